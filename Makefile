@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The entry point for people and for CI: `make help` lists the verbs. Each verb brings the tools that it needs.
+# V=1 shows the commands.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+ifeq ($(V),1)
+  Q :=
+  QUIET :=
+  say = @:
+else
+  Q := @
+  QUIET := --quiet
+  say = @printf '  %-8s %s\n' $(1) $(2)
+endif
+
+CLANG := clang-19
+LLVM_STRIP := llvm-strip-19
+# Header directories that clang searches last: asm/types.h lies in the one of the architecture.
+BPF_INCLUDE = -idirafter /usr/include/$(shell uname -m)-linux-gnu
+BPF_OBJECTS := $(patsubst bpf/%.bpf.c,target/bpf/%.bpf.o,$(wildcard bpf/*.bpf.c))
+C_SOURCES = $(shell find bpf -name '*.[ch]')
+SHELL_SCRIPTS = .ci/run $(shell find deploy benches -name '*.sh' 2>/dev/null)
+CACHE := $(or $(WEIR_CACHE),$(HOME)/.cache/weir)
+XTASK := cargo run $(QUIET) --release -p xtask --
+
+# ---- verbs ----------------------------------------------------------------------------------------------------------
+
+.PHONY: build test demo lint verify bench-packet bench-sync clean help format bpf bootstrap
+.PHONY: bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint
+.PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
+
+build: bootstrap-base ## weir-agent and weir, in target/release
+	$(call say,CARGO,"weir-agent weir")
+	$(Q)cargo build $(QUIET) --release -p weir-agent -p weir-cli
+
+test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
+	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace) $(if $(T),-- $(T))
+
+demo: build ## a small cluster in network namespaces (root); KEEP=1 leaves it running
+	$(call say,DEMO,"")
+	$(Q)$(XTASK) demo $(if $(filter 1,$(KEEP)),--keep)
+
+lint: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size ## everything that a change must pass besides tests
+
+verify: bpf ## load every BPF object with bpftool and print what the verifier says (root)
+	$(Q)deploy/dev/verify.sh $(BPF_OBJECTS)
+
+bench-packet: bootstrap-bench build ## nanoseconds per packet, by BPF_PROG_RUN (root)
+	$(call say,BENCH,packet)
+	$(Q)$(XTASK) bench-packet
+
+bench-sync: bootstrap-bench build ## from API server to maps, with thousands of services (root)
+	$(call say,BENCH,sync)
+	$(Q)$(XTASK) bench-sync
+
+format: bootstrap-lint ## rewrite all sources in the style that lint checks
+	$(call say,FORMAT,"Rust and C")
+	$(Q)cargo fmt --all
+	$(Q)clang-format-19 -i $(C_SOURCES)
+
+clean: ## remove what was built (not the cache of tools)
+	$(call say,CLEAN,target)
+	$(Q)cargo clean --quiet
+	$(Q)rm -rf target/bpf target/test.log
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | while IFS=$$'\t' read -r verb text; do \
+		printf '  make %-13s %s\n' "$$verb" "$$text"; done
+
+# ---- tools ----------------------------------------------------------------------------------------------------------
+
+bootstrap: bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint ## bring the tools of all verbs at once
+
+bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint: bootstrap-%:
+	$(Q)deploy/dev/bootstrap.sh $*
+
+# ---- BPF ------------------------------------------------------------------------------------------------------------
+
+bpf: $(BPF_OBJECTS) ## the BPF objects, in target/bpf (cargo builds its own copies with the same flags)
+
+target/bpf/%.bpf.o: bpf/%.bpf.c bpf/flags Makefile | bootstrap-base
+	$(call say,CLANG,$(@F))
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CLANG) @bpf/flags $(BPF_INCLUDE) -MMD -MP -MF target/bpf/$*.d -MT $@ -c $< -o $@
+	$(Q)$(LLVM_STRIP) -g $@
+
+-include $(BPF_OBJECTS:.bpf.o=.d)
+
+# ---- lint -----------------------------------------------------------------------------------------------------------
+
+lint-rust: bootstrap-lint
+	$(call say,FMT,"all crates")
+	$(Q)cargo fmt --all --check
+	$(call say,CLIPPY,"all crates")
+	$(Q)cargo clippy $(QUIET) --workspace --all-targets -- -D warnings
+
+lint-c: bootstrap-lint
+	$(call say,FORMAT,bpf)
+	$(Q)clang-format-19 --dry-run -Werror $(C_SOURCES)
+
+lint-shell: bootstrap-lint
+	$(call say,SHELL,"$(SHELL_SCRIPTS)")
+	$(Q)shellcheck $(SHELL_SCRIPTS)
+
+# Advisories are not checked here: their database needs the network at every run.
+lint-deny: bootstrap-lint
+	$(call say,DENY,"bans licenses sources")
+	$(Q)$(CACHE)/bin/cargo-deny --log-level error check --hide-inclusion-graph bans licenses sources
+
+lint-spdx:
+	$(call say,SPDX,bpf)
+	$(Q)bad=$$(grep -L 'SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0' $(C_SOURCES) || :); \
+	if [[ -n $$bad ]]; then \
+		echo "no line 'SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0' in:" $$bad >&2; exit 1; fi
+
+# Only a warning: a long file asks for a split by concept, which takes thought.
+lint-size:
+	$(call say,SIZE,"files of more than 400 lines")
+	$(Q)find . \( -name target -o -name .git \) -prune -o -type f \( -name '*.rs' -o -name '*.[ch]' -o -name '*.sh' \) \
+		-exec awk '{ lines[FILENAME]++ } END { for (file in lines) if (lines[file] > 400) \
+			printf "           warning: %s has %d lines\n", file, lines[file] }' {} +

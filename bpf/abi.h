@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * The one contract between the programs in the kernel and everything outside of it: map keys and values, limits, reasons.
+ * crates/abi mirrors it in Rust and compares every field with the BTF of the compiled objects. A change of any layout
+ * here needs a new ABI_VERSION, which is part of the pin directory's name.
+ *
+ * Byte order is named at each field: BE is network order, HOST is the machine's. No bitfields, no pointers, no bool;
+ * padding is spelled out and zero. The field names are user interface: `bpftool map dump` prints them.
+ */
+#ifndef WEIR_ABI_H
+#define WEIR_ABI_H
+
+#include <linux/types.h>
+
+enum abi {
+	ABI_VERSION = 1,
+
+	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
+	LINE_ENTRIES = 16,
+	/* Lines on the way from a service to a backend; 16^4 = 65536 weighted endpoints per tier. */
+	LINE_DEPTH = 4,
+	/* Set in a reference that names a line; clear in one that names a backend. Reference 0 is the empty tier. */
+	REF_LINE = 0x80000000,
+	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
+	NAME_SIZE = 64,
+};
+
+/* An address of either family. IPv4 is v4-mapped (::ffff:a.b.c.d), so word[3] holds it. */
+struct addr {
+	__be32 word[4]; /* BE */
+};
+
+/* ---- frontends: what clients connect to ---------------------------------------------------------------------- */
+
+enum frontend_kind {
+	KIND_CLUSTER_IP = 1,
+	KIND_NODE_PORT = 2,
+	KIND_LOAD_BALANCER = 3,
+	KIND_EXTERNAL_IP = 4,
+};
+
+struct frontend_key4 {
+	__be32 addr; /* BE */
+	__be16 port; /* BE */
+	__u8 proto;  /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 pad;
+};
+
+struct frontend_key6 {
+	__be32 addr[4]; /* BE */
+	__be16 port;	/* BE */
+	__u8 proto;	/* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 pad;
+};
+
+struct frontend {
+	__u32 service; /* HOST, index into services */
+	__u32 kind;    /* HOST, enum frontend_kind */
+};
+
+/* ---- services: where new flows go ---------------------------------------------------------------------------- */
+
+/* Which endpoints a packet may use depends on what it was sent to and from where. */
+enum traffic_class {
+	CLASS_INTERNAL = 0,	 /* to the cluster IP */
+	CLASS_EXTERNAL = 1,	 /* from outside to a node port, load balancer or external IP */
+	CLASS_SHORT_CIRCUIT = 2, /* from a pod or the node itself to one of those */
+	CLASS_COUNT = 3,
+};
+
+/* Each word is replaced by one store; any mix of old and new words is a valid plan. */
+struct tiers {
+	__u32 spill;  /* HOST, 0..65535: share of new flows that goes to the remote tier */
+	__u32 local;  /* HOST, reference: a backend, a line with REF_LINE, or 0 */
+	__u32 remote; /* HOST, reference: a backend, a line with REF_LINE, or 0 */
+	__u32 pad;
+};
+
+enum service_flags {
+	SERVICE_USED = 1, /* the slot belongs to a service */
+};
+
+struct service {
+	struct tiers tiers[CLASS_COUNT];
+	__u32 endpoints; /* HOST, usable endpoints anywhere; 0 means REJECT where nothing can be selected, else DROP */
+	__u32 flags;	 /* HOST, enum service_flags */
+	__u32 pad[2];
+};
+
+/* A weighted choice: entry i is taken when cumulative[i-1] < r <= cumulative[i] for a random 32-bit r. */
+struct line {
+	__u32 cumulative[LINE_ENTRIES]; /* HOST, inclusive upper bounds; the last used entry and all after it hold 2^32-1 */
+	__u32 ref[LINE_ENTRIES];	/* HOST, a backend, or with REF_LINE the next line */
+};
+
+enum backend_flags {
+	BACKEND_USED = 1,	  /* the slot belongs to an endpoint */
+	BACKEND_LOCAL = 2,	  /* on this node */
+	BACKEND_HOST_NETWORK = 4, /* its address is a node's own */
+};
+
+/* One endpoint of one service port. Slot 0 is never used. */
+struct backend {
+	struct addr addr;
+	__be16 port;	  /* BE */
+	__u8 proto;	  /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 flags;	  /* enum backend_flags */
+	__u32 generation; /* HOST, changes when the endpoint goes away; flows that remember another one are stale */
+	__u32 service;	  /* HOST, index into services */
+	__u32 node;	  /* HOST, key in nodes; 0 is unknown */
+};
+
+struct backend_counters {
+	__u64 flows;	 /* HOST, new flows sent here since the slot was taken */
+	__u32 snat_next; /* HOST, running number of the next source port tried */
+	__u32 pad;
+};
+
+struct service_counters {
+	__u64 local;	/* HOST, new flows that stayed on the node */
+	__u64 remote;	/* HOST, new flows that left it */
+	__u64 rejected; /* HOST, refused for want of endpoints */
+	__u64 dropped;	/* HOST, dropped: endpoints exist, but the policy allows none of them here */
+};
+
+/* ---- flows: where established ones stay ---------------------------------------------------------------------- */
+
+struct flow_key4 {
+	__be32 src;   /* BE */
+	__be32 dst;   /* BE */
+	__be16 sport; /* BE */
+	__be16 dport; /* BE */
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct flow_key6 {
+	__be32 src[4]; /* BE */
+	__be32 dst[4]; /* BE */
+	__be16 sport;  /* BE */
+	__be16 dport;  /* BE */
+	__u8 proto;
+	__u8 pad[3];
+};
+
+enum flow_flags {
+	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
+	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow */
+	FLOW_REPLIED = 4, /* a reply was seen */
+};
+
+/* From client to frontend. Keyed by the packet as the client sent it. */
+struct flow {
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 service;	  /* HOST, index into services */
+	__u16 flags;	  /* HOST, enum flow_flags */
+	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
+	__u32 created;	  /* HOST, seconds since boot */
+	__u32 last_seen;  /* HOST, seconds since boot */
+};
+
+/* From backend to client. Keyed by the packet as the backend sends it. */
+struct reply {
+	struct addr frontend;
+	struct addr client;
+	__be16 frontend_port; /* BE */
+	__be16 client_port;   /* BE */
+	__u16 flags;	      /* HOST, enum flow_flags */
+	__u16 pad;
+	__u32 backend;	 /* HOST, index into backends */
+	__u32 last_seen; /* HOST, seconds since boot */
+};
+
+/* ---- sockets of processes on the host ------------------------------------------------------------------------ */
+
+/* With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows. */
+struct socket_key {
+	__u64 cookie; /* HOST */
+	struct addr addr;
+	__be16 port; /* BE */
+	__u8 proto;
+	__u8 pad[5];
+};
+
+struct socket_peer {
+	struct addr addr;
+	__be16 port; /* BE */
+	__u16 pad;
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+};
+
+/* ---- configuration and names --------------------------------------------------------------------------------- */
+
+enum config_flags {
+	CONFIG_RESET_STALE = 1, /* answer TCP packets of vanished backends with a reset; else drop them */
+};
+
+struct config {
+	__u64 netns_cookie;	/* HOST, network namespace of the node */
+	__u64 hash_seed;	/* HOST, drawn once per boot */
+	struct addr node4;	/* source of SNAT; zero: no IPv4 */
+	struct addr node6;	/* source of SNAT; zero: no IPv6 */
+	__u16 snat_min;		/* HOST, first port of the SNAT range */
+	__u16 snat_max;		/* HOST, last port of the SNAT range */
+	__u32 flags;		/* HOST, enum config_flags */
+	__u32 udp_idle_seconds; /* HOST, an idle UDP flow older than this is selected anew */
+	__u32 abi_version;	/* HOST, ABI_VERSION of the writer */
+};
+
+/* Where XDP may redirect to; the kernel's struct bpf_devmap_val. */
+struct device {
+	__u32 ifindex; /* HOST */
+	__u32 program; /* HOST, a file descriptor when written; 0: none runs on the way out */
+};
+
+/* Only for people: the kernel never reads these two. */
+struct service_name {
+	char namespace[NAME_SIZE];
+	char name[NAME_SIZE];
+	char port_name[NAME_SIZE];
+	__u16 port; /* HOST, the service port */
+	__u8 proto;
+	__u8 family;   /* 4 or 6 */
+	__u32 created; /* HOST, seconds since boot */
+};
+
+struct node_name {
+	char name[NAME_SIZE];
+	char zone[NAME_SIZE];
+};
+
+/* ---- counters ------------------------------------------------------------------------------------------------ */
+
+enum hook {
+	HOOK_XDP = 0,
+	HOOK_NIC_INGRESS = 1,
+	HOOK_NIC_EGRESS = 2,
+	HOOK_POD_INGRESS = 3,
+	HOOK_POD_EGRESS = 4,
+	HOOK_SOCKET = 5,
+	HOOK_COUNT = 6,
+};
+
+/* Why a packet left the program. Numbers are never reused: they are counter indexes and metric labels. */
+enum reason {
+	REASON_NONE = 0,
+	/* passed untouched */
+	REASON_NOT_IP = 1,
+	REASON_NOT_TRANSPORT = 2, /* neither TCP nor UDP */
+	REASON_FRAGMENT = 3,
+	REASON_MALFORMED = 4, /* shorter than its headers say */
+	REASON_NO_FRONTEND = 5,
+	REASON_NO_REPLY = 6,   /* on egress: not an answer to a flow of ours */
+	REASON_LEFT_TO_TC = 7, /* XDP cannot do it: no neighbour, VLAN tag, other device */
+	REASON_XDP_DONE = 8,   /* tc: XDP translated it already */
+	/* translated */
+	REASON_TO_LOCAL = 16,
+	REASON_TO_REMOTE = 17,
+	REASON_BACK = 18,
+	REASON_HAIRPIN = 19,
+	/* answered by us */
+	REASON_NO_ENDPOINTS = 32,
+	REASON_STALE_RESET = 33,
+	/* dropped */
+	REASON_NO_LOCAL_ENDPOINTS = 48,
+	REASON_STALE = 49,
+	REASON_SNAT_EXHAUSTED = 50,
+	REASON_NO_ROUTE = 51,
+	REASON_TTL_EXCEEDED = 52,
+	REASON_BROKEN_TABLE = 53, /* a reference led nowhere: a bug, or a map of another writer */
+	REASON_REWRITE_FAILED = 54,
+	REASON_FLOW_TABLE = 55, /* the flow could not be stored */
+	REASON_COUNT = 64,
+};
+
+struct counter {
+	__u64 packets; /* HOST */
+	__u64 bytes;   /* HOST */
+};
+
+#define ABI_SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type)
+ABI_SIZE(addr, 16);
+ABI_SIZE(frontend_key4, 8);
+ABI_SIZE(frontend_key6, 20);
+ABI_SIZE(frontend, 8);
+ABI_SIZE(tiers, 16);
+ABI_SIZE(service, 64);
+ABI_SIZE(line, 128);
+ABI_SIZE(backend, 32);
+ABI_SIZE(backend_counters, 16);
+ABI_SIZE(service_counters, 32);
+ABI_SIZE(flow_key4, 16);
+ABI_SIZE(flow_key6, 40);
+ABI_SIZE(flow, 24);
+ABI_SIZE(reply, 48);
+ABI_SIZE(socket_key, 32);
+ABI_SIZE(socket_peer, 28);
+ABI_SIZE(config, 64);
+ABI_SIZE(device, 8);
+ABI_SIZE(service_name, 200);
+ABI_SIZE(node_name, 128);
+ABI_SIZE(counter, 16);
+
+#endif

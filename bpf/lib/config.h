@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* The node's configuration, and the clock. */
+#ifndef WEIR_CONFIG_H
+#define WEIR_CONFIG_H
+
+#include "maps.h"
+
+static const __u32 CONFIG_SLOT = 0;
+
+/* The configuration; NULL only to the verifier, an array slot always exists. */
+static __always_inline const struct config *config_get(void)
+{
+	return bpf_map_lookup_elem(&config, &CONFIG_SLOT);
+}
+
+/* Seconds since boot. The coarse clock is a memory read; a time-out needs no better one. */
+static __always_inline __u32 now_seconds(void)
+{
+	return bpf_ktime_get_coarse_ns() / 1000000000ull;
+}
+
+#endif

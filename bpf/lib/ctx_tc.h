@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * What the datapath needs of a packet's context, for tc: checksums may still be partial, so all writes go through the
+ * kernel's helpers, which know. ctx_xdp.h offers the same functions for XDP.
+ */
+#ifndef WEIR_CTX_TC_H
+#define WEIR_CTX_TC_H
+
+#include "parse.h"
+#include "stats.h"
+
+#define CTX_XDP 0
+
+/* Since Linux 6.16: the pseudo header of IPv6 has no header checksum that would even out skb->csum (kernel commit ead7f9b8de65). */
+#define CSUM_IPV6 (1ull << 7)
+#define ERROR_INVALID (-22)
+
+typedef struct __sk_buff ctx_t;
+
+struct handover {
+	__u32 magic;
+};
+#define HANDOVER_MAGIC 0x77656972
+
+static __always_inline struct cursor ctx_cursor(const ctx_t *ctx)
+{
+	void *data = (void *)(long)ctx->data;
+
+	return (struct cursor){ .start = data, .pos = data, .end = (void *)(long)ctx->data_end };
+}
+
+static __always_inline __u64 ctx_length(const ctx_t *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
+{
+	return ctx->ifindex;
+}
+
+static __always_inline __u32 l4_check_offset(const struct packet *p)
+{
+	return p->l4 + (p->proto == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check));
+}
+
+/* Replaces the address in the pseudo header's share of the checksum, and in the header. Returns 0 or an error. */
+static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
+					 __u64 flags, const bool v6)
+{
+	const struct addr *old = source ? &p->src : &p->dst;
+	__u32 check = l4_check_offset(p);
+	long error;
+
+	if (v6) {
+		__s64 diff = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)addr, sizeof(*addr), 0);
+		__u32 field = source ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr);
+
+		error = bpf_l4_csum_replace(ctx, check, 0, diff, flags | BPF_F_PSEUDO_HDR | CSUM_IPV6);
+		if (error == ERROR_INVALID)
+			error = bpf_l4_csum_replace(ctx, check, 0, diff, flags | BPF_F_PSEUDO_HDR);
+		return error ?: bpf_skb_store_bytes(ctx, p->l3 + field, addr, sizeof(*addr), 0);
+	}
+	__u32 field = source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
+	__be32 from = old->word[3], to = addr->word[3];
+
+	error = bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
+	error = error ?: bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), from, to, sizeof(to));
+	return error ?: bpf_skb_store_bytes(ctx, p->l3 + field, &to, sizeof(to), 0);
+}
+
+/* Replaces one end of the packet, address and port. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p,
+				       const struct headers *headers __attribute__((unused)), const bool source,
+				       const struct addr *addr, __be16 port, const bool v6)
+{
+	__u64 flags = p->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 field = p->l4 + (source ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest));
+	__be16 old = source ? p->sport : p->dport;
+
+	if (rewrite_addr(ctx, p, source, addr, flags, v6) ||
+	    bpf_l4_csum_replace(ctx, l4_check_offset(p), old, port, flags | sizeof(port)) ||
+	    bpf_skb_store_bytes(ctx, field, &port, sizeof(port), 0))
+		return -REASON_REWRITE_FAILED;
+	return 0;
+}
+
+/* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p,
+					     const struct headers *headers __attribute__((unused)), const bool v6)
+{
+	__u32 field = p->l3 + (v6 ? offsetof(struct ipv6hdr, hop_limit) : offsetof(struct iphdr, ttl));
+	__u8 ttl = p->ttl - 1;
+
+	/* Of the word that holds time to live and protocol, in network order, the first byte changes. */
+	if (!v6 && bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), bpf_htons(p->ttl << 8),
+				       bpf_htons(ttl << 8), sizeof(__be16)))
+		return -REASON_REWRITE_FAILED;
+	return bpf_skb_store_bytes(ctx, field, &ttl, sizeof(ttl), 0) ? -REASON_REWRITE_FAILED : 0;
+}
+
+#endif

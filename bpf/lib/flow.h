@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* The flow tables: where an established flow goes, and what its answers must look like. */
+#ifndef WEIR_FLOW_H
+#define WEIR_FLOW_H
+
+#include "config.h"
+#include "parse.h"
+
+/* Source ports tried for one new flow. The next port is oldest first, so a collision means that most are taken. */
+#define SNAT_PROBES 32
+
+static __always_inline struct flow_key4 flow_key4_of(const struct addr *src, const struct addr *dst, __be16 sport,
+						     __be16 dport, __u8 proto)
+{
+	return (struct flow_key4){
+		.src = src->word[3], .dst = dst->word[3], .sport = sport, .dport = dport, .proto = proto
+	};
+}
+
+static __always_inline struct flow_key6 flow_key6_of(const struct addr *src, const struct addr *dst, __be16 sport,
+						     __be16 dport, __u8 proto)
+{
+	return (struct flow_key6){
+		.src = { src->word[0], src->word[1], src->word[2], src->word[3] },
+		.dst = { dst->word[0], dst->word[1], dst->word[2], dst->word[3] },
+		.sport = sport,
+		.dport = dport,
+		.proto = proto,
+	};
+}
+
+/* The flow that a client's packet belongs to, or NULL. */
+static __always_inline struct flow *flow_lookup(const struct packet *p, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		return bpf_map_lookup_elem(&flows6, &key);
+	}
+	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+	return bpf_map_lookup_elem(&flows4, &key);
+}
+
+/* Returns 0 or a negative error of the map. */
+static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		return bpf_map_update_elem(&flows6, &key, flow, BPF_ANY);
+	}
+	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+	return bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
+}
+
+/* What a backend's packet answers, or NULL. */
+static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		return bpf_map_lookup_elem(&replies6, &key);
+	}
+	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+	return bpf_map_lookup_elem(&replies4, &key);
+}
+
+/* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there. */
+static __always_inline long reply_store(const struct backend *backend, const struct addr *peer, __be16 peer_port,
+					const struct reply *reply, __u64 flags, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
+
+		return bpf_map_update_elem(&replies6, &key, reply, flags);
+	}
+	struct flow_key4 key = flow_key4_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
+
+	return bpf_map_update_elem(&replies4, &key, reply, flags);
+}
+
+static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
+{
+	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))
+		return false;
+	return a->word[3] == b->word[3];
+}
+
+/*
+ * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
+ * this client address and port through another frontend, or the table is full.
+ */
+static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
+					       const struct reply *reply, const bool v6)
+{
+	struct packet answer = {
+		.src = backend->addr, .dst = p->src, .sport = backend->port, .dport = p->sport, .proto = p->proto
+	};
+	const struct reply *old;
+
+	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, v6))
+		return 0;
+	old = reply_lookup(&answer, v6);
+	if (old && (old->frontend_port != reply->frontend_port || !addr_equal(&old->frontend, &reply->frontend, v6)))
+		return -1;
+	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
+}
+
+/* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
+static __always_inline __be16 reply_store_snat(const struct backend *backend, __u32 backend_id,
+					       const struct config *config, const struct reply *reply, const bool v6)
+{
+	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &backend_id);
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	__u32 range = config->snat_max - config->snat_min + 1;
+
+	if (!counters || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
+		return 0;
+	for (int i = 0; i < SNAT_PROBES; i++) {
+		__u32 number = __sync_fetch_and_add(&counters->snat_next, 1);
+		__be16 port = bpf_htons(config->snat_min + number % range);
+
+		if (!reply_store(backend, node, port, reply, BPF_NOEXIST, v6))
+			return port;
+	}
+	return 0;
+}
+
+#endif

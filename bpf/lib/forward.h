@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Sends a packet on without the host's stack. Only packets that carry the node's address as their source, or whose
+ * answer must, go this way: the stack would drop them as martians. Everything else is passed up and routed by the host.
+ */
+#ifndef WEIR_FORWARD_H
+#define WEIR_FORWARD_H
+
+#include "flow.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+/* A packet's two ends after translation. */
+struct ends {
+	struct addr src;
+	struct addr dst;
+	__be16 sport;
+	__be16 dport;
+};
+
+/*
+ * Finds the way for a packet before anything is written to it.
+ * Returns 0, -REASON_NO_ROUTE, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
+ */
+static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const struct ends *to,
+				      struct bpf_fib_lookup *fib, const bool v6)
+{
+	long found;
+
+	if (p->ttl <= 1)
+		return -REASON_TTL_EXCEEDED;
+	/* A redirect would send the frame out of the device below the VLAN, tag and all. */
+	if (p->vlan)
+		return -REASON_LEFT_TO_TC;
+	fib->family = v6 ? AF_INET6 : AF_INET;
+	fib->l4_protocol = p->proto;
+	fib->sport = to->sport;
+	fib->dport = to->dport;
+	fib->ifindex = ctx_ifindex(ctx);
+	if (v6) {
+		__builtin_memcpy(fib->ipv6_src, &to->src, sizeof(to->src));
+		__builtin_memcpy(fib->ipv6_dst, &to->dst, sizeof(to->dst));
+	} else {
+		fib->tos = p->tos;
+		fib->ipv4_src = to->src.word[3];
+		fib->ipv4_dst = to->dst.word[3];
+	}
+	found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	if (CTX_XDP) {
+		if (found != BPF_FIB_LKUP_RET_SUCCESS)
+			return -REASON_LEFT_TO_TC;
+		if (fib->ifindex != ctx_ifindex(ctx) && !bpf_map_lookup_elem(&devices, &fib->ifindex))
+			return -REASON_LEFT_TO_TC;
+		return 0;
+	}
+	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
+	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return -REASON_NO_ROUTE;
+	return 0;
+}
+
+/* Translates both ends and sends the packet the way that route_find found. Sets p->action. Returns 0 or a negative reason. */
+static __always_inline int send(ctx_t *ctx, struct packet *p, const struct headers *headers, const struct ends *to,
+				const struct bpf_fib_lookup *fib, const bool v6)
+{
+	int error = ctx_rewrite(ctx, p, headers, true, &to->src, to->sport, v6);
+
+	error = error ?: ctx_rewrite(ctx, p, headers, false, &to->dst, to->dport, v6);
+	error = error ?: ctx_decrement_ttl(ctx, p, headers, v6);
+	if (error)
+		return error;
+#if CTX_XDP
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return -REASON_REWRITE_FAILED;
+	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
+	p->action = fib->ifindex == ctx_ifindex(ctx) ? XDP_TX : bpf_redirect_map(&devices, fib->ifindex, 0);
+#else
+	p->action = bpf_redirect_neigh(fib->ifindex, NULL, 0, 0);
+#endif
+	return 0;
+}
+
+#endif

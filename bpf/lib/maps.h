@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * All maps, and nothing else. Sizes are defaults; the loader sets them from its options before it creates the maps.
+ * The arrays that the control plane rewrites are mmapable: a weight change is a store, not a system call.
+ */
+#ifndef WEIR_MAPS_H
+#define WEIR_MAPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+#define MMAPABLE_ARRAY(map, value_type, size)                                                                          \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                                      \
+		__uint(max_entries, size);                                                                             \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                                     \
+		__type(key, __u32);                                                                                    \
+		__type(value, struct value_type);                                                                      \
+	} map SEC(".maps")
+
+#define HASH(map, kind, flags, key_type, value_type, size)                                                             \
+	struct {                                                                                                       \
+		__uint(type, kind);                                                                                    \
+		__uint(max_entries, size);                                                                             \
+		__uint(map_flags, flags);                                                                              \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
+	} map SEC(".maps")
+
+/* One entry: what the agent tells the programs about the node. */
+MMAPABLE_ARRAY(config, config, 1);
+
+/* Written by the control plane. */
+MMAPABLE_ARRAY(services, service, 32768);
+MMAPABLE_ARRAY(backends, backend, 262144);
+MMAPABLE_ARRAY(lines, line, 65536);
+HASH(frontends4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key4, struct frontend, 131072);
+HASH(frontends6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key6, struct frontend, 131072);
+
+/* Names, for people; no program reads them. */
+HASH(service_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct service_name, 32768);
+HASH(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8192);
+
+/* Interfaces that XDP may redirect to. */
+HASH(devices, BPF_MAP_TYPE_DEVMAP_HASH, 0, __u32, struct device, 256);
+
+/* Written by the programs. */
+HASH(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
+HASH(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);
+HASH(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
+HASH(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
+HASH(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
+MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
+MMAPABLE_ARRAY(service_counters, service_counters, 32768);
+
+/* Index: hook * REASON_COUNT + reason. */
+HASH(counters, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct counter, (HOOK_COUNT * REASON_COUNT));
+
+/*
+ * Most enumerations are used as plain numbers, so the compiler would leave them out of BTF, from which crates/abi compares
+ * every constant. A function that mentions them all keeps them in. Nothing calls it, so it never gets into the kernel.
+ */
+struct enumerations {
+	enum abi abi;
+	enum frontend_kind frontend_kind;
+	enum traffic_class traffic_class;
+	enum service_flags service_flags;
+	enum backend_flags backend_flags;
+	enum flow_flags flow_flags;
+	enum config_flags config_flags;
+	enum hook hook;
+	enum reason reason;
+};
+
+int keep_enumerations(const struct enumerations *all __attribute__((unused)))
+{
+	return 0;
+}
+
+#endif

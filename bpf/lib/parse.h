@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * From bytes to a struct packet. Every pointer comparison of the datapath is in this file or in ctx_*.h.
+ *
+ * Parsers move a cursor, check their own bounds and return what follows: a protocol number, or a negative reason.
+ */
+#ifndef WEIR_PARSE_H
+#define WEIR_PARSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+/* Two tags: what a provider bridge puts around a customer's. */
+#define VLAN_DEPTH 2
+/* RFC 8200 names six kinds of extension headers; each may come once, destination options twice. */
+#define EXTENSION_DEPTH 7
+/* Offsets stay below this, so that the verifier can bound pointers made from them. */
+#define HEADERS_MAX 512
+
+#define IP_OFFSET_MASK 0x1fff
+#define IP_MORE_FRAGMENTS 0x2000
+#define IPV4_MAPPED_PREFIX bpf_htonl(0xffff)
+
+struct vlan_header {
+	__be16 tci;
+	__be16 next;
+};
+
+/* What the options, routing and authentication headers have in common. */
+struct extension_header {
+	__u8 next;
+	__u8 length;
+};
+
+struct packet {
+	struct addr src;
+	struct addr dst;
+	__be16 sport; /* BE */
+	__be16 dport; /* BE */
+	__u16 l3;     /* offset of the IP header */
+	__u16 l4;     /* offset of the transport header */
+	__u8 proto;   /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 ttl;     /* or hop limit */
+	__u8 tos;     /* or traffic class */
+	__u8 syn;     /* TCP: SYN without ACK */
+	__u8 ending;  /* TCP: FIN or RST */
+	__u8 reset;   /* TCP: RST */
+	__u8 vlan;    /* the frame carries a tag */
+	__u16 length; /* of the IP packet */
+	int action;   /* verdict of the hook, where it is not the one that the reason implies */
+};
+
+/* The headers themselves, valid until a helper moves the packet. */
+struct headers {
+	void *ip;
+	void *transport;
+};
+
+struct cursor {
+	void *start;
+	void *pos;
+	void *end;
+};
+
+#define TAKE(cursor, type)                                                                                             \
+	({                                                                                                             \
+		struct type *taken_ = (cursor)->pos;                                                                   \
+		if ((void *)(taken_ + 1) > (cursor)->end)                                                              \
+			return -REASON_MALFORMED;                                                                      \
+		(cursor)->pos = taken_ + 1;                                                                            \
+		taken_;                                                                                                \
+	})
+
+/* Returns the ethertype (BE) of what is inside, or -REASON_MALFORMED. */
+static __always_inline int parse_ethernet(struct cursor *cursor, struct packet *p)
+{
+	__be16 next = TAKE(cursor, ethhdr)->h_proto;
+
+#pragma unroll
+	for (int i = 0; i < VLAN_DEPTH; i++) {
+		if (next != bpf_htons(ETH_P_8021Q) && next != bpf_htons(ETH_P_8021AD))
+			break;
+		next = TAKE(cursor, vlan_header)->next;
+		p->vlan = 1;
+	}
+	return next;
+}
+
+/* Returns the transport protocol, -REASON_FRAGMENT or -REASON_MALFORMED. */
+static __always_inline int parse_ipv4(struct cursor *cursor, struct packet *p)
+{
+	struct iphdr *ip = TAKE(cursor, iphdr);
+	__u32 options = ip->ihl * 4 - sizeof(*ip);
+
+	if (ip->version != 4 || ip->ihl < 5)
+		return -REASON_MALFORMED;
+	if (ip->frag_off & bpf_htons(IP_OFFSET_MASK | IP_MORE_FRAGMENTS))
+		return -REASON_FRAGMENT;
+	cursor->pos += options & 0x3f;
+	if (cursor->pos > cursor->end)
+		return -REASON_MALFORMED;
+	p->src.word[2] = IPV4_MAPPED_PREFIX;
+	p->dst.word[2] = IPV4_MAPPED_PREFIX;
+	p->src.word[3] = ip->saddr;
+	p->dst.word[3] = ip->daddr;
+	p->ttl = ip->ttl;
+	p->tos = ip->tos;
+	p->length = bpf_ntohs(ip->tot_len);
+	return ip->protocol;
+}
+
+/* Returns the transport protocol behind all extension headers, -REASON_FRAGMENT, -REASON_NOT_TRANSPORT or -REASON_MALFORMED. */
+static __always_inline int parse_extensions(struct cursor *cursor, __u8 next)
+{
+#pragma unroll
+	for (int i = 0; i < EXTENSION_DEPTH; i++) {
+		struct extension_header *extension;
+		__u32 length;
+
+		switch (next) {
+		case IPPROTO_TCP:
+		case IPPROTO_UDP:
+			return next;
+		case IPPROTO_FRAGMENT:
+			return -REASON_FRAGMENT;
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+			extension = TAKE(cursor, extension_header);
+			length = (extension->length + 1) * 8 - sizeof(*extension);
+			break;
+		case IPPROTO_AH:
+			extension = TAKE(cursor, extension_header);
+			length = (extension->length + 2) * 4 - sizeof(*extension);
+			break;
+		default:
+			return -REASON_NOT_TRANSPORT;
+		}
+		next = extension->next;
+		cursor->pos += length & 0x7ff;
+		if (cursor->pos > cursor->end || cursor->pos - cursor->start > HEADERS_MAX)
+			return -REASON_MALFORMED;
+	}
+	return -REASON_NOT_TRANSPORT;
+}
+
+/* Returns as parse_extensions. */
+static __always_inline int parse_ipv6(struct cursor *cursor, struct packet *p)
+{
+	struct ipv6hdr *ip = TAKE(cursor, ipv6hdr);
+
+	if (ip->version != 6)
+		return -REASON_MALFORMED;
+	__builtin_memcpy(&p->src, &ip->saddr, sizeof(p->src));
+	__builtin_memcpy(&p->dst, &ip->daddr, sizeof(p->dst));
+	p->ttl = ip->hop_limit;
+	p->tos = ip->priority << 4 | ip->flow_lbl[0] >> 4;
+	p->length = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	return parse_extensions(cursor, ip->nexthdr);
+}
+
+/* Returns 0, -REASON_NOT_TRANSPORT or -REASON_MALFORMED. */
+static __always_inline int parse_transport(struct cursor *cursor, struct packet *p)
+{
+	if (p->proto == IPPROTO_TCP) {
+		struct tcphdr *tcp = TAKE(cursor, tcphdr);
+
+		p->sport = tcp->source;
+		p->dport = tcp->dest;
+		p->syn = tcp->syn && !tcp->ack;
+		p->ending = tcp->fin | tcp->rst;
+		p->reset = tcp->rst;
+		return 0;
+	}
+	if (p->proto == IPPROTO_UDP) {
+		struct udphdr *udp = TAKE(cursor, udphdr);
+
+		p->sport = udp->source;
+		p->dport = udp->dest;
+		return 0;
+	}
+	return -REASON_NOT_TRANSPORT;
+}
+
+/* Parses one IP packet of the family. Returns 0 or a negative reason. */
+static __always_inline int parse_ip(struct cursor *cursor, struct packet *p, struct headers *headers, const bool v6)
+{
+	int proto;
+
+	p->l3 = cursor->pos - cursor->start;
+	headers->ip = cursor->pos;
+	proto = v6 ? parse_ipv6(cursor, p) : parse_ipv4(cursor, p);
+	if (proto < 0)
+		return proto;
+	p->proto = proto;
+	p->l4 = cursor->pos - cursor->start;
+	headers->transport = cursor->pos;
+	return parse_transport(cursor, p);
+}
+
+#endif

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Answers in the service's name: a reset for TCP, port unreachable for everything else. The packet itself is turned
+ * around and sent back out of the interface that it came from. For tc; XDP leaves these packets to it.
+ */
+#ifndef WEIR_REJECT_H
+#define WEIR_REJECT_H
+
+#include "csum.h"
+#include "ctx_tc.h"
+
+#define REPLY_TTL 64
+/* linux/icmp.h includes the C library, so the four numbers are here (RFC 792, RFC 4443). */
+#define ICMP_UNREACHABLE 3
+#define ICMP_PORT 3
+#define ICMPV6_UNREACHABLE 1
+#define ICMPV6_PORT 4
+/* RFC 792 asks for eight bytes behind the header that is quoted; they hold both ports. */
+#define QUOTE_L4 8
+
+/* Of both families. */
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__u16 checksum;
+	__be32 unused;
+};
+
+struct pseudo4 {
+	__be32 src;
+	__be32 dst;
+	__be16 proto;
+	__be16 length;
+};
+
+struct pseudo6 {
+	struct addr src;
+	struct addr dst;
+	__be32 length;
+	__be32 proto;
+};
+
+/* Sum of the pseudo header of a packet from the packet's destination to its source. */
+static __always_inline __u64 pseudo_sum(const struct packet *p, __u8 proto, __u16 length, const bool v6)
+{
+	if (v6) {
+		struct pseudo6 pseudo = {
+			.src = p->dst, .dst = p->src, .length = bpf_htonl(length), .proto = bpf_htonl(proto)
+		};
+
+		return csum_words(&pseudo, sizeof(pseudo));
+	}
+	struct pseudo4 pseudo = {
+		.src = p->dst.word[3], .dst = p->src.word[3], .proto = bpf_htons(proto), .length = bpf_htons(length)
+	};
+
+	return csum_words(&pseudo, sizeof(pseudo));
+}
+
+/* Writes an IP header from the packet's destination to its source. Returns 0 or an error. */
+static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 proto, __u16 payload, const bool v6)
+{
+	if (v6) {
+		struct ipv6hdr ip = {
+			.version = 6, .payload_len = bpf_htons(payload), .nexthdr = proto, .hop_limit = REPLY_TTL
+		};
+
+		__builtin_memcpy(&ip.saddr, &p->dst, sizeof(ip.saddr));
+		__builtin_memcpy(&ip.daddr, &p->src, sizeof(ip.daddr));
+		return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
+	}
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = sizeof(ip) / 4,
+		.tot_len = bpf_htons(sizeof(ip) + payload),
+		.frag_off = bpf_htons(0x4000), /* do not fragment */
+		.ttl = REPLY_TTL,
+		.protocol = proto,
+		.saddr = p->dst.word[3],
+		.daddr = p->src.word[3],
+	};
+
+	ip.check = ~csum_fold(csum_words(&ip, sizeof(ip)));
+	return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
+}
+
+/* Swaps the MAC addresses and sends the frame back. Returns the verdict, or an error below 0. */
+static __always_inline long turn_around(ctx_t *ctx)
+{
+	__u8 mac[2][ETH_ALEN], swapped[2][ETH_ALEN];
+	long error = bpf_skb_load_bytes(ctx, 0, mac, sizeof(mac));
+
+	__builtin_memcpy(swapped[0], mac[1], ETH_ALEN);
+	__builtin_memcpy(swapped[1], mac[0], ETH_ALEN);
+	error = error ?: bpf_skb_store_bytes(ctx, 0, swapped, sizeof(swapped), 0);
+	return error ?: bpf_redirect(ctx->ifindex, 0);
+}
+
+/*
+ * Whether the kernel has yet to fill in the checksum at the offset. Updating such a field by anything but the pseudo header
+ * leaves it alone, any other one changes.
+ */
+static __always_inline bool checksum_is_partial(ctx_t *ctx, __u32 offset)
+{
+	__be16 probe = 0;
+
+	bpf_l4_csum_replace(ctx, offset, 0, bpf_htons(1), sizeof(__be16));
+	bpf_skb_load_bytes(ctx, offset, &probe, sizeof(probe));
+	return !probe;
+}
+
+/* Answers with a reset (RFC 9293, 3.10.7.1). Returns the verdict, or an error below 0. */
+static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	const __u32 l4 = p->l3 + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	const __u32 check_at = l4 + offsetof(struct tcphdr, check);
+	struct tcphdr tcp, reset = {};
+	__u32 payload;
+	__u64 pseudo;
+	__u16 check;
+	long error = bpf_skb_load_bytes(ctx, p->l4, &tcp, sizeof(tcp));
+
+	payload = p->length - (p->l4 - p->l3) - tcp.doff * 4;
+	reset.source = tcp.dest;
+	reset.dest = tcp.source;
+	reset.doff = sizeof(reset) / 4;
+	reset.rst = 1;
+	if (tcp.ack) {
+		reset.seq = tcp.ack_seq;
+	} else {
+		reset.ack = 1;
+		reset.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + tcp.syn + tcp.fin + payload);
+	}
+	error = error ?: bpf_skb_change_tail(ctx, l4 + sizeof(reset), 0);
+	error = error ?: store_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
+	error = error ?: bpf_skb_store_bytes(ctx, l4, &reset, sizeof(reset), 0);
+	if (error)
+		return error;
+	pseudo = pseudo_sum(p, IPPROTO_TCP, sizeof(reset), v6);
+	if (checksum_is_partial(ctx, check_at))
+		check = csum_fold(pseudo);
+	else
+		check = ~csum_fold(pseudo + csum_words(&reset, sizeof(reset)));
+	error = bpf_skb_store_bytes(ctx, check_at, &check, sizeof(check), 0);
+	return error ?: turn_around(ctx);
+}
+
+/* Answers with port unreachable, quoting the packet's headers. Returns the verdict, or an error below 0. */
+static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	const __u32 quoted = header + QUOTE_L4;
+	const __u16 payload = sizeof(struct icmp_header) + quoted;
+	__u8 quote[sizeof(struct ipv6hdr) + QUOTE_L4] = {};
+	struct icmp_header icmp = {
+		.type = v6 ? ICMPV6_UNREACHABLE : ICMP_UNREACHABLE,
+		.code = v6 ? ICMPV6_PORT : ICMP_PORT,
+	};
+	__u64 sum;
+	long error = bpf_skb_load_bytes(ctx, p->l3, quote, quoted);
+
+	sum = csum_words(&icmp, sizeof(icmp)) + csum_words(quote, quoted);
+	if (v6)
+		sum += pseudo_sum(p, IPPROTO_ICMPV6, payload, v6);
+	icmp.checksum = ~csum_fold(sum);
+	error = error ?: bpf_skb_change_tail(ctx, p->l3 + quoted, 0);
+	error = error ?: bpf_skb_adjust_room(ctx, header + sizeof(icmp), BPF_ADJ_ROOM_MAC, 0);
+	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
+	error = error ?: bpf_skb_store_bytes(ctx, p->l3 + header, &icmp, sizeof(icmp), 0);
+	return error ?: turn_around(ctx);
+}
+
+/* Answers a packet that nobody will serve. Functions of their own, for the stack's sake. Return the verdict, or an error below 0. */
+__noinline int reject4(ctx_t *ctx, const struct packet *p)
+{
+	if (!p)
+		return -REASON_REWRITE_FAILED;
+	return p->proto == IPPROTO_TCP ? reject_tcp(ctx, p, false) : reject_udp(ctx, p, false);
+}
+
+__noinline int reject6(ctx_t *ctx, const struct packet *p)
+{
+	if (!p)
+		return -REASON_REWRITE_FAILED;
+	return p->proto == IPPROTO_TCP ? reject_tcp(ctx, p, true) : reject_udp(ctx, p, true);
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* From the address that a client sends to, to a service and the class of the traffic. */
+#ifndef WEIR_SERVICE_H
+#define WEIR_SERVICE_H
+
+#include "maps.h"
+
+/* Looks an address up among the frontends. Returns NULL if it is none of ours. */
+static __always_inline const struct frontend *frontend_lookup(const struct addr *addr, __be16 port, __u8 proto,
+							      const bool v6)
+{
+	if (v6) {
+		struct frontend_key6 key = {
+			.addr = { addr->word[0], addr->word[1], addr->word[2], addr->word[3] },
+			.port = port,
+			.proto = proto,
+		};
+
+		return bpf_map_lookup_elem(&frontends6, &key);
+	}
+	struct frontend_key4 key = { .addr = addr->word[3], .port = port, .proto = proto };
+
+	return bpf_map_lookup_elem(&frontends4, &key);
+}
+
+/* kube-proxy's short circuit: who is inside the cluster may use every endpoint, whatever the external policy says. */
+static __always_inline enum traffic_class traffic_class_of(const struct frontend *frontend, bool from_outside)
+{
+	if (frontend->kind == KIND_CLUSTER_IP)
+		return CLASS_INTERNAL;
+	return from_outside ? CLASS_EXTERNAL : CLASS_SHORT_CIRCUIT;
+}
+
+#endif

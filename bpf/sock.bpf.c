@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * cgroup hooks for the sockets of processes on the host: a connection is translated once, when it is made. Sockets in
+ * other network namespaces are let through; the interface that they are behind serves them.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/flow.h"
+#include "lib/select.h"
+#include "lib/service.h"
+#include "lib/stats.h"
+
+#define ALLOW 1
+#define REFUSE 0
+#define ERROR_CONNECTION_REFUSED (-111)
+#define ERROR_HOST_UNREACHABLE (-113)
+
+typedef struct bpf_sock_addr ctx_t;
+
+static __always_inline bool is_mapped(const struct addr *addr)
+{
+	return !addr->word[0] && !addr->word[1] && addr->word[2] == IPV4_MAPPED_PREFIX;
+}
+
+/* The address that the caller gave; of an AF_INET6 socket it may be a v4-mapped one. */
+static __always_inline struct addr user_addr(const ctx_t *ctx, const bool v6)
+{
+	if (v6)
+		return (struct addr){ { ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3] } };
+	return (struct addr){ { 0, 0, IPV4_MAPPED_PREFIX, ctx->user_ip4 } };
+}
+
+static __always_inline void set_user_addr(ctx_t *ctx, const struct addr *addr, __be16 port, const bool v6)
+{
+	if (v6) {
+		ctx->user_ip6[0] = addr->word[0];
+		ctx->user_ip6[1] = addr->word[1];
+		ctx->user_ip6[2] = addr->word[2];
+		ctx->user_ip6[3] = addr->word[3];
+	} else {
+		ctx->user_ip4 = addr->word[3];
+	}
+	ctx->user_port = port;
+}
+
+static __always_inline struct socket_key socket_key_of(ctx_t *ctx, const struct addr *addr, __be16 port)
+{
+	return (struct socket_key){
+		.cookie = bpf_get_socket_cookie(ctx), .addr = *addr, .port = port, .proto = ctx->protocol
+	};
+}
+
+/* The backend of a socket's earlier datagrams to the same frontend, or NULL if it has none or that one is gone. */
+static __always_inline const struct backend *known_backend(const struct socket_key *key)
+{
+	const struct socket_peer *peer = bpf_map_lookup_elem(&socket_peers, key);
+	const struct backend *backend;
+
+	if (!peer)
+		return NULL;
+	backend = bpf_map_lookup_elem(&backends, &peer->backend);
+	return backend && backend->generation == peer->generation ? backend : NULL;
+}
+
+/* Selects for a socket. The cookie stands in for the source port, which is not chosen yet. Returns as select_backend. */
+static __always_inline int select_for(const struct frontend *frontend, const struct socket_key *key,
+				      const struct config *config, const bool v6)
+{
+	const struct service *service = bpf_map_lookup_elem(&services, &frontend->service);
+	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &frontend->service);
+	struct packet p = { .src.word = { key->cookie >> 32, key->cookie, key->cookie >> 32, key->cookie },
+			    .dst = key->addr,
+			    .dport = key->port,
+			    .proto = key->proto };
+	bool remote = false;
+	int selected;
+
+	if (!service || !counters)
+		return -REASON_BROKEN_TABLE;
+	selected = select_backend(service, traffic_class_of(frontend, false), flow_hash(config->hash_seed, &p, v6),
+				  &remote);
+	if (selected > 0)
+		__sync_fetch_and_add(remote ? &counters->remote : &counters->local, 1);
+	else
+		__sync_fetch_and_add(selected == -REASON_NO_ENDPOINTS ? &counters->rejected : &counters->dropped, 1);
+	return selected;
+}
+
+/* Remembers both directions: where the socket's datagrams go, and which address its owner believes to talk to. */
+static __always_inline void remember(ctx_t *ctx, const struct socket_key *key, const struct backend *backend, __u32 id)
+{
+	struct socket_key back = socket_key_of(ctx, &backend->addr, backend->port);
+	struct socket_peer there = {
+		.addr = backend->addr, .port = backend->port, .backend = id, .generation = backend->generation
+	};
+	struct socket_peer here = {
+		.addr = key->addr, .port = key->port, .backend = id, .generation = backend->generation
+	};
+
+	bpf_map_update_elem(&socket_peers, &back, &here, BPF_ANY);
+	if (key->proto == IPPROTO_UDP)
+		bpf_map_update_elem(&socket_peers, key, &there, BPF_ANY);
+}
+
+static __always_inline int refuse(int reason)
+{
+	count(HOOK_SOCKET, reason, 0);
+	bpf_set_retval(reason == REASON_NO_ENDPOINTS ? ERROR_CONNECTION_REFUSED : ERROR_HOST_UNREACHABLE);
+	return REFUSE;
+}
+
+/* Where a socket connects or sends to. service_v6 is the family of the frontend, v6 that of the socket. */
+static __always_inline int translate(ctx_t *ctx, const struct config *config, const struct socket_key *key,
+				     const bool service_v6, const bool v6)
+{
+	const struct frontend *frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
+	const struct backend *backend;
+	__u32 id;
+	int selected;
+
+	if (!frontend) {
+		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);
+		return ALLOW;
+	}
+	backend = key->proto == IPPROTO_UDP ? known_backend(key) : NULL;
+	if (!backend) {
+		struct backend_counters *counters;
+
+		selected = select_for(frontend, key, config, service_v6);
+		if (selected < 0)
+			return refuse(-selected);
+		id = selected;
+		backend = bpf_map_lookup_elem(&backends, &id);
+		counters = bpf_map_lookup_elem(&backend_counters, &id);
+		if (!backend || !counters || !(backend->flags & BACKEND_USED))
+			return refuse(REASON_BROKEN_TABLE);
+		__sync_fetch_and_add(&counters->flows, 1);
+		remember(ctx, key, backend, id);
+	}
+	set_user_addr(ctx, &backend->addr, backend->port, v6);
+	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);
+	return ALLOW;
+}
+
+/* connect() and sendto(). Returns ALLOW, or REFUSE with an errno set. */
+static __always_inline int forward_socket(ctx_t *ctx, const bool v6)
+{
+	const struct config *config = config_get();
+	struct addr addr;
+	struct socket_key key;
+
+	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
+		return ALLOW;
+	if (!config || bpf_get_netns_cookie(ctx) != config->netns_cookie)
+		return ALLOW;
+	addr = user_addr(ctx, v6);
+	key = socket_key_of(ctx, &addr, ctx->user_port);
+	if (v6 && !is_mapped(&addr))
+		return translate(ctx, config, &key, true, v6);
+	return translate(ctx, config, &key, false, v6);
+}
+
+/* recvfrom() and getpeername(): shows the frontend that the caller knows. Always ALLOW. */
+static __always_inline int back_socket(ctx_t *ctx, const bool v6)
+{
+	struct addr addr = user_addr(ctx, v6);
+	struct socket_key key = socket_key_of(ctx, &addr, ctx->user_port);
+	const struct socket_peer *peer = bpf_map_lookup_elem(&socket_peers, &key);
+
+	if (peer) {
+		set_user_addr(ctx, &peer->addr, peer->port, v6);
+		count(HOOK_SOCKET, REASON_BACK, 0);
+	}
+	return ALLOW;
+}
+
+SEC("cgroup/connect4")
+int weir_connect4(ctx_t *ctx)
+{
+	return forward_socket(ctx, false);
+}
+
+SEC("cgroup/connect6")
+int weir_connect6(ctx_t *ctx)
+{
+	return forward_socket(ctx, true);
+}
+
+SEC("cgroup/sendmsg4")
+int weir_sendmsg4(ctx_t *ctx)
+{
+	return forward_socket(ctx, false);
+}
+
+SEC("cgroup/sendmsg6")
+int weir_sendmsg6(ctx_t *ctx)
+{
+	return forward_socket(ctx, true);
+}
+
+SEC("cgroup/recvmsg4")
+int weir_recvmsg4(ctx_t *ctx)
+{
+	return back_socket(ctx, false);
+}
+
+SEC("cgroup/recvmsg6")
+int weir_recvmsg6(ctx_t *ctx)
+{
+	return back_socket(ctx, true);
+}
+
+SEC("cgroup/getpeername4")
+int weir_peername4(ctx_t *ctx)
+{
+	return back_socket(ctx, false);
+}
+
+SEC("cgroup/getpeername6")
+int weir_peername6(ctx_t *ctx)
+{
+	return back_socket(ctx, true);
+}
+
+char LICENSE[] SEC("license") = "GPL";

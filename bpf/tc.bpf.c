@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * tc on the node's interfaces and on the host side of the pods': the baseline that does everything. Untouched and passed
+ * packets leave with TC_ACT_UNSPEC, so that programs of others behind ours still see them.
+ */
+#include <linux/pkt_cls.h>
+
+#include "lib/ctx_tc.h"
+/* The context comes first: what follows is the same code for XDP and tc. */
+#include "lib/nat.h"
+#include "lib/reject.h"
+
+/* Enough for Ethernet, two tags, IPv6 with some extension headers, and TCP. */
+#define LINEAR_BYTES 160
+
+/* Whether XDP has translated this packet on the same interface. */
+static __always_inline bool handed_over(const ctx_t *ctx)
+{
+	const struct handover *handover = (void *)(long)ctx->data_meta;
+
+	return (void *)(handover + 1) <= (void *)(long)ctx->data && handover->magic == HANDOVER_MAGIC;
+}
+
+/* A client's packet. Returns a reason; p->action is set if the packet goes elsewhere than up. */
+static __always_inline int in(ctx_t *ctx, struct packet *p, bool from_outside, const bool v6)
+{
+	struct headers unused = {};
+	int reason = ingress(ctx, p, &unused, from_outside, v6);
+
+	if (reason != REASON_NO_ENDPOINTS && reason != REASON_STALE_RESET)
+		return reason;
+	p->action = v6 ? reject6(ctx, p) : reject4(ctx, p);
+	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
+}
+
+/* An answer. Returns a reason. */
+static __always_inline int out(ctx_t *ctx, struct packet *p, const bool v6)
+{
+	struct headers unused = {};
+
+	return egress(ctx, p, &unused, v6);
+}
+
+/* Functions of their own: each family has its own stack, and the verifier walks each once for all hooks. */
+__noinline int in4(ctx_t *ctx, struct packet *p, bool from_outside)
+{
+	return p ? in(ctx, p, from_outside, false) : REASON_MALFORMED;
+}
+
+__noinline int in6(ctx_t *ctx, struct packet *p, bool from_outside)
+{
+	return p ? in(ctx, p, from_outside, true) : REASON_MALFORMED;
+}
+
+__noinline int out4(ctx_t *ctx, struct packet *p)
+{
+	return p ? out(ctx, p, false) : REASON_MALFORMED;
+}
+
+__noinline int out6(ctx_t *ctx, struct packet *p)
+{
+	return p ? out(ctx, p, true) : REASON_MALFORMED;
+}
+
+static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
+				  const bool v6)
+{
+	struct headers headers;
+	int error = parse_ip(cursor, p, &headers, v6);
+
+	if (error)
+		return -error;
+	/* A tag that the card took off the frame is a tag. */
+	p->vlan |= ctx->vlan_present;
+	if (hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS)
+		return v6 ? out6(ctx, p) : out4(ctx, p);
+	return v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+}
+
+/* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
+static __always_inline int handle(ctx_t *ctx, const enum hook hook)
+{
+	__u64 length = ctx_length(ctx);
+	struct packet p = {};
+	struct cursor cursor;
+	int next, reason;
+
+	if (hook == HOOK_NIC_INGRESS && handed_over(ctx)) {
+		count(hook, REASON_XDP_DONE, length);
+		return TC_ACT_UNSPEC;
+	}
+	/* Drivers may leave headers in fragments. */
+	if (ctx->data + LINEAR_BYTES > ctx->data_end && ctx->data_end - ctx->data < ctx->len)
+		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);
+	cursor = ctx_cursor(ctx);
+	next = parse_ethernet(&cursor, &p);
+	reason = next < 0 ? -next : REASON_NOT_IP;
+	if (next == bpf_htons(ETH_P_IP))
+		reason = family(ctx, &cursor, &p, hook, false);
+	else if (next == bpf_htons(ETH_P_IPV6))
+		reason = family(ctx, &cursor, &p, hook, true);
+	count(hook, reason, length);
+	if (reason >= REASON_NO_LOCAL_ENDPOINTS)
+		return TC_ACT_SHOT;
+	return p.action ? p.action : TC_ACT_UNSPEC;
+}
+
+SEC("classifier")
+int weir_nic_in(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_NIC_INGRESS);
+}
+
+SEC("classifier")
+int weir_nic_out(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_NIC_EGRESS);
+}
+
+SEC("classifier")
+int weir_pod_in(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_POD_INGRESS);
+}
+
+SEC("classifier")
+int weir_pod_out(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_POD_EGRESS);
+}
+
+char LICENSE[] SEC("license") = "GPL";

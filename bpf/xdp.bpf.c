@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * XDP on the node's interfaces: the accelerator. It does what needs no help of the stack, passes translated packets up
+ * or sends them on, and leaves everything else untouched to tc, which can do it all.
+ */
+#include "lib/ctx_xdp.h"
+/* The context comes first: what follows is the same code for XDP and tc. */
+#include "lib/nat.h"
+
+/* Tells tc that this packet is done. Best effort: without room for metadata tc looks it up once more, in vain. */
+static __always_inline void hand_over(ctx_t *ctx)
+{
+	struct handover *handover;
+
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*handover)))
+		return;
+	handover = (void *)(long)ctx->data_meta;
+	if ((void *)(handover + 1) > (void *)(long)ctx->data)
+		return;
+	handover->magic = HANDOVER_MAGIC;
+}
+
+static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const bool v6)
+{
+	struct headers headers;
+	int error = parse_ip(cursor, p, &headers, v6);
+
+	return error ? -error : ingress(ctx, p, &headers, true, v6);
+}
+
+/* Returns XDP_PASS, XDP_DROP, XDP_TX or XDP_REDIRECT. */
+SEC("xdp")
+int weir_xdp(ctx_t *ctx)
+{
+	struct cursor cursor = ctx_cursor(ctx);
+	__u64 length = ctx_length(ctx);
+	struct packet p = {};
+	int next = parse_ethernet(&cursor, &p);
+	int reason = next < 0 ? -next : REASON_NOT_IP;
+
+	if (next == bpf_htons(ETH_P_IP))
+		reason = family(ctx, &cursor, &p, false);
+	else if (next == bpf_htons(ETH_P_IPV6))
+		reason = family(ctx, &cursor, &p, true);
+	/* To answer, a packet must be built: tc does that. */
+	if (reason == REASON_NO_ENDPOINTS || reason == REASON_STALE_RESET)
+		reason = REASON_LEFT_TO_TC;
+	count(HOOK_XDP, reason, length);
+	if (reason >= REASON_NO_LOCAL_ENDPOINTS)
+		return XDP_DROP;
+	if (p.action)
+		return p.action;
+	if (reason >= REASON_TO_LOCAL)
+		hand_over(ctx);
+	return XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,123 @@
+//! The enumerations of `bpf/abi.h`: same names, same numbers.
+
+// enum abi
+/// `ABI_VERSION` of `enum abi`.
+pub const ABI_VERSION: u32 = 1;
+/// `LINE_ENTRIES` of `enum abi`.
+pub const LINE_ENTRIES: usize = 16;
+/// `LINE_DEPTH` of `enum abi`.
+pub const LINE_DEPTH: usize = 4;
+/// `REF_LINE` of `enum abi`.
+pub const REF_LINE: u32 = 0x8000_0000;
+/// `NAME_SIZE` of `enum abi`.
+pub const NAME_SIZE: usize = 64;
+
+// enum frontend_kind
+/// `KIND_CLUSTER_IP` of `enum frontend_kind`.
+pub const KIND_CLUSTER_IP: u32 = 1;
+/// `KIND_NODE_PORT` of `enum frontend_kind`.
+pub const KIND_NODE_PORT: u32 = 2;
+/// `KIND_LOAD_BALANCER` of `enum frontend_kind`.
+pub const KIND_LOAD_BALANCER: u32 = 3;
+/// `KIND_EXTERNAL_IP` of `enum frontend_kind`.
+pub const KIND_EXTERNAL_IP: u32 = 4;
+
+// enum traffic_class
+/// To the cluster IP.
+pub const CLASS_INTERNAL: usize = 0;
+/// From outside to a node port, load balancer or external IP.
+pub const CLASS_EXTERNAL: usize = 1;
+/// From a pod or the node itself to one of those.
+pub const CLASS_SHORT_CIRCUIT: usize = 2;
+/// `CLASS_COUNT` of `enum traffic_class`.
+pub const CLASS_COUNT: usize = 3;
+
+// enum service_flags
+/// The slot belongs to a service.
+pub const SERVICE_USED: u32 = 1;
+
+// enum backend_flags
+/// The slot belongs to an endpoint.
+pub const BACKEND_USED: u8 = 1;
+/// On this node.
+pub const BACKEND_LOCAL: u8 = 2;
+/// Its address is a node's own.
+pub const BACKEND_HOST_NETWORK: u8 = 4;
+
+// enum flow_flags
+/// The backend sees the node's address and snat_port.
+pub const FLOW_SNAT: u16 = 1;
+/// The client sent FIN or RST: a SYN starts a new flow.
+pub const FLOW_CLOSING: u16 = 2;
+/// A reply was seen.
+pub const FLOW_REPLIED: u16 = 4;
+
+// enum config_flags
+/// Answer TCP packets of vanished backends with a reset; else drop them.
+pub const CONFIG_RESET_STALE: u32 = 1;
+
+// enum hook
+/// `HOOK_XDP` of `enum hook`.
+pub const HOOK_XDP: u32 = 0;
+/// `HOOK_NIC_INGRESS` of `enum hook`.
+pub const HOOK_NIC_INGRESS: u32 = 1;
+/// `HOOK_NIC_EGRESS` of `enum hook`.
+pub const HOOK_NIC_EGRESS: u32 = 2;
+/// `HOOK_POD_INGRESS` of `enum hook`.
+pub const HOOK_POD_INGRESS: u32 = 3;
+/// `HOOK_POD_EGRESS` of `enum hook`.
+pub const HOOK_POD_EGRESS: u32 = 4;
+/// `HOOK_SOCKET` of `enum hook`.
+pub const HOOK_SOCKET: u32 = 5;
+/// `HOOK_COUNT` of `enum hook`.
+pub const HOOK_COUNT: usize = 6;
+
+// enum reason
+/// `REASON_NONE` of `enum reason`.
+pub const REASON_NONE: u32 = 0;
+/// `REASON_NOT_IP` of `enum reason`.
+pub const REASON_NOT_IP: u32 = 1;
+/// Neither TCP nor UDP.
+pub const REASON_NOT_TRANSPORT: u32 = 2;
+/// `REASON_FRAGMENT` of `enum reason`.
+pub const REASON_FRAGMENT: u32 = 3;
+/// Shorter than its headers say.
+pub const REASON_MALFORMED: u32 = 4;
+/// `REASON_NO_FRONTEND` of `enum reason`.
+pub const REASON_NO_FRONTEND: u32 = 5;
+/// On egress: not an answer to a flow of ours.
+pub const REASON_NO_REPLY: u32 = 6;
+/// XDP cannot do it: no neighbour, VLAN tag, other device.
+pub const REASON_LEFT_TO_TC: u32 = 7;
+/// Tc: XDP translated it already.
+pub const REASON_XDP_DONE: u32 = 8;
+/// `REASON_TO_LOCAL` of `enum reason`.
+pub const REASON_TO_LOCAL: u32 = 16;
+/// `REASON_TO_REMOTE` of `enum reason`.
+pub const REASON_TO_REMOTE: u32 = 17;
+/// `REASON_BACK` of `enum reason`.
+pub const REASON_BACK: u32 = 18;
+/// `REASON_HAIRPIN` of `enum reason`.
+pub const REASON_HAIRPIN: u32 = 19;
+/// `REASON_NO_ENDPOINTS` of `enum reason`.
+pub const REASON_NO_ENDPOINTS: u32 = 32;
+/// `REASON_STALE_RESET` of `enum reason`.
+pub const REASON_STALE_RESET: u32 = 33;
+/// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
+pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
+/// `REASON_STALE` of `enum reason`.
+pub const REASON_STALE: u32 = 49;
+/// `REASON_SNAT_EXHAUSTED` of `enum reason`.
+pub const REASON_SNAT_EXHAUSTED: u32 = 50;
+/// `REASON_NO_ROUTE` of `enum reason`.
+pub const REASON_NO_ROUTE: u32 = 51;
+/// `REASON_TTL_EXCEEDED` of `enum reason`.
+pub const REASON_TTL_EXCEEDED: u32 = 52;
+/// A reference led nowhere: a bug, or a map of another writer.
+pub const REASON_BROKEN_TABLE: u32 = 53;
+/// `REASON_REWRITE_FAILED` of `enum reason`.
+pub const REASON_REWRITE_FAILED: u32 = 54;
+/// The flow could not be stored.
+pub const REASON_FLOW_TABLE: u32 = 55;
+/// `REASON_COUNT` of `enum reason`.
+pub const REASON_COUNT: usize = 64;

@@ -1,0 +1,319 @@
+//! Rust view of `bpf/abi.h`: the keys, values, limits and reasons that kernel and user space share.
+//!
+//! Layouts are `repr(C)` and free of padding; `tests/btf.rs` compares every field with the BTF of the compiled objects.
+//! Fields typed [`Be16`] and [`Be32`] are in network byte order, all others in the machine's.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod enums;
+pub mod names;
+mod net;
+
+pub use enums::*;
+pub use net::{Addr, Be16, Be32};
+
+/// See `struct frontend_key4` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FrontendKey4 {
+    /// Addr.
+    pub addr: Be32,
+    /// Port.
+    pub port: Be16,
+    /// IPPROTO_TCP or IPPROTO_UDP.
+    pub proto: u8,
+    /// Zero.
+    pub pad: u8,
+}
+
+/// See `struct frontend_key6` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FrontendKey6 {
+    /// Addr.
+    pub addr: [Be32; 4],
+    /// Port.
+    pub port: Be16,
+    /// IPPROTO_TCP or IPPROTO_UDP.
+    pub proto: u8,
+    /// Zero.
+    pub pad: u8,
+}
+
+/// See `struct frontend` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Frontend {
+    /// Index into services.
+    pub service: u32,
+    /// Enum frontend_kind.
+    pub kind: u32,
+}
+
+/// Each word is replaced by one store; any mix of old and new words is a valid plan.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Tiers {
+    /// 0..65535: share of new flows that goes to the remote tier.
+    pub spill: u32,
+    /// Reference: a backend, a line with REF_LINE, or 0.
+    pub local: u32,
+    /// Reference: a backend, a line with REF_LINE, or 0.
+    pub remote: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// See `struct service` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Service {
+    /// Tiers.
+    pub tiers: [Tiers; CLASS_COUNT],
+    /// Usable endpoints anywhere; 0 means REJECT where nothing can be selected, else DROP.
+    pub endpoints: u32,
+    /// Enum service_flags.
+    pub flags: u32,
+    /// Zero.
+    pub pad: [u32; 2],
+}
+
+/// A weighted choice: entry i is taken when cumulative[i-1] < r <= cumulative[i] for a random 32-bit r.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Line {
+    /// Inclusive upper bounds; the last used entry and all after it hold 2^32-1.
+    pub cumulative: [u32; LINE_ENTRIES],
+    /// A backend, or with REF_LINE the next line.
+    pub r#ref: [u32; LINE_ENTRIES],
+}
+
+/// One endpoint of one service port. Slot 0 is never used.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Backend {
+    /// Addr.
+    pub addr: Addr,
+    /// Port.
+    pub port: Be16,
+    /// IPPROTO_TCP or IPPROTO_UDP.
+    pub proto: u8,
+    /// Enum backend_flags.
+    pub flags: u8,
+    /// Changes when the endpoint goes away; flows that remember another one are stale.
+    pub generation: u32,
+    /// Index into services.
+    pub service: u32,
+    /// Key in nodes; 0 is unknown.
+    pub node: u32,
+}
+
+/// See `struct backend_counters` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct BackendCounters {
+    /// New flows sent here since the slot was taken.
+    pub flows: u64,
+    /// Running number of the next source port tried.
+    pub snat_next: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// See `struct service_counters` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct ServiceCounters {
+    /// New flows that stayed on the node.
+    pub local: u64,
+    /// New flows that left it.
+    pub remote: u64,
+    /// Refused for want of endpoints.
+    pub rejected: u64,
+    /// Dropped: endpoints exist, but the policy allows none of them here.
+    pub dropped: u64,
+}
+
+/// See `struct flow_key4` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FlowKey4 {
+    /// Src.
+    pub src: Be32,
+    /// Dst.
+    pub dst: Be32,
+    /// Sport.
+    pub sport: Be16,
+    /// Dport.
+    pub dport: Be16,
+    /// Proto.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+
+/// See `struct flow_key6` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FlowKey6 {
+    /// Src.
+    pub src: [Be32; 4],
+    /// Dst.
+    pub dst: [Be32; 4],
+    /// Sport.
+    pub sport: Be16,
+    /// Dport.
+    pub dport: Be16,
+    /// Proto.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+
+/// From client to frontend. Keyed by the packet as the client sent it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Flow {
+    /// Index into backends.
+    pub backend: u32,
+    /// Of the backend when it was selected.
+    pub generation: u32,
+    /// Index into services.
+    pub service: u32,
+    /// Enum flow_flags.
+    pub flags: u16,
+    /// 0 without FLOW_SNAT.
+    pub snat_port: Be16,
+    /// Seconds since boot.
+    pub created: u32,
+    /// Seconds since boot.
+    pub last_seen: u32,
+}
+
+/// From backend to client. Keyed by the packet as the backend sends it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Reply {
+    /// Frontend.
+    pub frontend: Addr,
+    /// Client.
+    pub client: Addr,
+    /// Frontend port.
+    pub frontend_port: Be16,
+    /// Client port.
+    pub client_port: Be16,
+    /// Enum flow_flags.
+    pub flags: u16,
+    /// Zero.
+    pub pad: u16,
+    /// Index into backends.
+    pub backend: u32,
+    /// Seconds since boot.
+    pub last_seen: u32,
+}
+
+/// With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SocketKey {
+    /// Cookie.
+    pub cookie: u64,
+    /// Addr.
+    pub addr: Addr,
+    /// Port.
+    pub port: Be16,
+    /// Proto.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 5],
+}
+
+/// See `struct socket_peer` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SocketPeer {
+    /// Addr.
+    pub addr: Addr,
+    /// Port.
+    pub port: Be16,
+    /// Zero.
+    pub pad: u16,
+    /// Index into backends.
+    pub backend: u32,
+    /// Of the backend when it was selected.
+    pub generation: u32,
+}
+
+/// See `struct config` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Config {
+    /// Network namespace of the node.
+    pub netns_cookie: u64,
+    /// Drawn once per boot.
+    pub hash_seed: u64,
+    /// Source of SNAT; zero: no IPv4.
+    pub node4: Addr,
+    /// Source of SNAT; zero: no IPv6.
+    pub node6: Addr,
+    /// First port of the SNAT range.
+    pub snat_min: u16,
+    /// Last port of the SNAT range.
+    pub snat_max: u16,
+    /// Enum config_flags.
+    pub flags: u32,
+    /// An idle UDP flow older than this is selected anew.
+    pub udp_idle_seconds: u32,
+    /// ABI_VERSION of the writer.
+    pub abi_version: u32,
+}
+
+/// Where XDP may redirect to; the kernel's `struct bpf_devmap_val`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Device {
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// A file descriptor when written; 0: none runs on the way out.
+    pub program: u32,
+}
+
+/// Only for people: the kernel never reads these two.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct ServiceName {
+    /// Namespace.
+    pub namespace: [u8; NAME_SIZE],
+    /// Name.
+    pub name: [u8; NAME_SIZE],
+    /// Port name.
+    pub port_name: [u8; NAME_SIZE],
+    /// The service port.
+    pub port: u16,
+    /// Proto.
+    pub proto: u8,
+    /// 4 or 6.
+    pub family: u8,
+    /// Seconds since boot.
+    pub created: u32,
+}
+
+/// See `struct node_name` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct NodeName {
+    /// Name.
+    pub name: [u8; NAME_SIZE],
+    /// Zone.
+    pub zone: [u8; NAME_SIZE],
+}
+
+/// See `struct counter` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}

@@ -1,0 +1,169 @@
+//! `bpf/abi.h` as the compiler saw it, compared with its Rust view: every struct field by field, every constant by value.
+//!
+//! A new field or constant on either side that the other does not have fails here or does not compile.
+
+#[path = "btf/reader.rs"]
+mod reader;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::{offset_of, size_of};
+
+use reader::{Btf, Field, Struct};
+use weir_abi as abi;
+
+/// Nothing but the names of what it declares are taken from the text; layouts come from the objects.
+const HEADER: &str = include_str!("../../../bpf/abi.h");
+const ENUMS_RS: &str = include_str!("../src/enums.rs");
+
+/// Size of what a field accessor returns.
+fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// Lists a struct's fields. The pattern has no `..`, so a field that is missing from the list does not compile.
+macro_rules! mirrors {
+    ($($rust:ident = $c:literal { $($field:ident),* $(,)? })*) => {
+        BTreeMap::from([$({
+            let _ = |abi::$rust { $($field: _),* }: abi::$rust| {};
+            let fields = vec![$(Field {
+                name: stringify!($field).trim_start_matches("r#").to_owned(),
+                offset: offset_of!(abi::$rust, $field),
+                size: size_of_field(|value: &abi::$rust| &value.$field),
+            }),*];
+            ($c, Struct { size: size_of::<abi::$rust>(), fields })
+        }),*])
+    };
+}
+
+fn rust_structs() -> BTreeMap<&'static str, Struct> {
+    mirrors! {
+        Addr = "addr" { word }
+        FrontendKey4 = "frontend_key4" { addr, port, proto, pad }
+        FrontendKey6 = "frontend_key6" { addr, port, proto, pad }
+        Frontend = "frontend" { service, kind }
+        Tiers = "tiers" { spill, local, remote, pad }
+        Service = "service" { tiers, endpoints, flags, pad }
+        Line = "line" { cumulative, r#ref }
+        Backend = "backend" { addr, port, proto, flags, generation, service, node }
+        BackendCounters = "backend_counters" { flows, snat_next, pad }
+        ServiceCounters = "service_counters" { local, remote, rejected, dropped }
+        FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
+        FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
+        Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen }
+        Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, last_seen }
+        SocketKey = "socket_key" { cookie, addr, port, proto, pad }
+        SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle_seconds, abi_version }
+        ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
+        NodeName = "node_name" { name, zone }
+        Counter = "counter" { packets, bytes }
+    }
+}
+
+/// Names and values of constants.
+macro_rules! constants {
+    ($($name:ident),* $(,)?) => { BTreeMap::from([$((stringify!($name), u64::try_from(abi::$name).unwrap())),*]) };
+}
+
+fn rust_constants() -> BTreeMap<&'static str, u64> {
+    constants![
+        ABI_VERSION,
+        LINE_ENTRIES,
+        LINE_DEPTH,
+        REF_LINE,
+        NAME_SIZE,
+        KIND_CLUSTER_IP,
+        KIND_NODE_PORT,
+        KIND_LOAD_BALANCER,
+        KIND_EXTERNAL_IP,
+        CLASS_INTERNAL,
+        CLASS_EXTERNAL,
+        CLASS_SHORT_CIRCUIT,
+        CLASS_COUNT,
+        SERVICE_USED,
+        BACKEND_USED,
+        BACKEND_LOCAL,
+        BACKEND_HOST_NETWORK,
+        FLOW_SNAT,
+        FLOW_CLOSING,
+        FLOW_REPLIED,
+        CONFIG_RESET_STALE,
+        HOOK_XDP,
+        HOOK_NIC_INGRESS,
+        HOOK_NIC_EGRESS,
+        HOOK_POD_INGRESS,
+        HOOK_POD_EGRESS,
+        HOOK_SOCKET,
+        HOOK_COUNT,
+        REASON_NONE,
+        REASON_NOT_IP,
+        REASON_NOT_TRANSPORT,
+        REASON_FRAGMENT,
+        REASON_MALFORMED,
+        REASON_NO_FRONTEND,
+        REASON_NO_REPLY,
+        REASON_LEFT_TO_TC,
+        REASON_XDP_DONE,
+        REASON_TO_LOCAL,
+        REASON_TO_REMOTE,
+        REASON_BACK,
+        REASON_HAIRPIN,
+        REASON_NO_ENDPOINTS,
+        REASON_STALE_RESET,
+        REASON_NO_LOCAL_ENDPOINTS,
+        REASON_STALE,
+        REASON_SNAT_EXHAUSTED,
+        REASON_NO_ROUTE,
+        REASON_TTL_EXCEEDED,
+        REASON_BROKEN_TABLE,
+        REASON_REWRITE_FAILED,
+        REASON_FLOW_TABLE,
+        REASON_COUNT
+    ]
+}
+
+/// Names that the header declares with a keyword: "struct NAME {" or "enum NAME {".
+fn declared(keyword: &str) -> BTreeSet<&'static str> {
+    let name = |line: &'static str| line.strip_prefix(keyword)?.strip_prefix(' ')?.strip_suffix(" {");
+    HEADER.lines().filter_map(name).collect()
+}
+
+fn objects() -> Vec<(&'static str, Btf)> {
+    weir_datapath::objects().into_iter().map(|(name, bytes)| (name, Btf::of_object(bytes))).collect()
+}
+
+#[test]
+fn every_struct_of_the_header_has_a_rust_view_and_every_view_a_struct() {
+    let rust: BTreeSet<_> = rust_structs().into_keys().collect();
+    assert_eq!(rust, declared("struct"));
+}
+
+#[test]
+fn every_field_lies_where_the_compiler_put_it() {
+    for (object, btf) in objects() {
+        for (name, rust) in rust_structs() {
+            let c = btf.structs.get(name).unwrap_or_else(|| panic!("{object} has no BTF of struct {name}"));
+            assert_eq!(&rust, c, "struct {name} of {object}: Rust on the left, C on the right");
+        }
+    }
+}
+
+#[test]
+fn every_constant_of_the_header_has_the_same_value_in_rust() {
+    let rust = rust_constants();
+    for (object, btf) in objects() {
+        let mut c = BTreeMap::new();
+        for name in declared("enum") {
+            let values = btf.enums.get(name).unwrap_or_else(|| panic!("{object} has no BTF of enum {name}"));
+            c.extend(values.iter().map(|(name, value)| (name.as_str(), *value)));
+        }
+        assert_eq!(rust, c, "enumerations of {object}: Rust on the left, C on the right");
+    }
+}
+
+#[test]
+fn every_rust_constant_is_compared() {
+    let name = |line: &'static str| Some(line.strip_prefix("pub const ")?.split_once(':')?.0);
+    let listed: BTreeSet<_> = rust_constants().into_keys().collect();
+    assert_eq!(listed, ENUMS_RS.lines().filter_map(name).collect());
+}

@@ -1,0 +1,243 @@
+//! The snapshot: what the cluster looks like right now, fed by watches or a static file.
+//!
+//! Every change answers with what it touched, so that planning looks at nothing else. Applying what is already known
+//! touches nothing: watches repeat every object every few minutes.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::intern::Interner;
+use crate::model::{Node, ObjectName, Service, Slice};
+
+/// A change of the cluster. The plurals are the whole new list of a kind: what is missing from them is gone.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A service is new or has changed.
+    Service(Service),
+    /// A service is gone, or is no longer to be served.
+    ServiceGone(ObjectName),
+    /// All services.
+    Services(Vec<Service>),
+    /// A slice is new or has changed.
+    Slice(Slice),
+    /// A slice is gone.
+    SliceGone(ObjectName),
+    /// All slices.
+    Slices(Vec<Slice>),
+    /// A node is new or has changed.
+    Node(Node),
+    /// A node is gone.
+    NodeGone(Arc<str>),
+    /// All nodes.
+    Nodes(Vec<Node>),
+}
+
+/// What a change touched.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Dirty {
+    /// Services to plan again; some may no longer exist.
+    pub services: BTreeSet<ObjectName>,
+    /// Whether a node changed: its zone or addresses may matter to every service.
+    pub nodes: bool,
+}
+
+impl Dirty {
+    /// Whether nothing was touched.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && !self.nodes
+    }
+
+    /// Adds what another change touched.
+    pub fn merge(&mut self, other: Self) {
+        let Self { services, nodes } = other;
+        self.services.extend(services);
+        self.nodes |= nodes;
+    }
+}
+
+/// Services, slices and nodes, indexed for planning.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    names: Interner,
+    services: BTreeMap<ObjectName, Service>,
+    /// By service; each list is sorted by the slices' own names.
+    slices: HashMap<ObjectName, Vec<Slice>>,
+    /// From a slice's own name to its service.
+    slice_service: HashMap<ObjectName, ObjectName>,
+    nodes: BTreeMap<Arc<str>, Node>,
+    /// How many nodes claim an address.
+    node_addresses: HashMap<IpAddr, u32>,
+    services_listed: bool,
+    slices_listed: bool,
+    nodes_listed: bool,
+}
+
+impl Cluster {
+    /// Takes a change in and says what it touched.
+    pub fn apply(&mut self, event: Event) -> Dirty {
+        let mut dirty = Dirty::default();
+        match event {
+            Event::Service(service) => self.put_service(service, &mut dirty),
+            Event::ServiceGone(name) => self.remove_service(&name, &mut dirty),
+            Event::Services(list) => {
+                self.services_listed = true;
+                let listed: BTreeSet<_> = list.iter().map(|service| &service.name).collect();
+                let gone: Vec<_> = self.services.keys().filter(|name| !listed.contains(name)).cloned().collect();
+                gone.iter().for_each(|name| self.remove_service(name, &mut dirty));
+                list.into_iter().for_each(|service| self.put_service(service, &mut dirty));
+            }
+            Event::Slice(slice) => self.put_slice(slice, &mut dirty),
+            Event::SliceGone(name) => self.remove_slice(&name, &mut dirty),
+            Event::Slices(list) => {
+                self.slices_listed = true;
+                let listed: BTreeSet<_> = list.iter().map(|slice| &slice.name).collect();
+                let gone: Vec<_> = self.slice_service.keys().filter(|name| !listed.contains(name)).cloned().collect();
+                gone.iter().for_each(|name| self.remove_slice(name, &mut dirty));
+                list.into_iter().for_each(|slice| self.put_slice(slice, &mut dirty));
+            }
+            Event::Node(node) => self.put_node(node, &mut dirty),
+            Event::NodeGone(name) => self.remove_node(&name, &mut dirty),
+            Event::Nodes(list) => {
+                self.nodes_listed = true;
+                let listed: BTreeSet<_> = list.iter().map(|node| &node.name).collect();
+                let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect();
+                gone.iter().for_each(|name| self.remove_node(name, &mut dirty));
+                list.into_iter().for_each(|node| self.put_node(node, &mut dirty));
+            }
+        }
+        dirty
+    }
+
+    /// A service by its name.
+    #[must_use]
+    pub fn service(&self, name: &ObjectName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    /// All services, in the order of their names.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// All slices of a service, in the order of their names.
+    pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &Slice> {
+        self.slices.get(service).into_iter().flatten()
+    }
+
+    /// A node by its name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    /// All nodes, in the order of their names.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// Whether an address is some known node's own.
+    #[must_use]
+    pub fn is_node_address(&self, address: IpAddr) -> bool {
+        self.node_addresses.contains_key(&address)
+    }
+
+    /// Whether services, slices and nodes were each listed at least once. Before that, what is absent proves nothing.
+    #[must_use]
+    pub fn synced(&self) -> bool {
+        self.services_listed && self.slices_listed && self.nodes_listed
+    }
+
+    fn put_service(&mut self, mut service: Service, dirty: &mut Dirty) {
+        if self.services.get(&service.name) == Some(&service) {
+            return;
+        }
+        self.share(&mut service.name);
+        service.ports.iter_mut().for_each(|port| self.names.share(&mut port.name));
+        dirty.services.insert(service.name.clone());
+        self.services.insert(service.name.clone(), service);
+    }
+
+    fn remove_service(&mut self, name: &ObjectName, dirty: &mut Dirty) {
+        if let Some(service) = self.services.remove(name) {
+            dirty.services.insert(service.name);
+        }
+    }
+
+    fn put_slice(&mut self, mut slice: Slice, dirty: &mut Dirty) {
+        if self.stored_slice(&slice.name) == Some(&slice) {
+            return;
+        }
+        self.remove_slice(&slice.name, dirty);
+        self.share_slice(&mut slice);
+        dirty.services.insert(slice.service.clone());
+        self.slice_service.insert(slice.name.clone(), slice.service.clone());
+        let list = self.slices.entry(slice.service.clone()).or_default();
+        let at = list.partition_point(|other| other.name < slice.name);
+        // Most services have one slice; growing by doubling would keep room for four.
+        list.reserve_exact(1);
+        list.insert(at, slice);
+    }
+
+    fn stored_slice(&self, name: &ObjectName) -> Option<&Slice> {
+        let list = self.slices.get(self.slice_service.get(name)?)?;
+        let at = list.binary_search_by(|slice| slice.name.cmp(name)).ok()?;
+        list.get(at)
+    }
+
+    fn remove_slice(&mut self, name: &ObjectName, dirty: &mut Dirty) {
+        let Some(service) = self.slice_service.remove(name) else { return };
+        if let Some(list) = self.slices.get_mut(&service) {
+            list.retain(|slice| slice.name != *name);
+            if list.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        dirty.services.insert(service);
+    }
+
+    fn put_node(&mut self, mut node: Node, dirty: &mut Dirty) {
+        if self.nodes.get(&node.name) == Some(&node) {
+            return;
+        }
+        self.remove_node(&node.name, dirty);
+        self.names.share(&mut node.name);
+        self.names.share(&mut node.zone);
+        for address in &node.addresses {
+            *self.node_addresses.entry(*address).or_default() += 1;
+        }
+        self.nodes.insert(Arc::clone(&node.name), node);
+        dirty.nodes = true;
+    }
+
+    fn remove_node(&mut self, name: &str, dirty: &mut Dirty) {
+        let Some(node) = self.nodes.remove(name) else { return };
+        for address in &node.addresses {
+            if let Some(claims) = self.node_addresses.get_mut(address) {
+                *claims -= 1;
+                if *claims == 0 {
+                    self.node_addresses.remove(address);
+                }
+            }
+        }
+        dirty.nodes = true;
+    }
+
+    fn share(&mut self, name: &mut ObjectName) {
+        self.names.share(&mut name.namespace);
+        self.names.share(&mut name.name);
+    }
+
+    fn share_slice(&mut self, slice: &mut Slice) {
+        self.names.share(&mut slice.name.namespace);
+        self.share(&mut slice.service);
+        slice.ports.iter_mut().for_each(|port| self.names.share(&mut port.name));
+        for endpoint in &mut slice.endpoints {
+            let hints = endpoint.zone_hints.iter_mut().chain(&mut endpoint.node_hints);
+            endpoint.node.iter_mut().chain(hints).for_each(|name| self.names.share(name));
+        }
+        slice.ports.shrink_to_fit();
+        slice.endpoints.shrink_to_fit();
+    }
+}

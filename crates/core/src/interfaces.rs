@@ -1,0 +1,127 @@
+//! Which interfaces are the node's, and which have a pod behind them: decided from what netlink reports.
+
+use std::net::IpAddr;
+
+/// One interface, as netlink reports it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Interface {
+    /// Index.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Administratively up.
+    pub up: bool,
+    /// A loopback device.
+    pub loopback: bool,
+    /// `IFLA_INFO_KIND`: `veth`, `bridge`, `vlan`...; empty for hardware.
+    pub kind: String,
+    /// Its peer is in another network namespace (`IFLA_LINK_NETNSID`).
+    pub peer_elsewhere: bool,
+    /// Index of the bridge or bond that it belongs to.
+    pub master: Option<u32>,
+    /// Addresses of global scope.
+    pub addresses: Vec<IpAddr>,
+    /// A default route leaves through it.
+    pub default_route: bool,
+}
+
+/// Whom an interface leads to.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Attachment {
+    /// Clients outside the node.
+    Nic,
+    /// One pod.
+    Pod,
+}
+
+/// What people say about it. Patterns are names in which a `*` at the end stands for any rest.
+#[derive(Clone, Debug, Default)]
+pub struct Patterns {
+    /// The node's interfaces; empty: found by themselves.
+    pub nics: Vec<String>,
+    /// Interfaces with a pod behind them, besides those that are found.
+    pub pods: Vec<String>,
+    /// Interfaces to keep away from.
+    pub ignored: Vec<String>,
+}
+
+fn matches(patterns: &[String], name: &str) -> bool {
+    patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => pattern == name,
+    })
+}
+
+/// Decides for one interface; `node` are the node's own addresses.
+///
+/// Found as the node's is what carries one of its addresses or a default route. Found as a pod's is a veth whose peer
+/// lives in another network namespace, unless it is the node's itself, as in a node that is a container.
+#[must_use]
+pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -> Option<Attachment> {
+    let name = interface.name.as_str();
+    if interface.loopback || matches(&patterns.ignored, name) {
+        return None;
+    }
+    if matches(&patterns.nics, name) {
+        return Some(Attachment::Nic);
+    }
+    if matches(&patterns.pods, name) {
+        return Some(Attachment::Pod);
+    }
+    let carries_node = interface.addresses.iter().any(|address| node.contains(address));
+    if patterns.nics.is_empty() && (carries_node || interface.default_route) {
+        return Some(Attachment::Nic);
+    }
+    (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn veth(name: &str) -> Interface {
+        Interface { name: name.to_owned(), kind: "veth".to_owned(), peer_elsewhere: true, ..Interface::default() }
+    }
+
+    fn node() -> Vec<IpAddr> {
+        vec!["172.30.0.10".parse().unwrap()]
+    }
+
+    #[test]
+    fn a_veth_with_a_peer_in_another_namespace_leads_to_a_pod() {
+        assert_eq!(attachment(&veth("veth1"), &node(), &Patterns::default()), Some(Attachment::Pod));
+        let local = Interface { peer_elsewhere: false, ..veth("veth1") };
+        assert_eq!(attachment(&local, &node(), &Patterns::default()), None);
+    }
+
+    #[test]
+    fn what_carries_the_nodes_address_or_a_default_route_leads_outside_even_if_it_is_a_veth() {
+        let addressed = Interface { addresses: node(), ..veth("eth0") };
+        assert_eq!(attachment(&addressed, &node(), &Patterns::default()), Some(Attachment::Nic));
+        let routed = Interface { default_route: true, ..veth("eth0") };
+        assert_eq!(attachment(&routed, &node(), &Patterns::default()), Some(Attachment::Nic));
+    }
+
+    #[test]
+    fn bridges_and_loopback_are_left_alone() {
+        let bridge = Interface { name: "cni0".to_owned(), kind: "bridge".to_owned(), ..Interface::default() };
+        assert_eq!(attachment(&bridge, &node(), &Patterns::default()), None);
+        let loopback = Interface { loopback: true, addresses: node(), ..Interface::default() };
+        assert_eq!(attachment(&loopback, &node(), &Patterns::default()), None);
+    }
+
+    #[test]
+    fn patterns_have_the_last_word() {
+        let patterns = Patterns {
+            nics: vec!["lan*".to_owned()],
+            pods: vec!["tap0".to_owned()],
+            ignored: vec!["veth9".to_owned()],
+        };
+        let named = |name: &str| Interface { name: name.to_owned(), ..Interface::default() };
+        assert_eq!(attachment(&named("lan3"), &node(), &patterns), Some(Attachment::Nic));
+        assert_eq!(attachment(&named("tap0"), &node(), &patterns), Some(Attachment::Pod));
+        assert_eq!(attachment(&veth("veth9"), &node(), &patterns), None);
+        let routed = Interface { default_route: true, ..named("eth0") };
+        assert_eq!(attachment(&routed, &node(), &patterns), None, "named interfaces replace the ones that are found");
+    }
+}

@@ -1,0 +1,17 @@
+//! The brain of Weir: what the cluster looks like, which endpoints each service may use, and what the maps must say.
+//!
+//! Everything here is a plain function or a plain value: no I/O, no clock, no runtime. [`cluster`] holds the snapshot that
+//! watches or the static file feed; [`plan`] turns one service of it into a plan; [`tables`] turns plans into the
+//! smallest list of map operations; [`select`] is the reference model of the selection that the kernel runs.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod endpoints;
+pub mod interfaces;
+mod intern;
+pub mod lines;
+pub mod model;
+pub mod ops;
+pub mod plan;
+pub mod select;
+pub mod tables;

@@ -1,0 +1,177 @@
+//! Compact views of the objects that Weir watches. They hold what planning needs and nothing else: a cluster has many.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ObjectName {
+    /// Namespace; empty for objects of the whole cluster.
+    pub namespace: Arc<str>,
+    /// Name within the namespace.
+    pub name: Arc<str>,
+}
+
+impl ObjectName {
+    /// The name of an object in a namespace.
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Transport protocol of a port.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP: recognised, not served.
+    Sctp,
+}
+
+impl Protocol {
+    /// The IP protocol number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
+/// Address family.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// 4 or 6.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::V4 => 4,
+            Self::V6 => 6,
+        }
+    }
+}
+
+/// `internalTrafficPolicy` and `externalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    #[default]
+    Cluster,
+    /// Only endpoints on the node where the traffic arrived.
+    Local,
+}
+
+/// A Service that is to be served: headless and ExternalName services never become one.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: ObjectName,
+    /// Cluster IPs, one per family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// Load balancer ingress IPs of `ipMode: VIP`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// The ports, each one balanced on its own.
+    pub ports: Vec<ServicePort>,
+    /// For traffic to the cluster IP.
+    pub internal_policy: TrafficPolicy,
+    /// For traffic to node ports, load balancer and external IPs.
+    pub external_policy: TrafficPolicy,
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServicePort {
+    /// Name, which finds the port in the slices; empty for the only port of a service.
+    pub name: Arc<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Port at the cluster IP, load balancer and external IPs.
+    pub port: u16,
+    /// Port at the node's addresses.
+    pub node_port: Option<u16>,
+}
+
+/// An EndpointSlice of a Service.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Slice {
+    /// Namespace and name of the slice itself.
+    pub name: ObjectName,
+    /// The Service (same namespace) that its `kubernetes.io/service-name` label names.
+    pub service: ObjectName,
+    /// Family of all its addresses.
+    pub family: Family,
+    /// Ports; an endpoint offers all of them.
+    pub ports: Vec<SlicePort>,
+    /// Endpoints.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// One port of an EndpointSlice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SlicePort {
+    /// Name of the service port that it serves.
+    pub name: Arc<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// The endpoint's own port.
+    pub port: u16,
+}
+
+/// One endpoint of an EndpointSlice.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Endpoint {
+    /// Its address. Of several in a slice the first counts, as kube-proxy has it.
+    pub address: IpAddr,
+    /// The node that it runs on.
+    pub node: Option<Arc<str>>,
+    /// `conditions.ready`; unset means true. True for `publishNotReadyAddresses`, even when terminating.
+    pub ready: bool,
+    /// `conditions.serving`; unset means the same as ready.
+    pub serving: bool,
+    /// `conditions.terminating`; unset means false.
+    pub terminating: bool,
+    /// `hints.forZones`.
+    pub zone_hints: Box<[Arc<str>]>,
+    /// `hints.forNodes`.
+    pub node_hints: Box<[Arc<str>]>,
+}
+
+/// A Node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Node {
+    /// Name.
+    pub name: Arc<str>,
+    /// `topology.kubernetes.io/zone`; empty if unknown.
+    pub zone: Arc<str>,
+    /// Internal IPs, in the order of `status.addresses`.
+    pub addresses: Vec<IpAddr>,
+}

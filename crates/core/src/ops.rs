@@ -1,0 +1,143 @@
+//! Operations on the maps: what planning asks of the datapath, in the order in which they must be applied.
+
+use std::net::IpAddr;
+
+use weir_abi as abi;
+
+/// The key of a frontend, in either family.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FrontendKey {
+    /// Address that clients connect to.
+    pub address: IpAddr,
+    /// Port that clients connect to.
+    pub port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+}
+
+/// One write. A list of them is applied in order; every prefix of the list leaves maps that serve correctly.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum MapOp {
+    /// Store a backend. Flows to the slot's former endpoint are stale when the generation differs.
+    PutBackend {
+        /// Slot in `backends`.
+        id: u32,
+        /// Its content.
+        backend: abi::Backend,
+    },
+    /// Set a backend's counters to zero; a slot that changes hands starts to count anew.
+    ResetBackendCounters {
+        /// Slot in `backend_counters`.
+        id: u32,
+    },
+    /// Store a weighted line.
+    PutLine {
+        /// Slot in `lines`.
+        id: u32,
+        /// Its content.
+        line: Box<abi::Line>,
+    },
+    /// Store a service.
+    PutService {
+        /// Slot in `services`.
+        id: u32,
+        /// Its content.
+        service: abi::Service,
+    },
+    /// Set a service's counters to zero.
+    ResetServiceCounters {
+        /// Slot in `service_counters`.
+        id: u32,
+    },
+    /// Name a service.
+    PutServiceName {
+        /// Key in `service_names`.
+        id: u32,
+        /// The name.
+        name: Box<abi::ServiceName>,
+    },
+    /// Forget a service's name.
+    DeleteServiceName {
+        /// Key in `service_names`.
+        id: u32,
+    },
+    /// Name a node.
+    PutNodeName {
+        /// Key in `node_names`.
+        id: u32,
+        /// The name.
+        name: Box<abi::NodeName>,
+    },
+    /// Forget a node's name.
+    DeleteNodeName {
+        /// Key in `node_names`.
+        id: u32,
+    },
+    /// Let a frontend lead to a service.
+    PutFrontend {
+        /// Key in `frontends4` or `frontends6`.
+        key: FrontendKey,
+        /// Its content.
+        frontend: abi::Frontend,
+    },
+    /// Remove a frontend.
+    DeleteFrontend {
+        /// Key in `frontends4` or `frontends6`.
+        key: FrontendKey,
+    },
+}
+
+/// Everything the control plane has written: read back at a start so that slots keep their owners.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Dump {
+    /// Used slots of `services`.
+    pub services: Vec<(u32, abi::Service)>,
+    /// Used slots of `backends`, and the generation of the free ones that were used before.
+    pub backends: Vec<(u32, abi::Backend)>,
+    /// Lines that a service refers to.
+    pub lines: Vec<(u32, abi::Line)>,
+    /// All frontends.
+    pub frontends: Vec<(FrontendKey, abi::Frontend)>,
+    /// All names of services.
+    pub service_names: Vec<(u32, abi::ServiceName)>,
+    /// All names of nodes.
+    pub node_names: Vec<(u32, abi::NodeName)>,
+}
+
+/// Sizes of the maps, in entries.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Capacity {
+    /// `services` and `service_counters`: one per service port and family.
+    pub services: u32,
+    /// `backends` and `backend_counters`: one per endpoint of each service port.
+    pub backends: u32,
+    /// `lines`.
+    pub lines: u32,
+    /// `frontends4` and `frontends6`, each.
+    pub frontends: u32,
+    /// `node_names`.
+    pub nodes: u32,
+    /// `flows4`, `flows6`, `replies4` and `replies6`, each.
+    pub flows: u32,
+    /// `socket_peers`.
+    pub sockets: u32,
+}
+
+impl Capacity {
+    /// An edge node's: about 80 MiB of kernel memory, most of it flow tables.
+    pub const DEFAULT: Self = Self {
+        services: 32_768,
+        backends: 262_144,
+        lines: 65_536,
+        frontends: 131_072,
+        nodes: 8192,
+        flows: 131_072,
+        sockets: 65_536,
+    };
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}

@@ -1,0 +1,222 @@
+//! From the snapshot to what one service should look like in the maps, still without slot numbers.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use weir_abi as abi;
+
+use crate::cluster::Cluster;
+use crate::endpoints::{self, Categories, Location, ResolvedEndpoint};
+use crate::model::{Family, ObjectName, Protocol, Service, ServicePort, TrafficPolicy};
+use crate::ops::FrontendKey;
+
+/// What planning needs to know of this node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PlanConfig {
+    /// Name of this node.
+    pub node: Arc<str>,
+    /// Addresses of this node that answer at node ports.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// Whether `spec.externalIPs` are served.
+    pub external_ips: bool,
+    /// How new flows spread over the usable endpoints.
+    pub spread: Spread,
+}
+
+/// How new flows spread over the usable endpoints.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Spread {
+    /// To endpoints of this node as long as it has any.
+    LocalFirst,
+    /// To each endpoint the same share, wherever it is.
+    Random,
+}
+
+/// Identity of a plan: one port of a service in one family.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PlanKey {
+    /// The service.
+    pub service: ObjectName,
+    /// Name of the port; may be empty.
+    pub port_name: Arc<str>,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Family of the frontends and the backends.
+    pub family: Family,
+}
+
+/// What one port of a service should be in one family.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServicePlan {
+    /// Identity.
+    pub key: PlanKey,
+    /// Port of the service.
+    pub port: u16,
+    /// What clients connect to, each with its `abi::KIND_*`.
+    pub frontends: Vec<(FrontendKey, u32)>,
+    /// Every endpoint that may have flows, sorted by address and port. A tier need not use it: it may be draining.
+    pub backends: Vec<BackendPlan>,
+    /// Where new flows go, by `abi::CLASS_*`.
+    pub tiers: [TierPlan; abi::CLASS_COUNT],
+    /// Endpoints usable from somewhere; 0 rejects, more drops where the tiers of a class are empty.
+    pub endpoints: u32,
+}
+
+/// One endpoint of a plan.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct BackendPlan {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// The node that it runs on.
+    pub node: Option<Arc<str>>,
+    /// Zone of that node; empty if unknown.
+    pub zone: Arc<str>,
+    /// Whether it runs on this node.
+    pub local: bool,
+    /// Whether its address is a node's own.
+    pub host_network: bool,
+}
+
+/// Where new flows of one traffic class go.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct TierPlan {
+    /// Share of new flows that goes to `remote`, in 65536ths.
+    pub spill: u16,
+    /// Endpoints of this node: index in the plan's backends, and weight.
+    pub local: Vec<(usize, u32)>,
+    /// Endpoints of other nodes: index in the plan's backends, and weight.
+    pub remote: Vec<(usize, u32)>,
+}
+
+/// Plans a service: one plan per port and family, none if it does not exist. SCTP ports are left out.
+#[must_use]
+pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<ServicePlan> {
+    let Some(service) = cluster.service(name) else { return Vec::new() };
+    let mut claimed = HashSet::new();
+    let mut plans: Vec<ServicePlan> = Vec::new();
+    for port in &service.ports {
+        match port.protocol {
+            Protocol::Tcp | Protocol::Udp => {}
+            Protocol::Sctp => continue,
+        }
+        for family in [Family::V4, Family::V6] {
+            let key = PlanKey {
+                service: service.name.clone(),
+                port_name: Arc::clone(&port.name),
+                protocol: port.protocol,
+                family,
+            };
+            if plans.iter().any(|plan| plan.key == key) {
+                continue;
+            }
+            let frontends = frontends(service, port, family, config, &mut claimed);
+            if is_served(service, family, &frontends) {
+                plans.push(plan_port(cluster, config, service, port, key, frontends));
+            }
+        }
+    }
+    plans
+}
+
+/// A family is served if the service has a cluster IP in it. A service of a static file may have none at all: then
+/// whatever frontend it has will do.
+fn is_served(service: &Service, family: Family, frontends: &[(FrontendKey, u32)]) -> bool {
+    if service.cluster_ips.is_empty() {
+        !frontends.is_empty()
+    } else {
+        service.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
+    }
+}
+
+fn frontends(
+    service: &Service,
+    port: &ServicePort,
+    family: Family,
+    config: &PlanConfig,
+    claimed: &mut HashSet<FrontendKey>,
+) -> Vec<(FrontendKey, u32)> {
+    let mut frontends = Vec::new();
+    let has_family = service.cluster_ips.is_empty() || service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
+    if !has_family {
+        return frontends;
+    }
+    let mut claim = |addresses: &[IpAddr], port_number: u16, kind: u32| {
+        for address in addresses.iter().filter(|ip| Family::of(**ip) == family) {
+            let key = FrontendKey { address: *address, port: port_number, protocol: port.protocol.number() };
+            if claimed.insert(key) {
+                frontends.push((key, kind));
+            }
+        }
+    };
+    claim(&service.cluster_ips, port.port, abi::KIND_CLUSTER_IP);
+    if let Some(node_port) = port.node_port {
+        claim(&config.node_port_addresses, node_port, abi::KIND_NODE_PORT);
+    }
+    claim(&service.load_balancer_ips, port.port, abi::KIND_LOAD_BALANCER);
+    if config.external_ips {
+        claim(&service.external_ips, port.port, abi::KIND_EXTERNAL_IP);
+    }
+    frontends
+}
+
+fn plan_port(
+    cluster: &Cluster,
+    config: &PlanConfig,
+    service: &Service,
+    port: &ServicePort,
+    key: PlanKey,
+    frontends: Vec<(FrontendKey, u32)>,
+) -> ServicePlan {
+    let zone = cluster.node(&config.node).map_or("", |node| &node.zone);
+    let mut merged = endpoints::merge(cluster.slices(&service.name), key.family, &port.name, port.protocol);
+    // An endpoint that no longer serves is gone, and with it its flows. A draining one keeps those that it has.
+    merged.retain(|endpoint| endpoint.ready || endpoint.serving);
+    let categories = endpoints::categorize(&merged, Location { node: &config.node, zone });
+    let backends: Vec<_> = merged.iter().map(|endpoint| backend(cluster, config, endpoint)).collect();
+
+    let Categories { cluster: cluster_set, local: local_set, anywhere } = &categories;
+    let tier = |policy: TrafficPolicy| match policy {
+        TrafficPolicy::Cluster => tier(cluster_set, &backends, config.spread),
+        TrafficPolicy::Local => tier(local_set, &backends, config.spread),
+    };
+    let mut tiers: [TierPlan; abi::CLASS_COUNT] = Default::default();
+    tiers[abi::CLASS_INTERNAL] = tier(service.internal_policy);
+    tiers[abi::CLASS_EXTERNAL] = tier(service.external_policy);
+    tiers[abi::CLASS_SHORT_CIRCUIT] = tier(TrafficPolicy::Cluster);
+    let endpoints = u32::try_from(*anywhere).unwrap_or(u32::MAX);
+    ServicePlan { key, port: port.port, frontends, backends, tiers, endpoints }
+}
+
+fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'_>) -> BackendPlan {
+    let node = endpoint.node.and_then(|name| cluster.node(name));
+    BackendPlan {
+        address: endpoint.address,
+        port: endpoint.port,
+        node: endpoint.node.cloned(),
+        zone: node.map_or_else(Arc::default, |node| Arc::clone(&node.zone)),
+        local: endpoint.node == Some(&config.node),
+        host_network: cluster.is_node_address(endpoint.address),
+    }
+}
+
+fn tier(set: &[usize], backends: &[BackendPlan], spread: Spread) -> TierPlan {
+    let (local, remote): (Vec<_>, Vec<_>) = set.iter().map(|index| (*index, 1)).partition(|(i, _)| backends[*i].local);
+    let spill = match spread {
+        Spread::LocalFirst if local.is_empty() => u16::MAX,
+        Spread::LocalFirst => 0,
+        Spread::Random => share(remote.len(), set.len()),
+    };
+    TierPlan { spill, local, remote }
+}
+
+/// A part of a whole in 65536ths; all of it is 65535, where the empty local tier passes the rest on.
+fn share(part: usize, whole: usize) -> u16 {
+    if whole == 0 {
+        return u16::MAX;
+    }
+    let scaled = (part as u64 * 65_536 + whole as u64 / 2) / whole as u64;
+    u16::try_from(scaled).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,128 @@
+//! From what was staged to operations, in the order in which every prefix serves correctly.
+
+use weir_abi as abi;
+
+use super::replace::Stage;
+use super::{FrontendConflict, NO_SERVICE, Port, Tables, Update, names};
+use crate::model::ObjectName;
+use crate::ops::MapOp;
+
+impl Tables {
+    /// Gives back what was taken for a stage that cannot be committed.
+    pub(super) fn undo(&mut self, stage: Stage) {
+        stage.acquired.into_iter().rev().for_each(|(number, new)| self.nodes.unacquire(number, new));
+        stage.new_lines.into_iter().rev().for_each(|slot| self.line_pool.untake(slot));
+        stage.new_backends.into_iter().rev().for_each(|slot| self.backend_pool.untake(slot));
+        stage.new_ports.into_iter().rev().for_each(|slot| self.port_pool.untake(slot));
+    }
+
+    /// Records the stage and answers with its operations.
+    pub(super) fn commit(&mut self, service: &ObjectName, mut stage: Stage) -> Update {
+        self.frontends.commit(&stage.own, stage.old_claims.iter(), &stage.frontends);
+        let mut ops = Vec::new();
+        self.commit_nodes(&mut stage, &mut ops);
+        self.commit_backends(&mut stage, &mut ops);
+        for (id, line) in stage.lines.drain(..) {
+            self.lines.insert(id, Box::new(line));
+            ops.push(MapOp::PutLine { id, line: Box::new(line) });
+        }
+        self.commit_ports(service, &mut stage, &mut ops);
+        for (key, claim) in &stage.frontends.puts {
+            let frontend = abi::Frontend { service: claim.slot, kind: claim.kind };
+            ops.push(MapOp::PutFrontend { key: *key, frontend });
+        }
+        let refused = std::mem::take(&mut stage.frontends.newly_refused);
+        let conflicts = refused.into_iter().filter_map(|(key, owner)| {
+            let kept_by = self.ports.get(&owner)?.service.clone();
+            Some(FrontendConflict { key, kept_by, refused: service.clone() })
+        });
+        let conflicts = conflicts.collect();
+        self.commit_removals(stage, &mut ops);
+        Update { ops, conflicts }
+    }
+
+    fn commit_nodes(&mut self, stage: &mut Stage, ops: &mut Vec<MapOp>) {
+        for (id, _) in stage.acquired.drain(..).filter(|(_, new)| *new) {
+            if let Some(name) = self.nodes.name(id) {
+                ops.push(MapOp::PutNodeName { id, name: Box::new(name) });
+            }
+        }
+    }
+
+    fn commit_backends(&mut self, stage: &mut Stage, ops: &mut Vec<MapOp>) {
+        for id in stage.new_backends.drain(..) {
+            // The counters of a slot that was never used are zero.
+            if self.backend(id).generation != 0 {
+                ops.push(MapOp::ResetBackendCounters { id });
+            }
+        }
+        for (id, backend) in stage.backends.drain(..) {
+            self.set_backend(id, backend);
+            ops.push(MapOp::PutBackend { id, backend });
+        }
+    }
+
+    fn commit_ports(&mut self, service: &ObjectName, stage: &mut Stage, ops: &mut Vec<MapOp>) {
+        let mut slots = Vec::with_capacity(stage.ports.len());
+        let mut names = Vec::new();
+        for (id, port) in stage.ports.drain(..) {
+            let old = self.ports.get(&id);
+            if old.is_none() {
+                ops.push(MapOp::ResetServiceCounters { id });
+            }
+            if old.is_none_or(|old| old.content != port.content) {
+                ops.push(MapOp::PutService { id, service: port.content });
+            }
+            if old.is_none_or(|old| old.port != port.port) {
+                names.push(MapOp::PutServiceName { id, name: Box::new(port.name()) });
+            }
+            slots.push(id);
+            self.ports.insert(id, port);
+        }
+        ops.append(&mut names);
+        if slots.is_empty() {
+            self.slots.remove(service);
+        } else {
+            self.slots.insert(service.clone(), slots);
+        }
+    }
+
+    fn commit_removals(&mut self, stage: Stage, ops: &mut Vec<MapOp>) {
+        ops.extend(stage.frontends.deletes.into_iter().map(|key| MapOp::DeleteFrontend { key }));
+        ops.extend(stage.gone_ports.iter().map(|id| MapOp::DeleteServiceName { id: *id }));
+        for id in stage.gone_ports {
+            self.ports.remove(&id);
+            self.port_pool.retire(id);
+            ops.push(MapOp::PutService { id, service: NO_SERVICE });
+        }
+        for id in stage.gone_lines {
+            self.lines.remove(&id);
+            self.line_pool.retire(id);
+        }
+        let mut nodes = stage.released;
+        for id in stage.gone_backends {
+            nodes.push(self.backend(id).node);
+            ops.push(self.vacate_backend(id));
+        }
+        for id in nodes {
+            if self.nodes.release(id) {
+                ops.push(MapOp::DeleteNodeName { id });
+            }
+        }
+    }
+}
+
+impl Port {
+    /// What `service_names` says about it.
+    fn name(&self) -> abi::ServiceName {
+        abi::ServiceName {
+            namespace: names::cut(&self.service.namespace),
+            name: names::cut(&self.service.name),
+            port_name: names::cut(&self.port_name),
+            port: self.port,
+            proto: self.protocol.number(),
+            family: self.family.number(),
+            created: self.created,
+        }
+    }
+}

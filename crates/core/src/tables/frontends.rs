@@ -1,0 +1,169 @@
+//! Who owns which frontend. The first service that claims an address and port keeps it; later ones wait in line.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::TablesError;
+use crate::model::Family;
+use crate::ops::FrontendKey;
+
+/// Stands for the owner of a frontend that no known service claims.
+pub(super) const NOBODY: u32 = 0;
+
+/// A service slot's claim of a frontend.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Claim {
+    pub(super) slot: u32,
+    pub(super) kind: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Frontends {
+    owners: HashMap<FrontendKey, Claim>,
+    /// Only of keys that have an owner; first come, first served.
+    waiting: HashMap<FrontendKey, Vec<Claim>>,
+    used4: u32,
+    used6: u32,
+    size: u32,
+}
+
+/// What becomes of the frontends when the claims of one service change.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// New content, new keys included.
+    pub(super) puts: Vec<(FrontendKey, Claim)>,
+    /// Keys that nobody claims any more.
+    pub(super) deletes: Vec<FrontendKey>,
+    /// Keys that another slot keeps.
+    pub(super) refused: Vec<(FrontendKey, Claim)>,
+    /// Those of them that were not waiting before, with the slot that keeps them.
+    pub(super) newly_refused: Vec<(FrontendKey, u32)>,
+}
+
+impl Frontends {
+    pub(super) fn new(size: u32) -> Self {
+        Self { owners: HashMap::new(), waiting: HashMap::new(), used4: 0, used6: 0, size }
+    }
+
+    /// Takes in what a map already says.
+    pub(super) fn adopt(&mut self, key: FrontendKey, claim: Claim) {
+        self.insert(key, claim);
+    }
+
+    /// All conflicts: key, owner, and who waits for it.
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = (FrontendKey, u32, &[Claim])> {
+        let owned = |key| self.owners.get(key).map(|claim| claim.slot);
+        self.waiting.iter().filter_map(move |(key, claims)| Some((*key, owned(key)?, claims.as_slice())))
+    }
+
+    /// Works out what changes when the slots in `own` (all of one service, old and new) claim `new` instead of `old`.
+    pub(super) fn resolve<'a>(
+        &self,
+        own: &BTreeSet<u32>,
+        old: impl Iterator<Item = &'a FrontendKey>,
+        new: &BTreeMap<FrontendKey, Claim>,
+    ) -> Changes {
+        let mut changes = Changes::default();
+        for (key, claim) in new {
+            match self.owners.get(key) {
+                Some(owner) if owner == claim => {}
+                Some(owner) if owner.slot != NOBODY && !own.contains(&owner.slot) => {
+                    changes.refused.push((*key, *claim));
+                    if !self.waits(key, own) {
+                        changes.newly_refused.push((*key, owner.slot));
+                    }
+                }
+                Some(_) | None => changes.puts.push((*key, *claim)),
+            }
+        }
+        for key in old.filter(|key| !new.contains_key(key)) {
+            if self.owners.get(key).is_some_and(|owner| own.contains(&owner.slot)) {
+                match self.waiting.get(key).and_then(|line| line.iter().find(|claim| !own.contains(&claim.slot))) {
+                    Some(next) => changes.puts.push((*key, *next)),
+                    None => changes.deletes.push(*key),
+                }
+            }
+        }
+        changes
+    }
+
+    /// Whether the maps have room for the new keys: they are written before the old ones are deleted.
+    pub(super) fn check_room(&self, changes: &Changes) -> Result<(), TablesError> {
+        let new = changes.puts.iter().map(|(key, _)| key).filter(|key| !self.owners.contains_key(key));
+        let (new4, new6): (Vec<&FrontendKey>, Vec<_>) = new.partition(|key| Family::of(key.address) == Family::V4);
+        for (new, used, map) in [(new4, self.used4, "frontends4"), (new6, self.used6, "frontends6")] {
+            if new.len() > self.size.saturating_sub(used) as usize {
+                return Err(TablesError::Full { map, size: self.size, option: "--max-frontends" });
+            }
+        }
+        Ok(())
+    }
+
+    /// Records what `resolve` worked out; `old` are the keys that the service claimed before.
+    pub(super) fn commit<'a>(
+        &mut self,
+        own: &BTreeSet<u32>,
+        old: impl Iterator<Item = &'a FrontendKey>,
+        changes: &Changes,
+    ) {
+        let Changes { puts, deletes, refused, newly_refused: _ } = changes;
+        let refused: BTreeMap<_, _> = refused.iter().copied().collect();
+        for key in old.filter(|key| !refused.contains_key(key)) {
+            self.leave(key, own);
+        }
+        for (key, claim) in &refused {
+            let line = self.waiting.entry(*key).or_default();
+            match line.iter_mut().find(|other| own.contains(&other.slot)) {
+                Some(place) => *place = *claim,
+                None => line.push(*claim),
+            }
+        }
+        for (key, claim) in puts {
+            self.insert(*key, *claim);
+            self.leave(key, &BTreeSet::from([claim.slot]));
+        }
+        for key in deletes {
+            self.remove(key);
+        }
+    }
+
+    /// Forgets the frontends that no known service claims, and names them.
+    pub(super) fn take_orphans(&mut self) -> Vec<FrontendKey> {
+        let orphans = self.owners.iter().filter(|(_, claim)| claim.slot == NOBODY);
+        let mut keys: Vec<_> = orphans.map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys.iter().for_each(|key| self.remove(key));
+        keys
+    }
+
+    fn waits(&self, key: &FrontendKey, slots: &BTreeSet<u32>) -> bool {
+        self.waiting.get(key).is_some_and(|line| line.iter().any(|claim| slots.contains(&claim.slot)))
+    }
+
+    fn leave(&mut self, key: &FrontendKey, slots: &BTreeSet<u32>) {
+        if let Some(line) = self.waiting.get_mut(key) {
+            line.retain(|claim| !slots.contains(&claim.slot));
+            if line.is_empty() {
+                self.waiting.remove(key);
+            }
+        }
+    }
+
+    fn used(&mut self, key: &FrontendKey) -> &mut u32 {
+        match Family::of(key.address) {
+            Family::V4 => &mut self.used4,
+            Family::V6 => &mut self.used6,
+        }
+    }
+
+    fn insert(&mut self, key: FrontendKey, claim: Claim) {
+        if self.owners.insert(key, claim).is_none() {
+            *self.used(&key) += 1;
+        }
+    }
+
+    fn remove(&mut self, key: &FrontendKey) {
+        if self.owners.remove(key).is_some() {
+            *self.used(key) -= 1;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The ledger of slots: which service port owns which slot of which map, and what the maps hold.
+//!
+//! Pure: it answers with the operations that take the maps from what they hold to what a plan says, in an order in
+//! which every prefix serves correctly. Additions go from what is referred to up to the frontends, removals the other
+//! way. A slot that was given up rests until [`Tables::release`] was called twice.
+
+mod adopt;
+mod commit;
+mod frontends;
+mod names;
+mod pool;
+mod prune;
+mod replace;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use thiserror::Error;
+use weir_abi as abi;
+
+use crate::lines::{self, MAX_ENTRIES};
+use crate::model::{Family, ObjectName, Protocol};
+use crate::ops::{Capacity, FrontendKey, MapOp};
+use frontends::Frontends;
+use names::NodeNumbers;
+use pool::Pool;
+
+/// Why a plan cannot be written. What the maps hold stays as it is.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum TablesError {
+    /// A map has no free entry. Slots that rest until the next releases count as used.
+    #[error("map {map} is full ({size} entries): raise {option}")]
+    Full {
+        /// The map.
+        map: &'static str,
+        /// Its size in entries.
+        size: u32,
+        /// The option that sets the size.
+        option: &'static str,
+    },
+    /// A tier has more weighted endpoints than lines can hold.
+    #[error(
+        "{service} port {port_name:?}: {endpoints} endpoints in one tier, and the kernel selects among {MAX_ENTRIES} \
+         at most: split the service"
+    )]
+    TooManyEndpoints {
+        /// The service.
+        service: ObjectName,
+        /// Name of its port.
+        port_name: Arc<str>,
+        /// Endpoints with a weight in the tier.
+        endpoints: usize,
+    },
+}
+
+/// A frontend that two services claim.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct FrontendConflict {
+    /// The frontend.
+    pub key: FrontendKey,
+    /// The service that had it first and keeps it.
+    pub kept_by: ObjectName,
+    /// The service that gets it when the other one lets go.
+    pub refused: ObjectName,
+}
+
+/// The answer to a new plan.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Update {
+    /// What to write, in this order.
+    pub ops: Vec<MapOp>,
+    /// Frontends that the service claims from now on but did not get. Within a batch they may be temporary:
+    /// [`Tables::conflicts`] tells which ones lasted.
+    pub conflicts: Vec<FrontendConflict>,
+}
+
+/// The ledger. See the module's description.
+#[derive(Debug)]
+pub struct Tables {
+    capacity: Capacity,
+    /// By slot in `services`.
+    ports: HashMap<u32, Port>,
+    /// Slots in `services` by service.
+    slots: HashMap<ObjectName, Vec<u32>>,
+    port_pool: Pool,
+    /// What `backends` holds, by slot; the generations of free slots included.
+    backends: Vec<abi::Backend>,
+    backend_pool: Pool,
+    /// What `lines` holds, as far as services refer to it.
+    lines: HashMap<u32, Box<abi::Line>>,
+    line_pool: Pool,
+    nodes: NodeNumbers,
+    frontends: Frontends,
+    orphans: Orphans,
+}
+
+/// One port of a service in one family: the owner of a slot in `services`.
+#[derive(Clone, Debug)]
+struct Port {
+    service: ObjectName,
+    port_name: Arc<str>,
+    protocol: Protocol,
+    family: Family,
+    port: u16,
+    /// Seconds since boot.
+    created: u32,
+    content: abi::Service,
+    /// Slots in `backends`, sorted by address and port.
+    backends: Box<[u32]>,
+    /// Frontends that it claims, whether it owns them or waits for them.
+    claims: Box<[FrontendKey]>,
+}
+
+/// What an earlier writer left that belongs to no known service. Reserved until it is pruned.
+#[derive(Debug, Default)]
+struct Orphans {
+    services: BTreeSet<u32>,
+    names: BTreeSet<u32>,
+    backends: BTreeSet<u32>,
+    lines: BTreeSet<u32>,
+}
+
+const NO_BACKEND: abi::Backend = abi::Backend {
+    addr: abi::Addr::UNSET,
+    port: abi::Be16::new(0),
+    proto: 0,
+    flags: 0,
+    generation: 0,
+    service: 0,
+    node: 0,
+};
+
+const NO_SERVICE: abi::Service = abi::Service {
+    tiers: [abi::Tiers { spill: 0, local: 0, remote: 0, pad: 0 }; abi::CLASS_COUNT],
+    endpoints: 0,
+    flags: 0,
+    pad: [0; 2],
+};
+
+impl Tables {
+    /// The ledger of empty maps.
+    #[must_use]
+    pub fn new(capacity: Capacity) -> Self {
+        let none = BTreeSet::new();
+        Self {
+            capacity,
+            ports: HashMap::new(),
+            slots: HashMap::new(),
+            port_pool: Pool::new(1, capacity.services, &none),
+            backends: Vec::new(),
+            backend_pool: Pool::new(1, capacity.backends, &none),
+            lines: HashMap::new(),
+            line_pool: Pool::new(0, capacity.lines, &none),
+            nodes: NodeNumbers::new(Pool::new(1, capacity.nodes.saturating_add(1), &none)),
+            frontends: Frontends::new(capacity.frontends),
+            orphans: Orphans::default(),
+        }
+    }
+
+    /// Tells that a grace period has passed: every packet that was on its way at the previous call has left. Slots
+    /// given up before that call become free.
+    pub fn release(&mut self) {
+        let Self {
+            capacity: _,
+            ports: _,
+            slots: _,
+            port_pool,
+            backends: _,
+            backend_pool,
+            lines: _,
+            line_pool,
+            nodes,
+            frontends: _,
+            orphans: _,
+        } = self;
+        port_pool.release();
+        backend_pool.release();
+        line_pool.release();
+        nodes.release_resting();
+    }
+
+    /// All frontends that more than one service claims, sorted.
+    #[must_use]
+    pub fn conflicts(&self) -> Vec<FrontendConflict> {
+        let mut conflicts = Vec::new();
+        for (key, owner, waiting) in self.frontends.conflicts() {
+            let waiting = waiting.iter().map(|claim| claim.slot);
+            conflicts.extend(waiting.filter_map(|slot| self.conflict(key, owner, slot)));
+        }
+        conflicts.sort_unstable();
+        conflicts
+    }
+
+    fn conflict(&self, key: FrontendKey, owner: u32, waiting: u32) -> Option<FrontendConflict> {
+        let service = |slot| self.ports.get(&slot).map(|port| port.service.clone());
+        Some(FrontendConflict { key, kept_by: service(owner)?, refused: service(waiting)? })
+    }
+
+    /// What `backends` holds in a slot.
+    fn backend(&self, slot: u32) -> abi::Backend {
+        self.backends.get(slot as usize).copied().unwrap_or(NO_BACKEND)
+    }
+
+    fn set_backend(&mut self, slot: u32, backend: abi::Backend) {
+        let index = slot as usize;
+        if index >= self.backends.len() {
+            self.backends.resize(index + 1, NO_BACKEND);
+        }
+        self.backends[index] = backend;
+    }
+
+    /// Empties a backend's slot. The address stays: a packet that selected it a moment ago still reads it.
+    fn vacate_backend(&mut self, slot: u32) -> MapOp {
+        let old = self.backend(slot);
+        let backend = abi::Backend { flags: 0, generation: old.generation.wrapping_add(1), ..old };
+        self.set_backend(slot, backend);
+        self.backend_pool.retire(slot);
+        MapOp::PutBackend { id: slot, backend }
+    }
+
+    /// Slots of the lines below a reference, in the order in which they were taken.
+    fn line_slots(&self, reference: u32) -> Option<Vec<u32>> {
+        let mut slots = Vec::new();
+        let get = |slot| self.lines.get(&slot).map(Box::as_ref);
+        lines::walk(reference, &get, &mut |slot, _| slots.push(slot)).then_some(slots)
+    }
+}
+
+/// The references of a service to its tiers, empty ones included.
+fn roots(service: &abi::Service) -> impl Iterator<Item = u32> {
+    service.tiers.iter().flat_map(|tiers| [tiers.local, tiers.remote])
+}
+
+/// Identity of a backend within its service port, and its sort order.
+fn endpoint(backend: &abi::Backend) -> ([u8; 16], u16) {
+    (backend.addr.octets(), backend.port.get())
+}

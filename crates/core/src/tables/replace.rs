@@ -1,0 +1,314 @@
+//! From a service's plan to what has to be written. It is staged first, so that a full map changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use weir_abi as abi;
+
+use super::frontends::{Changes, Claim};
+use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, roots};
+use crate::lines::{self, MAX_ENTRIES};
+use crate::model::ObjectName;
+use crate::ops::{FrontendKey, MapOp};
+use crate::plan::{BackendPlan, ServicePlan};
+
+/// What a replacement is going to write, and the slots that it has taken for that.
+#[derive(Debug, Default)]
+pub(super) struct Stage {
+    /// Kept and new slots with what they will hold.
+    pub(super) ports: Vec<(u32, Port)>,
+    pub(super) new_ports: BTreeSet<u32>,
+    pub(super) gone_ports: Vec<u32>,
+    /// New and changed backends.
+    pub(super) backends: Vec<(u32, abi::Backend)>,
+    pub(super) new_backends: Vec<u32>,
+    pub(super) gone_backends: Vec<u32>,
+    pub(super) lines: Vec<(u32, abi::Line)>,
+    pub(super) new_lines: Vec<u32>,
+    pub(super) gone_lines: Vec<u32>,
+    /// Numbers of nodes counted once more, and whether each is new.
+    pub(super) acquired: Vec<(u32, bool)>,
+    /// Numbers of nodes to be counted once less.
+    pub(super) released: Vec<u32>,
+    /// All slots of the service, old and new.
+    pub(super) own: BTreeSet<u32>,
+    pub(super) old_claims: Vec<FrontendKey>,
+    pub(super) frontends: Changes,
+}
+
+impl Tables {
+    /// Takes a service from what the maps hold to what its plans say; no plan removes it. `now_seconds` (since boot)
+    /// becomes the creation time of new ports. A second plan of the same key is ignored.
+    ///
+    /// # Errors
+    /// If a map is full or a tier has too many endpoints. Nothing has changed then.
+    pub fn replace(
+        &mut self,
+        service: &ObjectName,
+        plans: &[ServicePlan],
+        now_seconds: u32,
+    ) -> Result<Update, TablesError> {
+        let mut stage = Stage::default();
+        match self.stage(service, plans, now_seconds, &mut stage) {
+            Ok(()) => Ok(self.commit(service, stage)),
+            Err(error) => {
+                self.undo(stage);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a service. That needs no room, so it cannot fail.
+    pub(super) fn remove(&mut self, service: &ObjectName) -> Vec<MapOp> {
+        let mut stage = Stage::default();
+        self.stage_removals(service, &mut stage);
+        self.stage_frontends(&BTreeMap::new(), &mut stage);
+        self.commit(service, stage).ops
+    }
+
+    fn stage(
+        &mut self,
+        service: &ObjectName,
+        plans: &[ServicePlan],
+        now_seconds: u32,
+        stage: &mut Stage,
+    ) -> Result<(), TablesError> {
+        let mut claims = BTreeMap::new();
+        let mut keys = BTreeSet::new();
+        for plan in plans.iter().filter(|plan| keys.insert(&plan.key)) {
+            let slot = self.stage_port(service, plan, now_seconds, stage)?;
+            for (key, kind) in &plan.frontends {
+                claims.entry(*key).or_insert(Claim { slot, kind: *kind });
+            }
+        }
+        self.stage_removals(service, stage);
+        self.stage_frontends(&claims, stage);
+        self.frontends.check_room(&stage.frontends)
+    }
+
+    fn stage_port(
+        &mut self,
+        service: &ObjectName,
+        plan: &ServicePlan,
+        now_seconds: u32,
+        stage: &mut Stage,
+    ) -> Result<u32, TablesError> {
+        let old = self.find_port(service, plan);
+        let slot = match old {
+            Some(slot) => slot,
+            None => {
+                let size = self.capacity.services;
+                let full = TablesError::Full { map: "services", size, option: "--max-services" };
+                let slot = self.port_pool.take().ok_or(full)?;
+                stage.new_ports.insert(slot);
+                slot
+            }
+        };
+        let old = old.and_then(|slot| self.ports.get(&slot));
+        let (old_content, created) = old.map_or((NO_SERVICE, now_seconds), |port| (port.content, port.created));
+        let old_backends = old.map_or_else(Box::default, |port| port.backends.clone());
+
+        let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
+        let tiers = self.stage_tiers(&old_content, plan, &ids, stage)?;
+        let port = Port {
+            service: service.clone(),
+            port_name: Arc::clone(&plan.key.port_name),
+            protocol: plan.key.protocol,
+            family: plan.key.family,
+            port: plan.port,
+            created,
+            content: abi::Service { tiers, endpoints: plan.endpoints, flags: abi::SERVICE_USED, pad: [0; 2] },
+            backends,
+            claims: plan.frontends.iter().map(|(key, _)| *key).collect(),
+        };
+        stage.ports.push((slot, port));
+        Ok(slot)
+    }
+
+    fn find_port(&self, service: &ObjectName, plan: &ServicePlan) -> Option<u32> {
+        let is_it = |port: &Port| {
+            port.port_name == plan.key.port_name && port.protocol == plan.key.protocol && port.family == plan.key.family
+        };
+        let slots = self.slots.get(service)?;
+        slots.iter().copied().find(|slot| self.ports.get(slot).is_some_and(is_it))
+    }
+
+    /// The slots of the plan's backends, in the plan's order and sorted by endpoint. Both lists are sorted, so old and
+    /// new are matched in one pass.
+    fn stage_backends(
+        &mut self,
+        slot: u32,
+        old: &[u32],
+        plan: &ServicePlan,
+        stage: &mut Stage,
+    ) -> Result<(Vec<u32>, Box<[u32]>), TablesError> {
+        let mut wanted = Vec::with_capacity(plan.backends.len());
+        for (index, backend) in plan.backends.iter().enumerate() {
+            wanted.push((content(backend, plan.key.protocol.number(), slot), index));
+        }
+        wanted.sort_by_key(|(backend, _)| endpoint(backend));
+
+        let mut ids = vec![0; wanted.len()];
+        let mut old = old.iter().copied().peekable();
+        for (backend, index) in &wanted {
+            let key = endpoint(backend);
+            while let Some(gone) = old.next_if(|id| endpoint(&self.backend(*id)) < key) {
+                stage.gone_backends.push(gone);
+            }
+            let known = old.next_if(|id| endpoint(&self.backend(*id)) == key);
+            ids[*index] = self.stage_backend(known, *backend, &plan.backends[*index], stage)?;
+        }
+        stage.gone_backends.extend(old);
+        let sorted = wanted.iter().map(|(_, index)| ids[*index]).collect();
+        Ok((ids, sorted))
+    }
+
+    fn stage_backend(
+        &mut self,
+        known: Option<u32>,
+        backend: abi::Backend,
+        plan: &BackendPlan,
+        stage: &mut Stage,
+    ) -> Result<u32, TablesError> {
+        let full = TablesError::Full { map: "backends", size: self.capacity.backends, option: "--max-backends" };
+        let (id, generation, old_node) = match known {
+            Some(id) => (id, self.backend(id).generation, self.backend(id).node),
+            None => {
+                let id = self.backend_pool.take().ok_or(full)?;
+                stage.new_backends.push(id);
+                (id, self.backend(id).generation.wrapping_add(1), 0)
+            }
+        };
+        let node = self.stage_node(old_node, plan, stage)?;
+        let backend = abi::Backend { generation, node, ..backend };
+        if known.is_none() || backend != self.backend(id) {
+            stage.backends.push((id, backend));
+        }
+        Ok(id)
+    }
+
+    /// The number of a backend's node; counted if it is not the one that it had.
+    fn stage_node(&mut self, old: u32, plan: &BackendPlan, stage: &mut Stage) -> Result<u32, TablesError> {
+        let mut number = 0;
+        if let Some(node) = &plan.node {
+            let name = abi::NodeName { name: names::cut(node), zone: names::cut(&plan.zone) };
+            if old != 0 && self.nodes.is_called(old, &name) {
+                return Ok(old);
+            }
+            let size = self.capacity.nodes;
+            let full = TablesError::Full { map: "node_names", size, option: "--max-nodes" };
+            let acquired = self.nodes.acquire(name).ok_or(full)?;
+            stage.acquired.push(acquired);
+            number = acquired.0;
+        }
+        if old != 0 {
+            stage.released.push(old);
+        }
+        Ok(number)
+    }
+
+    fn stage_tiers(
+        &mut self,
+        old: &abi::Service,
+        plan: &ServicePlan,
+        ids: &[u32],
+        stage: &mut Stage,
+    ) -> Result<[abi::Tiers; abi::CLASS_COUNT], TablesError> {
+        let mut built = Vec::new();
+        let mut tiers = NO_SERVICE.tiers;
+        for ((new, old_tiers), tier) in tiers.iter_mut().zip(&old.tiers).zip(&plan.tiers) {
+            new.spill = u32::from(tier.spill);
+            for (reference, old_reference, entries) in
+                [(&mut new.local, old_tiers.local, &tier.local), (&mut new.remote, old_tiers.remote, &tier.remote)]
+            {
+                let entries: Vec<_> = entries.iter().map(|(index, weight)| (ids[*index], *weight)).collect();
+                *reference = match built.iter().find(|(known, _)| *known == entries) {
+                    Some((_, root)) => *root,
+                    None => {
+                        let root = self.stage_tree(plan, &entries, (old_reference, old), stage)?;
+                        built.push((entries, root));
+                        root
+                    }
+                };
+            }
+        }
+        let kept: BTreeSet<_> = built.iter().map(|(_, root)| *root).collect();
+        let left: BTreeSet<_> = roots(old).filter(|root| !kept.contains(root)).collect();
+        stage.gone_lines.extend(left.iter().filter_map(|root| self.line_slots(*root)).flatten());
+        Ok(tiers)
+    }
+
+    /// The root of a tree with these entries: an old one that says the same, best that of the same tier, else a new one.
+    fn stage_tree(
+        &mut self,
+        plan: &ServicePlan,
+        entries: &[(u32, u32)],
+        (same_tier, old): (u32, &abi::Service),
+        stage: &mut Stage,
+    ) -> Result<u32, TablesError> {
+        let others: BTreeSet<_> = roots(old).filter(|root| *root != same_tier).collect();
+        let mut candidates = std::iter::once(same_tier).chain(others).filter(|root| root & abi::REF_LINE != 0);
+        if let Some(root) = candidates.find(|root| self.says_the_same(*root, entries)) {
+            return Ok(root);
+        }
+        let endpoints = entries.iter().filter(|(_, weight)| *weight > 0).count();
+        if endpoints > MAX_ENTRIES {
+            let (service, port_name) = (plan.key.service.clone(), Arc::clone(&plan.key.port_name));
+            return Err(TablesError::TooManyEndpoints { service, port_name, endpoints });
+        }
+        let tree = lines::build(entries, &mut || {
+            let slot = self.line_pool.take()?;
+            stage.new_lines.push(slot);
+            Some(slot)
+        });
+        let full = TablesError::Full { map: "lines", size: self.capacity.lines, option: "--max-lines" };
+        let tree = tree.ok_or(full)?;
+        stage.lines.extend(tree.lines);
+        Ok(tree.root)
+    }
+
+    /// Whether building the entries into the slots of an old tree would write what they hold already.
+    fn says_the_same(&self, root: u32, entries: &[(u32, u32)]) -> bool {
+        let Some(slots) = self.line_slots(root) else { return false };
+        let mut slots = slots.into_iter();
+        let Some(tree) = lines::build(entries, &mut || slots.next()) else { return false };
+        let holds = |(slot, line): &(u32, abi::Line)| self.lines.get(slot).is_some_and(|held| **held == *line);
+        tree.root == root && slots.next().is_none() && tree.lines.iter().all(holds)
+    }
+
+    /// Everything of the service that the stage does not keep.
+    fn stage_removals(&mut self, service: &ObjectName, stage: &mut Stage) {
+        let old = self.slots.get(service).cloned().unwrap_or_default();
+        stage.own = stage.ports.iter().map(|(slot, _)| *slot).chain(old.iter().copied()).collect();
+        for slot in old {
+            let Some(port) = self.ports.get(&slot) else { continue };
+            stage.old_claims.extend(&port.claims);
+            if stage.ports.iter().any(|(kept, _)| *kept == slot) {
+                continue;
+            }
+            stage.gone_ports.push(slot);
+            stage.gone_backends.extend(&port.backends);
+            let trees: BTreeSet<_> = roots(&port.content).collect();
+            stage.gone_lines.extend(trees.iter().filter_map(|root| self.line_slots(*root)).flatten());
+        }
+    }
+
+    fn stage_frontends(&mut self, claims: &BTreeMap<FrontendKey, Claim>, stage: &mut Stage) {
+        stage.frontends = self.frontends.resolve(&stage.own, stage.old_claims.iter(), claims);
+    }
+}
+
+/// A backend as the map holds it, without generation and node.
+fn content(plan: &BackendPlan, proto: u8, service: u32) -> abi::Backend {
+    let BackendPlan { address, port, node: _, zone: _, local, host_network } = plan;
+    let flag = |set: &bool, flag: u8| if *set { flag } else { 0 };
+    abi::Backend {
+        addr: (*address).into(),
+        port: abi::Be16::new(*port),
+        proto,
+        flags: abi::BACKEND_USED | flag(local, abi::BACKEND_LOCAL) | flag(host_network, abi::BACKEND_HOST_NETWORK),
+        generation: 0,
+        service,
+        node: 0,
+    }
+}

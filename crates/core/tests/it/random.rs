@@ -1,0 +1,238 @@
+//! Random histories: whatever happens, no packet is led astray and the end does not depend on the way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use weir_abi as abi;
+use weir_core::model::{Family, Protocol};
+use weir_core::ops::{Capacity, FrontendKey, MapOp};
+use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, TierPlan};
+use weir_core::tables::TablesError;
+
+use crate::build::{ip, name};
+use crate::maps::Meaning;
+use crate::tables::World;
+
+const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
+const NODES: [&str; 3] = ["here", "near", "far"];
+
+/// Small enough that plans meet full maps now and then.
+const SMALL: Capacity =
+    Capacity { services: 14, backends: 90, lines: 12, frontends: 7, nodes: 5, flows: 1, sockets: 1 };
+
+#[derive(Clone, Debug)]
+enum Step {
+    Replace(usize, Vec<ServicePlan>),
+    /// The process ends after a part (of 256) of the operations is written.
+    Crash(usize, Vec<ServicePlan>, u8),
+    Prune(BTreeSet<usize>),
+    Release,
+    Restart,
+}
+
+fn plans(service: usize) -> impl Strategy<Value = Vec<ServicePlan>> {
+    let ports = [("http", Protocol::Tcp), ("dns", Protocol::Udp)];
+    let keys = ports.into_iter().flat_map(|port| [(port, Family::V4), (port, Family::V6)]).collect::<Vec<_>>();
+    prop::sample::subsequence(keys, 0..=3).prop_flat_map(move |keys| {
+        keys.into_iter().map(|((port, protocol), family)| plan(service, port, protocol, family)).collect::<Vec<_>>()
+    })
+}
+
+fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) -> impl Strategy<Value = ServicePlan> {
+    let few_or_many = prop_oneof![4 => 0..5_usize, 1 => 17..24_usize];
+    let endpoints = few_or_many.prop_flat_map(|count| {
+        (prop::sample::subsequence((0..30_u8).collect::<Vec<_>>(), count), prop::collection::vec(0..12_u8, 24))
+    });
+    let tier = (any::<u16>(), prop::collection::vec((0..3_u32, any::<bool>()), 24), any::<bool>());
+    let frontends = prop::collection::btree_map(0..4_u8, 1..=4_u32, 0..3);
+    (endpoints, prop::array::uniform3(tier), frontends, 0..2_u16).prop_map(
+        move |((hosts, kinds), tiers, frontends, odd)| {
+            let prefix = |v4: &str, v6: &str| if family == Family::V4 { v4.to_owned() } else { v6.to_owned() };
+            let backends = hosts.iter().zip(&kinds).map(|(host, kind)| BackendPlan {
+                address: ip(&format!("{}{host}", prefix("10.0.0.", "fd00:10::"))),
+                port: 8080,
+                node: NODES.get(usize::from(kind % 4)).map(|node| (*node).into()),
+                zone: if kind / 4 == 0 { "east".into() } else { "west".into() },
+                local: kind % 4 == 0,
+                host_network: *kind > 8,
+            });
+            let backends = backends.collect::<Vec<_>>();
+            let [one, two, three] = &tiers;
+            // Two of the classes are often equal in real plans.
+            let third = if three.2 { one } else { three };
+            ServicePlan {
+                key: PlanKey { service: name(SERVICES[service]), port_name: port.into(), protocol, family },
+                port: 80 + odd,
+                frontends: frontends.iter().map(|(host, kind)| (frontend(*host, protocol, family), *kind)).collect(),
+                tiers: [one, two, third].map(|(spill, choices, _)| tier_plan(*spill, choices, backends.len())),
+                endpoints: u32::try_from(backends.len()).unwrap(),
+                backends,
+            }
+        },
+    )
+}
+
+fn frontend(host: u8, protocol: Protocol, family: Family) -> FrontendKey {
+    let address = match family {
+        Family::V4 => ip(&format!("10.96.0.{host}")),
+        Family::V6 => ip(&format!("fd00:96::{host}")),
+    };
+    FrontendKey { address, port: 80, protocol: protocol.number() }
+}
+
+fn tier_plan(spill: u16, choices: &[(u32, bool)], backends: usize) -> TierPlan {
+    let weighted = choices[..backends].iter().enumerate().map(|(index, (weight, local))| ((index, *weight), *local));
+    let (local, remote): (Vec<_>, Vec<_>) = weighted.partition(|(_, local)| *local);
+    let entries = |list: Vec<((usize, u32), bool)>| list.into_iter().map(|(entry, _)| entry).collect();
+    TierPlan { spill, local: entries(local), remote: entries(remote) }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let service = 0..SERVICES.len();
+    let planned = service.clone().prop_flat_map(|service| (Just(service), plans(service)));
+    let crash = (planned.clone(), any::<u8>()).prop_map(|((service, plans), part)| Step::Crash(service, plans, part));
+    prop_oneof![
+        8 => planned.prop_map(|(service, plans)| Step::Replace(service, plans)),
+        1 => crash,
+        1 => prop::collection::btree_set(service, 2..4).prop_map(Step::Prune),
+        3 => Just(Step::Release),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// A world, what was asked of it, and the slots that packets on their way may still hold.
+#[derive(Debug)]
+struct History {
+    world: World,
+    wanted: BTreeMap<usize, Vec<ServicePlan>>,
+    resting: [BTreeSet<u32>; 2],
+}
+
+impl History {
+    fn apply(&mut self, ops: &[MapOp]) {
+        let lines = |world: &World| -> BTreeSet<u32> {
+            world.maps.services.values().flat_map(|service| world.maps.reachable(service).0).collect()
+        };
+        let before = lines(&self.world);
+        for op in ops {
+            if let MapOp::PutLine { id, .. } = op {
+                let resting = self.resting.iter().any(|slots| slots.contains(id));
+                assert!(!resting, "line {id} is written while a packet may still hold it");
+            }
+        }
+        self.world.maps.apply_all(ops);
+        self.resting[0].extend(before.difference(&lines(&self.world)));
+    }
+
+    fn replace(&mut self, service: usize, plans: &[ServicePlan]) -> Result<Vec<MapOp>, TablesError> {
+        let update = self.world.tables.replace(&name(SERVICES[service]), plans, 7);
+        let ops = update.map(|update| update.ops);
+        if let Ok(ops) = &ops {
+            self.apply(ops);
+            self.wanted.insert(service, plans.to_vec());
+        }
+        ops
+    }
+
+    fn restart(&mut self) {
+        self.world.restart_sized(SMALL);
+        self.resting = Default::default();
+    }
+
+    fn assert_settled(&mut self) {
+        for (service, plans) in self.wanted.clone() {
+            assert_eq!(self.replace(service, &plans), Ok(vec![]), "{} is not settled", SERVICES[service]);
+        }
+    }
+
+    fn release(&mut self) {
+        self.world.tables.release();
+        self.resting[1] = std::mem::take(&mut self.resting[0]);
+    }
+
+    /// After a crash: plan everything, remove the rest. Room that the crash has lost comes back with the prune.
+    fn recover(&mut self, wanted: &BTreeMap<usize, Vec<ServicePlan>>) {
+        self.restart();
+        let failed: Vec<_> = wanted.iter().filter(|(service, plans)| self.replace(**service, plans).is_err()).collect();
+        let ops = self.world.tables.prune(|service| wanted.keys().any(|known| *service == name(SERVICES[*known])));
+        self.apply(&ops);
+        self.release();
+        self.release();
+        for (service, plans) in failed {
+            self.replace(*service, plans).unwrap();
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Replace(service, plans) => {
+                if self.replace(service, &plans).is_err() {
+                    self.assert_settled();
+                }
+            }
+            Step::Crash(service, plans, part) => {
+                let Ok(update) = self.world.tables.replace(&name(SERVICES[service]), &plans, 7) else { return };
+                let written = update.ops.len() * usize::from(part) / 256;
+                self.apply(&update.ops[..written]);
+                let mut wanted = std::mem::take(&mut self.wanted);
+                wanted.insert(service, plans);
+                self.recover(&wanted);
+            }
+            Step::Prune(keep) => {
+                let ops = self.world.tables.prune(|service| keep.iter().any(|kept| *service == name(SERVICES[*kept])));
+                self.apply(&ops);
+                self.wanted.retain(|service, _| keep.contains(service));
+            }
+            Step::Release => self.release(),
+            Step::Restart => {
+                self.restart();
+                self.assert_settled();
+                assert_eq!(self.world.tables.prune(|_| true), []);
+            }
+        }
+    }
+
+    /// The content is that of a fresh start, but for who owns a frontend that several services claim.
+    fn assert_like_a_fresh_start(&self) {
+        let mut fresh = World::new();
+        let mut claims: BTreeMap<FrontendKey, Vec<(String, u32)>> = BTreeMap::new();
+        for (service, plans) in &self.wanted {
+            fresh.replace(SERVICES[*service], plans);
+            for (key, kind) in plans.iter().flat_map(|plan| &plan.frontends) {
+                claims.entry(*key).or_default().push((SERVICES[*service].to_owned(), *kind));
+            }
+        }
+        let Meaning { ports, frontends, nodes } = self.world.maps.meaning();
+        let expected = fresh.maps.meaning();
+        assert_eq!(ports, expected.ports);
+        assert_eq!(nodes, expected.nodes);
+        assert_eq!(frontends.keys().collect::<Vec<_>>(), expected.frontends.keys().collect::<Vec<_>>());
+        for (key, (port, kind)) in &frontends {
+            assert!(claims[key].contains(&(port.1.clone(), *kind)), "{key:?} is {port:?}'s, of {claims:?}");
+            assert!(claims[key].len() > 1 || frontends[key] == expected.frontends[key]);
+        }
+        let conflicts: usize = claims.values().map(|claims| claims.len() - 1).sum();
+        assert_eq!(self.world.tables.conflicts().len(), conflicts);
+        let used = self.world.maps.used_backends();
+        assert_eq!(used.len(), fresh.maps.used_backends().len(), "a backend is left over");
+        assert!(used.values().all(|b| self.world.maps.services[&b.service].flags & abi::SERVICE_USED != 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn any_history_keeps_every_reference_valid_and_ends_like_a_fresh_start(
+        steps in prop::collection::vec(step(), 1..25),
+    ) {
+        let world = World::sized(SMALL);
+        let mut history = History { world, wanted: BTreeMap::new(), resting: Default::default() };
+        for step in steps {
+            history.step(step);
+            history.assert_like_a_fresh_start();
+        }
+        history.restart();
+        history.assert_settled();
+        history.assert_like_a_fresh_start();
+    }
+}

@@ -1,0 +1,270 @@
+//! Attaching: links that are pinned are adopted and get the new program in one step; others are made and pinned.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use aya_obj::generated::{bpf_attach_type, bpf_link_info};
+use tracing::{debug, info, warn};
+use weir_abi as abi;
+
+use crate::clsact;
+use crate::error::{Error, Result};
+use crate::load::Datapath;
+use crate::sys::{self, LinkTarget};
+
+/// In native mode or not at all: generic XDP is slower than tc.
+const XDP_NATIVE: u32 = 1 << 2;
+
+/// A place on an interface where a program runs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hook {
+    /// XDP on the node's interface.
+    Xdp,
+    /// tc, into the node.
+    NicIn,
+    /// tc, out of the node.
+    NicOut,
+    /// tc on the host side of a pod's interface, from the pod.
+    PodIn,
+    /// tc on the host side of a pod's interface, to the pod.
+    PodOut,
+}
+
+impl Hook {
+    const ALL: [Self; 5] = [Self::Xdp, Self::NicIn, Self::NicOut, Self::PodIn, Self::PodOut];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::NicIn => "nic_in",
+            Self::NicOut => "nic_out",
+            Self::PodIn => "pod_in",
+            Self::PodOut => "pod_out",
+        }
+    }
+
+    pub(crate) fn program(self) -> String {
+        format!("weir_{}", self.name())
+    }
+
+    const fn kind(self) -> bpf_attach_type {
+        match self {
+            Self::Xdp => bpf_attach_type::BPF_XDP,
+            Self::NicIn | Self::PodIn => bpf_attach_type::BPF_TCX_INGRESS,
+            Self::NicOut | Self::PodOut => bpf_attach_type::BPF_TCX_EGRESS,
+        }
+    }
+
+    pub(crate) const fn is_ingress(self) -> bool {
+        matches!(self, Self::Xdp | Self::NicIn | Self::PodIn)
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What is behind an interface.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Role {
+    /// Clients outside the node.
+    Nic,
+    /// One pod.
+    Pod,
+}
+
+/// How programs are attached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AttachOptions {
+    /// Use XDP on the node's interfaces where the driver runs it natively.
+    pub xdp: bool,
+    /// Use TCX links where the kernel has them (6.6); else, and where it has not, clsact filters.
+    pub tcx: bool,
+}
+
+const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
+    ("connect4", bpf_attach_type::BPF_CGROUP_INET4_CONNECT),
+    ("connect6", bpf_attach_type::BPF_CGROUP_INET6_CONNECT),
+    ("sendmsg4", bpf_attach_type::BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", bpf_attach_type::BPF_CGROUP_UDP6_SENDMSG),
+    ("recvmsg4", bpf_attach_type::BPF_CGROUP_UDP4_RECVMSG),
+    ("recvmsg6", bpf_attach_type::BPF_CGROUP_UDP6_RECVMSG),
+    ("peername4", bpf_attach_type::BPF_CGROUP_INET4_GETPEERNAME),
+    ("peername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
+];
+
+impl Datapath {
+    /// Attaches everything that an interface of this role needs, in the network namespace of the caller.
+    ///
+    /// # Errors
+    /// When tc cannot be attached. XDP is best effort: what it does not do, tc does.
+    pub fn attach_interface(&mut self, index: u32, name: &str, role: Role, options: AttachOptions) -> Result<()> {
+        let (ingress, egress) = match role {
+            Role::Nic => (Hook::NicIn, Hook::NicOut),
+            Role::Pod => (Hook::PodIn, Hook::PodOut),
+        };
+        // Answers first: a flow that begins between the two must find its way back.
+        self.attach_tc(egress, index, name, options)?;
+        self.attach_tc(ingress, index, name, options)?;
+        if role == Role::Nic && options.xdp {
+            self.attach_xdp(index, name)?;
+        } else {
+            self.drop_link(&link_name(Hook::Xdp, index))?;
+            self.devices.remove(&index)?;
+        }
+        Ok(())
+    }
+
+    fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {
+        if options.tcx {
+            let target = LinkTarget::Interface(index);
+            match self.link(&hook.program(), &link_name(hook, index), target, hook.kind(), 0) {
+                Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
+                    debug!(interface = name, "no TCX in this kernel, using clsact");
+                }
+                done => return done,
+            }
+        }
+        self.drop_link(&link_name(hook, index))?;
+        clsact::attach(&mut self.tc, hook, name)
+    }
+
+    fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {
+        let hook = Hook::Xdp;
+        let target = LinkTarget::Interface(index);
+        match self.link(&hook.program(), &link_name(hook, index), target, hook.kind(), XDP_NATIVE) {
+            Ok(()) => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
+            Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EBUSY) => {
+                warn!(interface = name, "another XDP program is attached; leaving it, tc does the work");
+                Ok(())
+            }
+            Err(Error::Io { cause, .. }) => {
+                info!(interface = name, reason = %cause, "no native XDP, tc does the work");
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Attaches the socket hooks to a cgroup of the v2 hierarchy.
+    ///
+    /// # Errors
+    /// When the cgroup cannot be opened or a program not attached.
+    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
+        let dir = File::open(cgroup).map_err(|e| Error::io(format!("cannot open cgroup {}", cgroup.display()), e))?;
+        let target = LinkTarget::Cgroup(dir.as_fd());
+        for (name, kind) in CGROUP_PROGRAMS {
+            self.link(&format!("weir_{name}"), name, target, kind, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Detaches the socket hooks.
+    ///
+    /// # Errors
+    /// When a pin cannot be removed.
+    pub fn detach_cgroup(&mut self) -> Result<()> {
+        CGROUP_PROGRAMS.iter().try_for_each(|(name, _)| self.drop_link(name))
+    }
+
+    /// Detaches everything from an interface, or cleans up after one that is gone.
+    ///
+    /// # Errors
+    /// When a pin cannot be removed.
+    pub fn detach_interface(&mut self, index: u32, name: &str) -> Result<()> {
+        for hook in Hook::ALL {
+            self.drop_link(&link_name(hook, index))?;
+        }
+        clsact::detach(name);
+        self.devices.remove(&index).map(drop)
+    }
+
+    /// Indexes of the interfaces for which links are pinned.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn attached_interfaces(&self) -> Result<Vec<u32>> {
+        let names = self.pins.link_names()?;
+        let mut indexes: Vec<u32> = names.iter().filter_map(|name| name.rsplit_once('-')?.1.parse().ok()).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        Ok(indexes)
+    }
+
+    fn drop_link(&self, pin: &str) -> Result<()> {
+        let path = self.pins.links().join(pin);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("cannot remove {}", path.display()), e))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Adopts the pinned link, or makes and pins a new one.
+    fn link(&self, program: &str, pin: &str, target: LinkTarget<'_>, kind: bpf_attach_type, flags: u32) -> Result<()> {
+        let path = self.pins.links().join(pin);
+        let program_fd = self.program(program).ok_or_else(|| Error::Object {
+            object: "the compiled programs",
+            reason: format!("there is no program {program}"),
+        })?;
+        if let Some(link) = pinned_link(&path, target)? {
+            match sys::link_update(link.as_fd(), program_fd) {
+                Ok(()) => return Ok(()),
+                Err(e) => debug!(link = pin, reason = %e, "cannot adopt the link, making a new one"),
+            }
+        }
+        self.drop_link(pin)?;
+        let link = sys::link_create(program_fd, target, kind, flags)
+            .map_err(|e| Error::io(format!("cannot attach {program} to {}", Target(target)), e))?;
+        sys::obj_pin(link.as_fd(), &path).map_err(|e| Error::io(format!("cannot pin {}", path.display()), e))
+    }
+}
+
+struct Target<'a>(LinkTarget<'a>);
+
+impl fmt::Display for Target<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            LinkTarget::Interface(index) => write!(f, "interface {index}"),
+            LinkTarget::Cgroup(_) => f.write_str("the cgroup"),
+        }
+    }
+}
+
+fn link_name(hook: Hook, index: u32) -> String {
+    format!("{hook}-{index}")
+}
+
+/// The link that is pinned at the path, if it still leads to the target. Devices take their links with them.
+fn pinned_link(path: &Path, target: LinkTarget<'_>) -> Result<Option<OwnedFd>> {
+    let link = match sys::obj_get(path, 0) {
+        Ok(link) => link,
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        Err(e) => return Err(Error::io(format!("cannot open {}", path.display()), e)),
+    };
+    let info =
+        sys::link_info(link.as_fd()).map_err(|e| Error::io(format!("cannot inspect {}", path.display()), e))?;
+    Ok(leads_to(&info, target)?.then_some(link))
+}
+
+fn leads_to(info: &bpf_link_info, target: LinkTarget<'_>) -> Result<bool> {
+    match target {
+        // SAFETY: XDP and TCX links both report the index of their device first.
+        LinkTarget::Interface(index) => Ok(unsafe { info.__bindgen_anon_1.xdp.ifindex } == index),
+        // SAFETY: a link that was pinned under a cgroup program's name is a cgroup link.
+        LinkTarget::Cgroup(fd) => Ok(unsafe { info.__bindgen_anon_1.cgroup.cgroup_id } == inode(fd)?),
+    }
+}
+
+/// A cgroup's id is its inode number.
+fn inode(fd: BorrowedFd<'_>) -> Result<u64> {
+    let file = fd.try_clone_to_owned().map(File::from);
+    let metadata = file.and_then(|file| file.metadata());
+    Ok(metadata.map_err(|e| Error::io("cannot inspect the cgroup", e))?.ino())
+}

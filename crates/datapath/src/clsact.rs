@@ -1,0 +1,54 @@
+//! tc before Linux 6.6: filters on a clsact qdisc. They are no links; they stay until they are removed by name.
+
+use std::mem::forget;
+
+use aya::Ebpf;
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program};
+use aya::programs::{SchedClassifier, TcAttachType};
+
+use crate::attach::Hook;
+use crate::error::{Error, Result};
+
+/// Behind the filters of people, before those that let the kernel choose (49152).
+const PRIORITY: u16 = 1000;
+const HANDLE: TcHandle = TcHandle::new(0, 1);
+
+const HOOKS: [Hook; 4] = [Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
+
+const fn direction(hook: Hook) -> TcAttachType {
+    if hook.is_ingress() { TcAttachType::Ingress } else { TcAttachType::Egress }
+}
+
+/// Attaches a program, in place of the one that an earlier agent left there.
+pub(crate) fn attach(tc: &mut Ebpf, hook: Hook, interface: &str) -> Result<()> {
+    let failed = |reason: String| Error::Object {
+        object: "tc.bpf.o",
+        reason: format!("cannot attach {} to {interface}: {reason}", hook.program()),
+    };
+    // An existing qdisc is fine; any other failure shows when the filter is attached.
+    let _ = qdisc_add_clsact(interface);
+    let program: &mut SchedClassifier = tc
+        .program_mut(&hook.program())
+        .ok_or_else(|| failed("there is no such program".to_owned()))?
+        .try_into()
+        .map_err(|e: aya::programs::ProgramError| failed(e.to_string()))?;
+    let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: HANDLE, ..NlOptions::default() });
+    let attached = match program.attach_with_options(interface, direction(hook), options) {
+        Ok(id) => Ok(id),
+        Err(_) => {
+            let old = SchedClassifierLink::attached(interface, direction(hook), PRIORITY, HANDLE, None);
+            old.map_err(|e| failed(e.to_string())).and_then(|old| program.attach_to_link(old).map_err(|e| failed(e.to_string())))
+        }
+    };
+    let link = program.take_link(attached?).map_err(|e| failed(e.to_string()))?;
+    // Dropping it would remove the filter, which must outlive the agent.
+    forget(link);
+    Ok(())
+}
+
+/// Removes the programs from an interface. Nothing to remove is no error.
+pub fn detach(interface: &str) {
+    for hook in HOOKS {
+        let _ = qdisc_detach_program(interface, direction(hook), &hook.program());
+    }
+}

@@ -1,0 +1,148 @@
+//! What each map must look like. aya reuses any pin of the right name, so the comparison is made here, before it gets to.
+
+use std::mem::size_of;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use aya_obj::generated::{bpf_map_info, bpf_map_type};
+use weir_abi as abi;
+use weir_core::ops::Capacity;
+
+use crate::error::{Error, Result};
+use crate::sys;
+
+const MMAPABLE: u32 = 1 << 10;
+const NO_PREALLOC: u32 = 1;
+
+/// The definition of a map, as `bpf/lib/maps.h` has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapSpec {
+    pub(crate) name: &'static str,
+    pub(crate) kind: bpf_map_type,
+    pub(crate) key: usize,
+    pub(crate) value: usize,
+    flags: u32,
+    /// Entries for a capacity; `None` where the object's own number stands.
+    size: Option<fn(&Capacity) -> u32>,
+    /// The agent's option that sets the size.
+    pub(crate) option: &'static str,
+}
+
+const fn array<V>(name: &'static str, size: Option<fn(&Capacity) -> u32>, option: &'static str) -> MapSpec {
+    let kind = bpf_map_type::BPF_MAP_TYPE_ARRAY;
+    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: MMAPABLE, size, option }
+}
+
+const fn hash<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
+    let kind = bpf_map_type::BPF_MAP_TYPE_HASH;
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: NO_PREALLOC, size: Some(size), option }
+}
+
+const fn lru<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
+    let kind = bpf_map_type::BPF_MAP_TYPE_LRU_HASH;
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size: Some(size), option }
+}
+
+const FLOWS: (fn(&Capacity) -> u32, &str) = (|c| c.flows, "--max-flows");
+const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-frontends");
+const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
+const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
+
+/// All maps.
+pub(crate) const MAPS: [MapSpec; 17] = [
+    array::<abi::Config>("config", None, ""),
+    array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
+    array::<abi::Backend>("backends", Some(BACKENDS.0), BACKENDS.1),
+    array::<abi::Line>("lines", Some(|c| c.lines), "--max-lines"),
+    array::<abi::ServiceCounters>("service_counters", Some(SERVICES.0), SERVICES.1),
+    array::<abi::BackendCounters>("backend_counters", Some(BACKENDS.0), BACKENDS.1),
+    hash::<abi::FrontendKey4, abi::Frontend>("frontends4", FRONTENDS.0, FRONTENDS.1),
+    hash::<abi::FrontendKey6, abi::Frontend>("frontends6", FRONTENDS.0, FRONTENDS.1),
+    hash::<u32, abi::ServiceName>("service_names", SERVICES.0, SERVICES.1),
+    hash::<u32, abi::NodeName>("node_names", |c| c.nodes, "--max-nodes"),
+    lru::<abi::FlowKey4, abi::Flow>("flows4", FLOWS.0, FLOWS.1),
+    lru::<abi::FlowKey6, abi::Flow>("flows6", FLOWS.0, FLOWS.1),
+    lru::<abi::FlowKey4, abi::Reply>("replies4", FLOWS.0, FLOWS.1),
+    lru::<abi::FlowKey6, abi::Reply>("replies6", FLOWS.0, FLOWS.1),
+    lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", |c| c.sockets, "--max-sockets"),
+    MapSpec {
+        name: "counters",
+        kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
+        key: size_of::<u32>(),
+        value: size_of::<abi::Counter>(),
+        flags: 0,
+        size: None,
+        option: "",
+    },
+    MapSpec {
+        name: "devices",
+        kind: bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH,
+        key: size_of::<u32>(),
+        value: size_of::<abi::Device>(),
+        // The kernel adds BPF_F_RDONLY_PROG to every device map.
+        flags: 1 << 7,
+        size: None,
+        option: "",
+    },
+];
+
+/// The definition of a map by name.
+pub(crate) fn spec(name: &'static str) -> MapSpec {
+    // A name that is not in the table is a bug that the first test finds; the fallback keeps this free of panics.
+    MAPS.into_iter().find(|spec| spec.name == name).unwrap_or(MAPS[0])
+}
+
+/// How a map compares to its definition.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fit {
+    /// The same.
+    Same,
+    /// The same entries, another number of them.
+    Resized,
+    /// Something else.
+    Foreign,
+}
+
+impl MapSpec {
+    /// Entries for a capacity.
+    pub(crate) fn entries(&self, capacity: &Capacity) -> Option<u32> {
+        self.size.map(|size| size(capacity))
+    }
+
+    /// Type, sizes and flags of a map that is pinned at the path.
+    pub(crate) fn info(fd: BorrowedFd<'_>, path: &Path) -> Result<bpf_map_info> {
+        sys::map_info(fd).map_err(|e| Error::io(format!("cannot inspect {}", path.display()), e))
+    }
+
+    /// Compares a map with this definition.
+    pub(crate) fn fit(&self, info: &bpf_map_info, capacity: Option<&Capacity>) -> Fit {
+        let same = (info.type_, info.key_size, info.value_size, info.map_flags)
+            == (self.kind as u32, to_u32(self.key), to_u32(self.value), self.flags);
+        let wanted = capacity.and_then(|capacity| self.entries(capacity));
+        match (same, wanted) {
+            (false, _) => Fit::Foreign,
+            (true, Some(wanted)) if wanted != info.max_entries => Fit::Resized,
+            (true, _) => Fit::Same,
+        }
+    }
+
+    /// An error unless the map has this definition's layout, of whatever size.
+    pub(crate) fn require(&self, info: &bpf_map_info, path: &Path) -> Result<()> {
+        if self.fit(info, None) == Fit::Same {
+            return Ok(());
+        }
+        Err(Error::Layout {
+            path: path.to_owned(),
+            found: shape(info.type_, info.key_size, info.value_size, info.map_flags),
+            expected: shape(self.kind as u32, to_u32(self.key), to_u32(self.value), self.flags),
+        })
+    }
+}
+
+fn shape(kind: u32, key: u32, value: u32, flags: u32) -> String {
+    format!("type {kind}, key {key}, value {value}, flags {flags:#x}")
+}
+
+fn to_u32(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,24 @@
+//! The kernel's half from outside: loading programs, adopting and pinning maps and links, writing maps.
+//!
+//! I/O only. What to write is decided in `weir-core`; [`Datapath`] is for the one writer, [`View`] for readers.
+
+mod attach;
+mod clsact;
+mod error;
+mod layout;
+mod load;
+mod map;
+mod pins;
+mod resize;
+mod store;
+mod sys;
+mod view;
+
+pub use attach::{AttachOptions, Hook, Role};
+pub use clsact::detach as detach_clsact;
+pub use error::{Error, Result};
+pub use load::{Datapath, objects};
+pub use map::{Mapped, Pod, Table};
+pub use pins::{DEFAULT_PIN_DIR, PinDir};
+pub use store::{KernelStore, MapStore, MemoryStore};
+pub use view::{FlowEntry, MapUse, RawEntry, View};

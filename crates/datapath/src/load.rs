@@ -1,0 +1,239 @@
+//! Loading: pinned maps are adopted where their layout is ours, programs are always loaded anew.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use aya::programs::Program;
+use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use tracing::{info, warn};
+use weir_abi as abi;
+use weir_core::ops::Capacity;
+
+use crate::error::{Error, Result};
+use crate::layout::{Fit, MAPS, MapSpec, spec};
+use crate::map::{Mapped, Table};
+use crate::pins::{PinDir, PinLock};
+use crate::resize;
+use crate::store::KernelStore;
+use crate::sys;
+
+static XDP: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/xdp.bpf.o"));
+static TC: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tc.bpf.o"));
+static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock.bpf.o"));
+
+/// The compiled objects by name, for tests that look into their BTF.
+#[must_use]
+pub fn objects() -> [(&'static str, &'static [u8]); 3] {
+    [("xdp.bpf.o", XDP), ("tc.bpf.o", TC), ("sock.bpf.o", SOCK)]
+}
+
+/// The programs and maps of one node, open for writing. Everything in it that is pinned outlives it.
+#[derive(Debug)]
+pub struct Datapath {
+    pub(crate) pins: PinDir,
+    pub(crate) programs: BTreeMap<String, OwnedFd>,
+    /// Kept for the clsact fallback, which aya attaches.
+    pub(crate) tc: Ebpf,
+    pub(crate) config: Mapped<abi::Config>,
+    pub(crate) devices: Table<u32, abi::Device>,
+    store: KernelStore,
+    adopted: bool,
+    resized: Vec<(MapSpec, OwnedFd)>,
+    _lock: PinLock,
+}
+
+impl Datapath {
+    /// Loads the programs, on the maps that are pinned or on new ones. Nothing is attached and no traffic changes yet.
+    ///
+    /// A pinned map of another size is replaced by a larger or smaller copy; one of another layout is left behind.
+    ///
+    /// # Errors
+    /// No bpffs, another agent, a missing capability, an object that the verifier refuses.
+    pub fn open(pins: PinDir, capacity: &Capacity) -> Result<Self> {
+        pins.create()?;
+        let lock = pins.lock()?;
+        let mut resized = Vec::new();
+        let mut adopted = true;
+        for spec in MAPS {
+            match existing(&pins, &spec, capacity)? {
+                Existing::Fits => {}
+                Existing::Missing => adopted = false,
+                Existing::Resized(fd) => resized.push((spec, fd)),
+            }
+        }
+        let mut programs = BTreeMap::new();
+        load("xdp.bpf.o", XDP, &pins, capacity, &mut programs)?;
+        load("sock.bpf.o", SOCK, &pins, capacity, &mut programs)?;
+        let tc = load("tc.bpf.o", TC, &pins, capacity, &mut programs)?;
+        for (spec, old) in &resized {
+            let (new, _) = pins.open_map(spec, 0)?;
+            resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
+        }
+        let store = open_store(&pins, 0)?;
+        let config = mapped(&pins, "config", 0)?;
+        let devices = table(&pins, "devices", 0)?;
+        Ok(Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock })
+    }
+
+    /// Whether all maps were there already, with whatever an earlier agent wrote into them.
+    #[must_use]
+    pub const fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// The pin directory.
+    #[must_use]
+    pub const fn pins(&self) -> &PinDir {
+        &self.pins
+    }
+
+    /// The maps that the control plane writes.
+    pub const fn store(&mut self) -> &mut KernelStore {
+        &mut self.store
+    }
+
+    /// The node's configuration as the programs see it.
+    ///
+    /// # Errors
+    /// Never in practice; the slot exists.
+    pub fn config(&self) -> Result<abi::Config> {
+        self.config.get(0)
+    }
+
+    /// Tells the programs about the node.
+    ///
+    /// # Errors
+    /// Never in practice; the slot exists.
+    pub fn configure(&self, config: &abi::Config) -> Result<()> {
+        self.config.set(0, config)
+    }
+
+    /// A loaded program, for test runs.
+    #[must_use]
+    pub fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        self.programs.get(name).map(AsFd::as_fd)
+    }
+
+    /// To be called when every link runs the new programs: flows that began on the old maps since the first copy follow.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn finish_resize(&mut self) -> Result<()> {
+        for (spec, old) in std::mem::take(&mut self.resized) {
+            let (new, _) = self.pins.open_map(&spec, 0)?;
+            resize::copy(&spec, old.as_fd(), new.as_fd(), false)?;
+        }
+        Ok(())
+    }
+}
+
+enum Existing {
+    Missing,
+    Fits,
+    Resized(OwnedFd),
+}
+
+/// Looks at a pin, and takes it away unless the loader may use it as it is.
+fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existing> {
+    let path = pins.map(spec.name);
+    let fd = match sys::obj_get(&path, 0) {
+        Ok(fd) => fd,
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(Existing::Missing),
+        Err(e) => return Err(Error::io(format!("cannot open {}", path.display()), e)),
+    };
+    let found = MapSpec::info(fd.as_fd(), &path)?;
+    let existing = match spec.fit(&found, Some(capacity)) {
+        Fit::Same => return Ok(Existing::Fits),
+        Fit::Resized => {
+            info!(map = spec.name, from = found.max_entries, to = spec.entries(capacity), "resizing map");
+            Existing::Resized(fd)
+        }
+        Fit::Foreign => {
+            let error = spec.require(&found, &path).err().map(|e| e.to_string());
+            warn!(map = spec.name, error, "starting with a new map");
+            Existing::Missing
+        }
+    };
+    fs::remove_file(&path).map_err(|e| Error::io(format!("cannot remove {}", path.display()), e))?;
+    Ok(existing)
+}
+
+fn load(
+    object: &'static str,
+    bytes: &[u8],
+    pins: &PinDir,
+    capacity: &Capacity,
+    programs: &mut BTreeMap<String, OwnedFd>,
+) -> Result<Ebpf> {
+    let mut loader = EbpfLoader::new();
+    // The objects have no CO-RE relocations; reading the kernel's BTF would cost time and memory for nothing.
+    loader.btf(None);
+    for spec in MAPS {
+        loader.map_pin_path(spec.name, pins.map(spec.name));
+        if let Some(entries) = spec.entries(capacity) {
+            loader.map_max_entries(spec.name, entries);
+        }
+    }
+    let mut ebpf = loader.load(bytes).map_err(|e| failed(object, &e))?;
+    for (name, program) in ebpf.programs_mut() {
+        let loaded = match program {
+            Program::Xdp(program) => program.load(),
+            Program::SchedClassifier(program) => program.load(),
+            Program::CgroupSockAddr(program) => program.load(),
+            _ => continue,
+        };
+        loaded.map_err(|e| failed(object, &e))?;
+        let fd = program.fd().map_err(|e| failed(object, &e))?;
+        let fd = fd.as_fd().try_clone_to_owned();
+        programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
+    }
+    Ok(ebpf)
+}
+
+/// The whole chain of causes; a refusal for want of rights gets its own error.
+fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
+    let mut reason = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+            if matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES)) && !reason.contains("processed") {
+                return Error::Capability { action: format!("cannot load {object}") };
+            }
+        }
+        reason = format!("{reason}: {inner}");
+        cause = inner.source();
+    }
+    Error::Object { object, reason }
+}
+
+pub(crate) fn mapped<T: crate::map::Pod>(pins: &PinDir, name: &'static str, flags: u32) -> Result<Mapped<T>> {
+    // The kernel maps memory only of descriptors that may write; whether we may is a matter of the mapping.
+    let (fd, len) = pins.open_map(&spec(name), 0)?;
+    Mapped::new(name, &fd, len, flags == 0)
+}
+
+pub(crate) fn table<K: crate::map::Pod, V: crate::map::Pod>(
+    pins: &PinDir,
+    name: &'static str,
+    flags: u32,
+) -> Result<Table<K, V>> {
+    Ok(Table::new(name, pins.open_map(&spec(name), flags)?.0))
+}
+
+/// Opens the control plane's maps. `flags`: 0, or `BPF_F_RDONLY`.
+pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
+    Ok(KernelStore {
+        services: mapped(pins, "services", flags)?,
+        backends: mapped(pins, "backends", flags)?,
+        lines: mapped(pins, "lines", flags)?,
+        service_counters: mapped(pins, "service_counters", flags)?,
+        backend_counters: mapped(pins, "backend_counters", flags)?,
+        frontends4: table(pins, "frontends4", flags)?,
+        frontends6: table(pins, "frontends6", flags)?,
+        service_names: table(pins, "service_names", flags)?,
+        node_names: table(pins, "node_names", flags)?,
+        frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
+        node_size: pins.open_map(&spec("node_names"), flags)?.1,
+    })
+}

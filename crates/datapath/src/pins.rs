@@ -1,0 +1,166 @@
+//! The pin directory: `maps-v<ABI_VERSION>/NAME` and `links/HOOK-TARGET` below one root, which one writer holds at a time.
+//!
+//! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
+//! the version: their program is replaced in one step, and with it the maps that it uses.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use weir_abi::ABI_VERSION;
+
+use crate::error::{Error, Result};
+use crate::layout::MapSpec;
+use crate::sys;
+
+/// Where pins live unless told otherwise.
+pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/weir";
+
+/// `f_type` of bpffs, `BPF_FS_MAGIC` of linux/magic.h.
+const BPFFS_MAGIC: i64 = 0xcafe_4a11;
+
+/// The directory that holds everything that must outlive the agent.
+#[derive(Clone, Debug)]
+pub struct PinDir {
+    root: PathBuf,
+}
+
+/// Exclusive right to write below a pin directory, until dropped.
+#[derive(Debug)]
+pub struct PinLock {
+    _file: Flock<File>,
+}
+
+impl PinDir {
+    /// The directory, whether or not it exists.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The root.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Directory of the maps of this ABI version.
+    #[must_use]
+    pub fn maps(&self) -> PathBuf {
+        self.root.join(format!("maps-v{ABI_VERSION}"))
+    }
+
+    /// Pin of a map.
+    #[must_use]
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// Directory of the links.
+    #[must_use]
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// Makes the directories, readable by root alone.
+    ///
+    /// # Errors
+    /// [`Error::NoBpffs`] where no BPF file system is mounted, and the file system's own errors.
+    pub fn create(&self) -> Result<()> {
+        for dir in [self.root.clone(), self.maps(), self.links()] {
+            let parent = dir.parent().unwrap_or(&dir);
+            if parent.is_dir() && !on_bpffs(parent)? {
+                return Err(Error::NoBpffs { path: self.root.clone() });
+            }
+            match fs::create_dir(&dir) {
+                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(Error::io(format!("cannot make directory {}", dir.display()), e));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the exclusive right to write.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process has it.
+    pub fn lock(&self) -> Result<PinLock> {
+        let dir = File::open(&self.root).map_err(|e| Error::io(format!("cannot open {}", self.root.display()), e))?;
+        match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => Ok(PinLock { _file: file }),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::Locked { path: self.root.clone() }),
+            Err((_, e)) => Err(Error::io(format!("cannot lock {}", self.root.display()), e.into())),
+        }
+    }
+
+    /// Opens a pinned map after a look at its layout, of whatever size; with it comes its number of entries.
+    ///
+    /// # Errors
+    /// [`Error::NotSetUp`] if there is no such pin, [`Error::Layout`] if it is a map of another kind.
+    pub(crate) fn open_map(&self, spec: &MapSpec, flags: u32) -> Result<(OwnedFd, u32)> {
+        let path = self.map(spec.name);
+        let fd = sys::obj_get(&path, flags).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENOENT) => Error::NotSetUp { path: self.maps() },
+            _ => Error::io(format!("cannot open {}", path.display()), e),
+        })?;
+        let info = MapSpec::info(std::os::fd::AsFd::as_fd(&fd), &path)?;
+        spec.require(&info, &path)?;
+        Ok((fd, info.max_entries))
+    }
+
+    /// Names of the pins in the directory of links.
+    ///
+    /// # Errors
+    /// Those of the file system; a missing directory is an empty one.
+    pub fn link_names(&self) -> Result<Vec<String>> {
+        let links = self.links();
+        let mut names = match fs::read_dir(&links) {
+            Ok(dir) => dir.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(Error::io(format!("cannot list {}", links.display()), e)),
+        };
+        names.sort();
+        Ok(names)
+    }
+
+    /// Removes every pin, links first, so that no program runs on maps that are half gone. Traffic is no longer served.
+    /// Returns what was (or with `dry_run` would be) removed.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove_all(&self, dry_run: bool) -> Result<Vec<PathBuf>> {
+        let mut removed = Vec::new();
+        if !self.root.is_dir() {
+            return Ok(removed);
+        }
+        let mut dirs = vec![self.links()];
+        let all = fs::read_dir(&self.root).map_err(|e| Error::io(format!("cannot list {}", self.root.display()), e))?;
+        dirs.extend(all.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| *path != self.links()));
+        for dir in dirs.into_iter().filter(|dir| dir.is_dir()) {
+            let entries = fs::read_dir(&dir).map_err(|e| Error::io(format!("cannot list {}", dir.display()), e))?;
+            let mut pins: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+            pins.sort();
+            for pin in pins {
+                if !dry_run {
+                    fs::remove_file(&pin).map_err(|e| Error::io(format!("cannot remove {}", pin.display()), e))?;
+                }
+                removed.push(pin);
+            }
+            if !dry_run {
+                fs::remove_dir(&dir).map_err(|e| Error::io(format!("cannot remove {}", dir.display()), e))?;
+            }
+        }
+        if !dry_run {
+            fs::remove_dir(&self.root).map_err(|e| Error::io(format!("cannot remove {}", self.root.display()), e))?;
+        }
+        Ok(removed)
+    }
+}
+
+fn on_bpffs(path: &Path) -> Result<bool> {
+    let stat = nix::sys::statfs::statfs(path)
+        .map_err(|e| Error::io(format!("cannot inspect the file system of {}", path.display()), e.into()))?;
+    Ok(stat.filesystem_type().0 == BPFFS_MAGIC)
+}

@@ -1,0 +1,206 @@
+//! The control plane's maps behind one small trait, in the kernel and in memory.
+
+use std::collections::BTreeMap;
+
+use weir_abi as abi;
+use weir_core::ops::{Dump, FrontendKey, MapOp};
+
+use crate::error::{Error, Result};
+use crate::layout::spec;
+use crate::map::{Mapped, Table};
+
+/// What the one writer needs of the maps.
+pub trait MapStore {
+    /// Applies operations in order.
+    ///
+    /// # Errors
+    /// The first failure; operations before it are in force, those after it are not.
+    fn apply(&mut self, ops: &[MapOp]) -> Result<()>;
+
+    /// Reads everything back.
+    ///
+    /// # Errors
+    /// When the maps cannot be read.
+    fn dump(&self) -> Result<Dump>;
+}
+
+/// The kernel's maps that the control plane writes.
+#[derive(Debug)]
+pub struct KernelStore {
+    pub(crate) services: Mapped<abi::Service>,
+    pub(crate) backends: Mapped<abi::Backend>,
+    pub(crate) lines: Mapped<abi::Line>,
+    pub(crate) service_counters: Mapped<abi::ServiceCounters>,
+    pub(crate) backend_counters: Mapped<abi::BackendCounters>,
+    pub(crate) frontends4: Table<abi::FrontendKey4, abi::Frontend>,
+    pub(crate) frontends6: Table<abi::FrontendKey6, abi::Frontend>,
+    pub(crate) service_names: Table<u32, abi::ServiceName>,
+    pub(crate) node_names: Table<u32, abi::NodeName>,
+    pub(crate) frontend_size: u32,
+    pub(crate) node_size: u32,
+}
+
+enum Key {
+    V4(abi::FrontendKey4),
+    V6(abi::FrontendKey6),
+}
+
+fn kernel_key(key: &FrontendKey) -> Key {
+    let addr = abi::Addr::from(key.address);
+    let (port, proto, pad) = (abi::Be16::new(key.port), key.protocol, 0);
+    match key.address {
+        std::net::IpAddr::V4(_) => Key::V4(abi::FrontendKey4 { addr: addr.word[3], port, proto, pad }),
+        std::net::IpAddr::V6(_) => Key::V6(abi::FrontendKey6 { addr: addr.word, port, proto, pad }),
+    }
+}
+
+fn full(map: &'static str, size: u32) -> impl Fn(Error) -> Error {
+    move |error| match &error {
+        Error::Io { cause, .. } if matches!(cause.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) => {
+            Error::MapFull { map, size, option: spec(map).option }
+        }
+        _ => error,
+    }
+}
+
+impl KernelStore {
+    fn apply_one(&self, op: &MapOp) -> Result<()> {
+        let counters = abi::BackendCounters { flows: 0, snat_next: 0, pad: 0 };
+        let service_counters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+        match op {
+            MapOp::PutBackend { id, backend } => self.backends.set(*id, backend),
+            MapOp::ResetBackendCounters { id } => self.backend_counters.set(*id, &counters),
+            MapOp::PutLine { id, line } => self.lines.set(*id, line),
+            MapOp::PutService { id, service } => self.services.set(*id, service),
+            MapOp::ResetServiceCounters { id } => self.service_counters.set(*id, &service_counters),
+            MapOp::PutServiceName { id, name } => {
+                self.service_names.put(id, name, 0).map_err(full("service_names", self.services.len()))
+            }
+            MapOp::DeleteServiceName { id } => self.service_names.remove(id).map(drop),
+            MapOp::PutNodeName { id, name } => {
+                self.node_names.put(id, name, 0).map_err(full("node_names", self.node_size))
+            }
+            MapOp::DeleteNodeName { id } => self.node_names.remove(id).map(drop),
+            MapOp::PutFrontend { key, frontend } => match kernel_key(key) {
+                Key::V4(key) => self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size)),
+                Key::V6(key) => self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size)),
+            },
+            MapOp::DeleteFrontend { key } => match kernel_key(key) {
+                Key::V4(key) => self.frontends4.remove(&key).map(drop),
+                Key::V6(key) => self.frontends6.remove(&key).map(drop),
+            },
+        }
+    }
+
+    fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
+        let v4 = self.frontends4.entries()?.into_iter().map(|(key, value)| {
+            let address = std::net::Ipv4Addr::from(key.addr.get()).into();
+            (FrontendKey { address, port: key.port.get(), protocol: key.proto }, value)
+        });
+        let v6 = self.frontends6.entries()?.into_iter().map(|(key, value)| {
+            let octets = abi::Addr { word: key.addr }.octets();
+            let address = std::net::Ipv6Addr::from(octets).into();
+            (FrontendKey { address, port: key.port.get(), protocol: key.proto }, value)
+        });
+        let mut all: Vec<_> = v4.chain(v6).collect();
+        all.sort_by_key(|(key, _)| *key);
+        Ok(all)
+    }
+}
+
+/// The lines that services refer to, and the lines that those refer to.
+fn lines_of(
+    services: &[(u32, abi::Service)],
+    read: impl Fn(u32) -> Result<Option<abi::Line>>,
+) -> Result<Vec<(u32, abi::Line)>> {
+    let mut lines = BTreeMap::new();
+    let mut open: Vec<u32> = services.iter().flat_map(|(_, s)| s.tiers.iter().flat_map(|t| [t.local, t.remote])).collect();
+    while let Some(reference) = open.pop() {
+        let id = reference & !abi::REF_LINE;
+        if reference & abi::REF_LINE == 0 || lines.contains_key(&id) {
+            continue;
+        }
+        if let Some(line) = read(id)? {
+            open.extend(line.r#ref);
+            lines.insert(id, line);
+        }
+    }
+    Ok(lines.into_iter().collect())
+}
+
+impl MapStore for KernelStore {
+    fn apply(&mut self, ops: &[MapOp]) -> Result<()> {
+        ops.iter().try_for_each(|op| self.apply_one(op))
+    }
+
+    fn dump(&self) -> Result<Dump> {
+        let mut services = Vec::new();
+        for id in 1..self.services.len() {
+            let service = self.services.get(id)?;
+            if service.flags & abi::SERVICE_USED != 0 {
+                services.push((id, service));
+            }
+        }
+        let mut backends = Vec::new();
+        for id in 1..self.backends.len() {
+            let backend = self.backends.get(id)?;
+            if backend.flags & abi::BACKEND_USED != 0 || backend.generation != 0 {
+                backends.push((id, backend));
+            }
+        }
+        let mut service_names = self.service_names.entries()?;
+        service_names.sort_by_key(|(id, _)| *id);
+        let mut node_names = self.node_names.entries()?;
+        node_names.sort_by_key(|(id, _)| *id);
+        let lines = lines_of(&services, |id| (id < self.lines.len()).then(|| self.lines.get(id)).transpose())?;
+        Ok(Dump { services, backends, lines, frontends: self.frontends()?, service_names, node_names })
+    }
+}
+
+/// The same maps in memory: for tests of everything above the kernel.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryStore {
+    services: BTreeMap<u32, abi::Service>,
+    backends: BTreeMap<u32, abi::Backend>,
+    lines: BTreeMap<u32, abi::Line>,
+    frontends: BTreeMap<FrontendKey, abi::Frontend>,
+    service_names: BTreeMap<u32, abi::ServiceName>,
+    node_names: BTreeMap<u32, abi::NodeName>,
+}
+
+impl MapStore for MemoryStore {
+    fn apply(&mut self, ops: &[MapOp]) -> Result<()> {
+        for op in ops {
+            match op {
+                MapOp::PutBackend { id, backend } => drop(self.backends.insert(*id, *backend)),
+                MapOp::PutLine { id, line } => drop(self.lines.insert(*id, **line)),
+                MapOp::PutService { id, service } => drop(self.services.insert(*id, *service)),
+                MapOp::PutServiceName { id, name } => drop(self.service_names.insert(*id, **name)),
+                MapOp::DeleteServiceName { id } => drop(self.service_names.remove(id)),
+                MapOp::PutNodeName { id, name } => drop(self.node_names.insert(*id, **name)),
+                MapOp::DeleteNodeName { id } => drop(self.node_names.remove(id)),
+                MapOp::PutFrontend { key, frontend } => drop(self.frontends.insert(*key, *frontend)),
+                MapOp::DeleteFrontend { key } => drop(self.frontends.remove(key)),
+                // Counters are the kernel's.
+                MapOp::ResetBackendCounters { .. } | MapOp::ResetServiceCounters { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn dump(&self) -> Result<Dump> {
+        let used = |(id, service): (&u32, &abi::Service)| {
+            (service.flags & abi::SERVICE_USED != 0).then_some((*id, *service))
+        };
+        let services: Vec<_> = self.services.iter().filter_map(used).collect();
+        let lines = lines_of(&services, |id| Ok(self.lines.get(&id).copied()))?;
+        Ok(Dump {
+            services,
+            backends: self.backends.iter().map(|(id, backend)| (*id, *backend)).collect(),
+            lines,
+            frontends: self.frontends.iter().map(|(key, value)| (*key, *value)).collect(),
+            service_names: self.service_names.iter().map(|(id, name)| (*id, *name)).collect(),
+            node_names: self.node_names.iter().map(|(id, name)| (*id, *name)).collect(),
+        })
+    }
+}

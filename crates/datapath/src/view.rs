@@ -1,0 +1,281 @@
+//! Read-only access to the pinned maps: for people and for metrics, whether or not an agent runs.
+
+use std::os::fd::AsFd;
+
+use aya_obj::generated::bpf_map_type;
+use weir_abi as abi;
+use weir_core::ops::Dump;
+
+use crate::error::{Error, Result};
+use crate::layout::{MAPS, MapSpec};
+use crate::load::{mapped, open_store, table};
+use crate::map::{Mapped, Table};
+use crate::pins::PinDir;
+use crate::store::{KernelStore, MapStore};
+use crate::sys;
+
+const READ_ONLY: u32 = 1 << 3;
+/// Entries that one system call reads as bytes.
+const RAW_BATCH: usize = 1024;
+
+/// A flow with both of its sides, addresses in either family.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowEntry {
+    /// Client.
+    pub client: abi::Addr,
+    /// Client's port.
+    pub client_port: u16,
+    /// What the client connected to.
+    pub frontend: abi::Addr,
+    /// Its port.
+    pub frontend_port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The entry.
+    pub flow: abi::Flow,
+}
+
+/// What a map can hold.
+#[derive(Clone, Copy, Debug)]
+pub struct MapUse {
+    /// Name of the map.
+    pub name: &'static str,
+    /// Type, as bpftool calls it.
+    pub kind: &'static str,
+    /// Limit.
+    pub max_entries: u32,
+    /// Bytes of a key and of a value.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+}
+
+/// The pinned maps, open for reading.
+#[derive(Debug)]
+pub struct View {
+    pins: PinDir,
+    store: KernelStore,
+    config: Mapped<abi::Config>,
+    counters: Table<u32, abi::Counter>,
+    flows4: Table<abi::FlowKey4, abi::Flow>,
+    flows6: Table<abi::FlowKey6, abi::Flow>,
+    replies4: Table<abi::FlowKey4, abi::Reply>,
+    replies6: Table<abi::FlowKey6, abi::Reply>,
+    sockets: Table<abi::SocketKey, abi::SocketPeer>,
+    devices: Table<u32, u32>,
+    cpus: usize,
+}
+
+/// Key and value of an entry as they lie in memory.
+pub type RawEntry = (Vec<u8>, Vec<u8>);
+
+impl View {
+    /// Opens the maps.
+    ///
+    /// # Errors
+    /// No pins there, no right to read them, or another layout.
+    pub fn open(pins: PinDir) -> Result<Self> {
+        Ok(Self {
+            store: open_store(&pins, READ_ONLY)?,
+            config: mapped(&pins, "config", READ_ONLY)?,
+            counters: table(&pins, "counters", READ_ONLY)?,
+            flows4: table(&pins, "flows4", READ_ONLY)?,
+            flows6: table(&pins, "flows6", READ_ONLY)?,
+            replies4: table(&pins, "replies4", READ_ONLY)?,
+            replies6: table(&pins, "replies6", READ_ONLY)?,
+            sockets: table(&pins, "socket_peers", READ_ONLY)?,
+            devices: table(&pins, "devices", READ_ONLY)?,
+            cpus: aya::util::nr_cpus().unwrap_or(1),
+            pins,
+        })
+    }
+
+    /// The pin directory.
+    #[must_use]
+    pub const fn pins(&self) -> &PinDir {
+        &self.pins
+    }
+
+    /// What the control plane wrote.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn dump(&self) -> Result<Dump> {
+        self.store.dump()
+    }
+
+    /// The node's configuration.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn config(&self) -> Result<abi::Config> {
+        self.config.get(0)
+    }
+
+    /// Counters of a service.
+    ///
+    /// # Errors
+    /// For a slot that does not exist.
+    pub fn service_counters(&self, id: u32) -> Result<abi::ServiceCounters> {
+        self.store.service_counters.get(id)
+    }
+
+    /// Counters of a backend.
+    ///
+    /// # Errors
+    /// For a slot that does not exist.
+    pub fn backend_counters(&self, id: u32) -> Result<abi::BackendCounters> {
+        self.store.backend_counters.get(id)
+    }
+
+    /// A hook's counter of a reason, summed over all CPUs.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn counter(&self, hook: usize, reason: usize) -> Result<abi::Counter> {
+        let index = u32::try_from(hook * abi::REASON_COUNT + reason).unwrap_or(u32::MAX);
+        let all = self.counters.get_per_cpu(&index, self.cpus)?.unwrap_or_default();
+        Ok(all.iter().fold(abi::Counter { packets: 0, bytes: 0 }, |sum, one| abi::Counter {
+            packets: sum.packets.wrapping_add(one.packets),
+            bytes: sum.bytes.wrapping_add(one.bytes),
+        }))
+    }
+
+    /// All flows, in order of client, port and frontend.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn flows(&self) -> Result<Vec<FlowEntry>> {
+        let v4 = self.flows4.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+            client: std::net::Ipv4Addr::from(key.src.get()).into(),
+            client_port: key.sport.get(),
+            frontend: std::net::Ipv4Addr::from(key.dst.get()).into(),
+            frontend_port: key.dport.get(),
+            protocol: key.proto,
+            flow,
+        });
+        let v6 = self.flows6.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+            client: abi::Addr { word: key.src },
+            client_port: key.sport.get(),
+            frontend: abi::Addr { word: key.dst },
+            frontend_port: key.dport.get(),
+            protocol: key.proto,
+            flow,
+        });
+        let mut all: Vec<_> = v4.chain(v6).collect();
+        all.sort_by_key(|e| (e.client.octets(), e.client_port, e.frontend.octets(), e.frontend_port, e.protocol));
+        Ok(all)
+    }
+
+    /// All reply entries of IPv4.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn replies4(&self) -> Result<Vec<(abi::FlowKey4, abi::Reply)>> {
+        self.replies4.entries()
+    }
+
+    /// All reply entries of IPv6.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn replies6(&self) -> Result<Vec<(abi::FlowKey6, abi::Reply)>> {
+        self.replies6.entries()
+    }
+
+    /// All sockets that were translated.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn sockets(&self) -> Result<Vec<(abi::SocketKey, abi::SocketPeer)>> {
+        self.sockets.entries()
+    }
+
+    /// Indexes of the interfaces that XDP may redirect to, in ascending order.
+    ///
+    /// # Errors
+    /// When the map or the directory of links cannot be read.
+    pub fn devices(&self) -> Result<Vec<u32>> {
+        // Device maps have no batches; the agent enters an interface exactly when it pins an XDP link.
+        let links = self.pins.link_names()?;
+        let mut indexes: Vec<u32> = links.iter().filter_map(|name| name.strip_prefix("xdp-")?.parse().ok()).collect();
+        indexes.sort_unstable();
+        let mut present = Vec::new();
+        for index in indexes {
+            present.extend(self.devices.get(&index)?);
+        }
+        Ok(present)
+    }
+
+    /// All entries of a map as bytes, in the kernel's order; `None` if there is no such map. The value of a per-CPU map
+    /// has a part for each possible CPU.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn raw(&self, name: &str) -> Result<Option<Vec<RawEntry>>> {
+        let Some(spec) = MAPS.iter().find(|spec| spec.name == name) else { return Ok(None) };
+        if matches!(spec.kind, bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH) {
+            let bytes = |index: u32| (index.to_ne_bytes().to_vec(), index.to_ne_bytes().to_vec());
+            return Ok(Some(self.devices()?.into_iter().map(bytes).collect()));
+        }
+        let value = match spec.kind {
+            bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => spec.value.next_multiple_of(8) * self.cpus,
+            _ => spec.value,
+        };
+        self.raw_entries(spec, value).map(Some)
+    }
+
+    fn raw_entries(&self, spec: &MapSpec, value_size: usize) -> Result<Vec<RawEntry>> {
+        let (fd, _) = self.pins.open_map(spec, READ_ONLY)?;
+        let (mut batch, mut token, mut entries) = (RAW_BATCH, None, Vec::new());
+        loop {
+            let (mut keys, mut values) = (vec![0; spec.key * batch], vec![0; value_size * batch]);
+            let (count, next) = match sys::lookup_batch_bytes(fd.as_fd(), token, &mut keys, &mut values, batch) {
+                Ok(read) => read,
+                // One bucket holds more than fits.
+                Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
+                    batch *= 2;
+                    continue;
+                }
+                Err(e) => return Err(Error::io(format!("cannot list map {}", spec.name), e)),
+            };
+            let pairs = keys.chunks_exact(spec.key).zip(values.chunks_exact(value_size)).take(count);
+            entries.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            match next {
+                Some(next) => token = Some(next),
+                None => return Ok(entries),
+            }
+        }
+    }
+
+    /// Name, limit and sizes of every map.
+    ///
+    /// # Errors
+    /// When a pin cannot be opened.
+    pub fn maps(&self) -> Result<Vec<MapUse>> {
+        MAPS.iter()
+            .map(|spec| {
+                let (_, max_entries) = self.pins.open_map(spec, READ_ONLY)?;
+                let (key, value) = (u32::try_from(spec.key), u32::try_from(spec.value));
+                Ok(MapUse {
+                    name: spec.name,
+                    kind: kind_name(spec.kind),
+                    max_entries,
+                    key_size: key.unwrap_or(u32::MAX),
+                    value_size: value.unwrap_or(u32::MAX),
+                })
+            })
+            .collect()
+    }
+}
+
+const fn kind_name(kind: bpf_map_type) -> &'static str {
+    match kind {
+        bpf_map_type::BPF_MAP_TYPE_ARRAY => "array",
+        bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => "percpu_array",
+        bpf_map_type::BPF_MAP_TYPE_HASH => "hash",
+        bpf_map_type::BPF_MAP_TYPE_LRU_HASH => "lru_hash",
+        bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH => "devmap_hash",
+        _ => "other",
+    }
+}

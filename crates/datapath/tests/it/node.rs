@@ -1,0 +1,309 @@
+//! A node in a network namespace: devices, routes and neighbours that are real, a cluster that is planned by the real
+//! code, and the programs run on single packets.
+//!
+//!     eth0  172.30.0.11  to the client (by the router 172.30.0.1) and to node-2; node-5 is there but has no neighbour entry
+//!     eth1  172.31.0.11  to node-3
+//!     eth2  172.32.0.11  to node-4; no XDP on it
+//!     pod1  the pod 10.244.1.11
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+
+use weir_abi as abi;
+use weir_core::cluster::{Cluster, Event};
+use weir_core::model::{
+    Endpoint, Family, Node as ClusterNode, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+};
+use weir_core::plan::{self, PlanConfig, Spread};
+use weir_core::tables::Tables;
+use weir_datapath::{AttachOptions, Datapath, Hook, MapStore, Role, View};
+use weir_testbed::address::{self, Pair};
+use weir_testbed::packet::{Mac, Packet, decode};
+use weir_testbed::prog_run::{Context, prog_run};
+use weir_testbed::{Netns, Result};
+
+use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
+use crate::pins::{Pins, SMALL, unique_name};
+
+pub(crate) const SNAT_PORTS: (u16, u16) = (50000, 50999);
+pub(crate) const SEED: u64 = 0x5eed;
+
+pub(crate) const XDP_DROP: u32 = 1;
+pub(crate) const XDP_PASS: u32 = 2;
+pub(crate) const XDP_TX: u32 = 3;
+pub(crate) const XDP_REDIRECT: u32 = 4;
+pub(crate) const TC_UNSPEC: u32 = u32::MAX;
+pub(crate) const TC_SHOT: u32 = 2;
+pub(crate) const TC_REDIRECT: u32 = 7;
+
+/// Of each device of the node.
+pub(crate) const ETH0_MAC: Mac = Mac([2, 0, 0, 0, 1, 0]);
+pub(crate) const ETH1_MAC: Mac = Mac([2, 0, 0, 0, 1, 1]);
+/// Of its neighbours.
+pub(crate) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 2, 1]);
+pub(crate) const NODE2_MAC: Mac = Mac([2, 0, 0, 0, 2, 2]);
+pub(crate) const NODE3_MAC: Mac = Mac([2, 0, 0, 0, 2, 3]);
+
+/// A device of the node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Device {
+    Eth0,
+    Eth1,
+    Pod1,
+}
+
+/// What a program did with a packet.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) verdict: u32,
+    /// The counter of the hook that moved.
+    pub(crate) reason: u32,
+    pub(crate) frame: Vec<u8>,
+}
+
+impl Outcome {
+    /// The packet that came out, all checksums verified.
+    pub(crate) fn packet(&self) -> Packet {
+        decode(&self.frame).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+
+    /// Asserts all of it at once.
+    #[track_caller]
+    pub(crate) fn is(&self, verdict: u32, reason: u32, packet: &Packet) {
+        assert_eq!((self.verdict, self.reason, &self.packet()), (verdict, reason, packet), "verdict, reason, packet");
+    }
+
+    /// Asserts that the packet was left as it came.
+    #[track_caller]
+    pub(crate) fn is_untouched(&self, verdict: u32, reason: u32, frame: &[u8]) {
+        assert_eq!((self.verdict, self.reason, self.frame.as_slice()), (verdict, reason, frame), "verdict, reason, frame");
+    }
+
+    /// Asserts a verdict and a reason.
+    #[track_caller]
+    pub(crate) fn is_for(&self, verdict: u32, reason: u32) {
+        assert_eq!((self.verdict, self.reason), (verdict, reason), "verdict, reason of {self:?}");
+    }
+}
+
+/// The node. Fields are dropped in order: programs and maps, then their pins, then the namespaces.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) datapath: Datapath,
+    pub(crate) view: View,
+    tables: Tables,
+    cluster: Cluster,
+    config: PlanConfig,
+    client_port: Cell<u16>,
+    _pins: Pins,
+    netns: Netns,
+    _peers: Netns,
+}
+
+impl Node {
+    /// None, with a message, if this machine cannot run the test.
+    pub(crate) fn new(what: &str) -> Option<Self> {
+        let pins = Pins::new(what)?;
+        let (netns, peers) = network().unwrap();
+        let mut datapath = netns.enter(|| pins.open()).unwrap();
+        netns.enter(|| {
+            for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)] {
+                let index = nix::net::if_::if_nametoindex(name).unwrap();
+                datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx: true }).unwrap();
+            }
+        });
+        let mut cluster = Cluster::default();
+        let nodes = (1..=5).map(|n| ClusterNode {
+            name: format!("node-{n}").into(),
+            zone: "".into(),
+            addresses: address::node(n).both().to_vec(),
+        });
+        cluster.apply(Event::Nodes(nodes.collect()));
+        let config = PlanConfig {
+            node: "node-1".into(),
+            node_port_addresses: address::node(1).both().to_vec(),
+            external_ips: true,
+            spread: Spread::LocalFirst,
+        };
+        let view = View::open(pins.dir.clone()).unwrap();
+        let (tables, client_port) = (Tables::new(SMALL), Cell::new(40000));
+        let node = Self { datapath, view, tables, cluster, config, client_port, _pins: pins, netns, _peers: peers };
+        node.configure(SNAT_PORTS, true);
+        Some(node)
+    }
+
+    /// Writes the configuration.
+    pub(crate) fn configure(&self, snat: (u16, u16), reset_stale: bool) {
+        let config = abi::Config {
+            netns_cookie: 0,
+            hash_seed: SEED,
+            node4: address::node(1).v4.into(),
+            node6: address::node(1).v6.into(),
+            snat_min: snat.0,
+            snat_max: snat.1,
+            flags: if reset_stale { abi::CONFIG_RESET_STALE } else { 0 },
+            udp_idle_seconds: 300,
+            abi_version: abi::ABI_VERSION,
+        };
+        self.datapath.configure(&config).unwrap();
+    }
+
+    pub(crate) fn spread(&mut self, spread: Spread) {
+        self.config.spread = spread;
+    }
+
+    /// Serves a service with endpoints given as (node, pod) in both families, in place of what it had.
+    pub(crate) fn serve(&mut self, service: Service, endpoints: &[(u8, u8)]) {
+        let name = service.name.clone();
+        let pairs: Vec<_> = endpoints.iter().map(|(node, pod)| (*node, address::pod(*node, *pod))).collect();
+        self.serve_at(&name, service, &pairs);
+    }
+
+    fn serve_at(&mut self, name: &ObjectName, service: Service, endpoints: &[(u8, Pair)]) {
+        self.cluster.apply(Event::Service(service));
+        for family in [Family::V4, Family::V6] {
+            self.cluster.apply(Event::Slice(slice(name, family, endpoints)));
+        }
+        let plans = plan::plan(&self.cluster, &self.config, name);
+        let update = self.tables.replace(name, &plans, 0).unwrap();
+        assert_eq!(update.conflicts, [], "fixtures have no conflicts");
+        self.datapath.store().apply(&update.ops).unwrap();
+    }
+
+    /// A client port that was not used yet.
+    pub(crate) fn client_port(&self) -> u16 {
+        self.client_port.replace(self.client_port.get() + 1)
+    }
+
+    /// Runs a program on a frame that is at a device.
+    #[track_caller]
+    pub(crate) fn run(&self, hook: Hook, device: Device, frame: &[u8]) -> Outcome {
+        let name = format!("weir_{hook}");
+        let program = self.datapath.program(&name).unwrap();
+        let device = match device {
+            Device::Eth0 => "eth0",
+            Device::Eth1 => "eth1",
+            Device::Pod1 => "pod1",
+        };
+        let before = self.counters(hook);
+        let run = self.netns.enter(|| {
+            let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+            let context = if hook == Hook::Xdp { Context::Xdp { ifindex } } else { Context::Skb { ifindex } };
+            prog_run(program.as_fd(), frame, Some(context), 1).unwrap()
+        });
+        let after = self.counters(hook);
+        let moved: Vec<_> = (0..abi::REASON_COUNT).filter(|i| before[*i] != after[*i]).collect();
+        assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
+        let (old, new) = (before[moved[0]], after[moved[0]]);
+        assert_eq!((new.packets - old.packets, new.bytes - old.bytes), (1, frame.len() as u64), "packets, bytes");
+        Outcome { verdict: run.retval, reason: u32::try_from(moved[0]).unwrap(), frame: run.packet }
+    }
+
+    /// Runs a program on a packet.
+    #[track_caller]
+    pub(crate) fn send(&self, hook: Hook, device: Device, packet: &Packet) -> Outcome {
+        self.run(hook, device, &packet.to_bytes())
+    }
+
+    fn counters(&self, hook: Hook) -> Vec<abi::Counter> {
+        let hook = match hook {
+            Hook::Xdp => abi::HOOK_XDP,
+            Hook::NicIn => abi::HOOK_NIC_INGRESS,
+            Hook::NicOut => abi::HOOK_NIC_EGRESS,
+            Hook::PodIn => abi::HOOK_POD_INGRESS,
+            Hook::PodOut => abi::HOOK_POD_EGRESS,
+        };
+        (0..abi::REASON_COUNT).map(|reason| self.view.counter(hook as usize, reason).unwrap()).collect()
+    }
+}
+
+/// The service of most fixtures: TCP and UDP, at addresses of every kind.
+pub(crate) fn web() -> Service {
+    let port = |name: &str, protocol| ServicePort { name: name.into(), protocol, port: PORT, node_port: Some(NODE_PORT) };
+    Service {
+        name: ObjectName::new("shop", "web"),
+        cluster_ips: CLUSTER_IP.both().to_vec(),
+        external_ips: EXTERNAL_IP.both().to_vec(),
+        load_balancer_ips: BALANCER_IP.both().to_vec(),
+        ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+    }
+}
+
+fn slice(service: &ObjectName, family: Family, endpoints: &[(u8, Pair)]) -> Slice {
+    let port = |name: &str, protocol| SlicePort { name: name.into(), protocol, port: TARGET_PORT };
+    let endpoint = |(node, pair): &(u8, Pair)| Endpoint {
+        address: if family == Family::V4 { pair.v4.into() } else { pair.v6.into() },
+        node: Some(format!("node-{node}").into()),
+        ready: true,
+        serving: true,
+        terminating: false,
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    };
+    Slice {
+        name: ObjectName::new("shop", format!("{}-{}", service.name, family.number())),
+        service: service.clone(),
+        family,
+        ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
+        endpoints: endpoints.iter().map(endpoint).collect(),
+    }
+}
+
+/// Address of this node (host 11) or of a neighbour in the network of eth`device`.
+const fn nic(device: u8, host: u8) -> Pair {
+    let v6 = Ipv6Addr::new(0xfd00, 0x30 + device as u16, 0, 0, 0, 0, 0, (host / 10 * 16 + host % 10) as u16);
+    Pair { v4: Ipv4Addr::new(172, 30 + device, 0, host), v6 }
+}
+
+/// The node's namespace and the one with the other ends of its cables, which are silent.
+fn network() -> Result<(Netns, Netns)> {
+    let netns = Netns::create(&unique_name())?;
+    let peers = Netns::create(&unique_name())?;
+    let mut script = String::new();
+    let mut peer_script = String::new();
+    for (name, mac) in [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", Mac([2, 0, 0, 0, 1, 2])), ("pod1", Mac([2, 0, 0, 0, 1, 3]))] {
+        script += &format!("link add {name} address {mac} type veth peer name peer-{name} netns {}\n", peers.name());
+        // Without link-local addresses nobody says anything unasked.
+        script += &format!("link set {name} addrgenmode none\nlink set {name} up\n");
+        peer_script += &format!("link set peer-{name} addrgenmode none\nlink set peer-{name} up\n");
+    }
+    netns.ip(&script)?;
+    peers.ip(&peer_script)?;
+    netns.sysctls(&[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")])?;
+    netns.ip(&addresses())?;
+    Ok((netns, peers))
+}
+
+fn addresses() -> String {
+    let mut script = String::new();
+    for device in 0..3 {
+        let Pair { v4, v6 } = nic(device, 11);
+        script += &format!("addr add {v4}/24 dev eth{device}\naddr add {v6}/64 dev eth{device} nodad\n");
+    }
+    let neighbours = [
+        (0, 1, ROUTER_MAC),
+        (0, 12, NODE2_MAC),
+        (1, 13, NODE3_MAC),
+        (2, 14, Mac([2, 0, 0, 0, 2, 4])),
+    ];
+    for (device, host, mac) in neighbours {
+        for ip in nic(device, host).both() {
+            script += &format!("neigh add {ip} lladdr {mac} dev eth{device} nud permanent\n");
+        }
+    }
+    for ip in nic(0, 1).both() {
+        script += &format!("route add default via {ip}\n");
+    }
+    for (node, gateway) in [(2, nic(0, 12)), (3, nic(1, 13)), (4, nic(2, 14)), (5, nic(0, 15))] {
+        for (net, gateway) in address::pod_cidrs(node).into_iter().zip(gateway.both()) {
+            script += &format!("route add {net} via {gateway}\n");
+        }
+    }
+    for ip in address::pod(1, 1).both() {
+        script += &format!("route add {ip} dev pod1\nneigh add {ip} lladdr 02:00:00:00:02:11 dev pod1 nud permanent\n");
+    }
+    script
+}

@@ -1,0 +1,273 @@
+//! The file's meaning: checks every value and makes the objects of the model.
+
+use std::collections::hash_map::{Entry, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde_saphyr::{Location, Spanned};
+use weir_core::cluster::Event;
+use weir_core::model::{
+    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+};
+
+use super::{StaticError, schema};
+
+/// The namespace of a Service that names none.
+const DEFAULT_NAMESPACE: &str = "default";
+
+type Result<T> = std::result::Result<T, StaticError>;
+
+/// The three lists.
+pub(super) fn events(document: &schema::Document) -> Result<Vec<Event>> {
+    let nodes = document.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
+    let mut names = Unique::new("node");
+    for node in &document.nodes {
+        names.claim(node.name.value.clone(), &node.name.value, node.name.referenced)?;
+    }
+    let mut services = Vec::new();
+    let mut slices = Vec::new();
+    let mut names = Unique::new("service");
+    let mut frontends = Frontends::default();
+    for written in &document.services {
+        let service = service(written)?;
+        names.claim(service.name.clone(), &service.name, written.name.referenced)?;
+        frontends.claim(&service, written)?;
+        slices.extend(endpoints(written, &service, &nodes)?);
+        services.push(service);
+    }
+    Ok(vec![Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)])
+}
+
+/// Refuses what is used twice.
+struct Unique<K> {
+    what: &'static str,
+    seen: HashMap<K, Location>,
+}
+
+impl<K: Eq + std::hash::Hash> Unique<K> {
+    fn new(what: &'static str) -> Self {
+        Self { what, seen: HashMap::new() }
+    }
+
+    fn claim(&mut self, key: K, shown: &dyn std::fmt::Display, location: Location) -> Result<()> {
+        match self.seen.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(location);
+                Ok(())
+            }
+            Entry::Occupied(entry) => {
+                let (what, first) = (self.what, entry.get().line());
+                Err(StaticError::at(location, format!("{what} \"{shown}\" exists already, in line {first}")))
+            }
+        }
+    }
+}
+
+/// Who answers at which address, port and protocol. A node port has no address of its own.
+#[derive(Default)]
+struct Frontends(HashMap<(Option<IpAddr>, u16, Protocol), ObjectName>);
+
+impl Frontends {
+    fn claim(&mut self, service: &Service, written: &schema::Service) -> Result<()> {
+        let addresses = [
+            (&service.cluster_ips, &written.cluster_ips),
+            (&service.external_ips, &written.external_ips),
+            (&service.load_balancer_ips, &written.load_balancer_ips),
+        ];
+        for (port, written_port) in service.ports.iter().zip(&written.ports) {
+            for (ip, place) in addresses.iter().flat_map(|(ips, places)| ips.iter().zip(places.iter())) {
+                let shown = format!("{} port {}", ip, port.port);
+                self.insert((Some(*ip), port.port, port.protocol), service, &shown, place.referenced)?;
+            }
+            if let (Some(number), Some(place)) = (port.node_port, &written_port.node_port) {
+                self.insert((None, number, port.protocol), service, &format!("nodePort {number}"), place.referenced)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        key: (Option<IpAddr>, u16, Protocol),
+        service: &Service,
+        shown: &str,
+        place: Location,
+    ) -> Result<()> {
+        let protocol = protocol_name(key.2);
+        match self.0.insert(key, service.name.clone()) {
+            None => Ok(()),
+            Some(owner) => Err(StaticError::at(
+                place,
+                format!("{shown}/{protocol} of {} is used by {owner} already", service.name),
+            )),
+        }
+    }
+}
+
+fn node(written: &schema::Node) -> Result<Node> {
+    Ok(Node {
+        name: Arc::from(name("nodes[].name", &written.name)?),
+        zone: Arc::from(written.zone.as_deref().unwrap_or_default()),
+        addresses: addresses("nodes[].addresses", &written.addresses)?,
+    })
+}
+
+fn service(written: &schema::Service) -> Result<Service> {
+    let namespace = written.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let service = Service {
+        name: ObjectName::new(namespace, name("services[].name", &written.name)?),
+        cluster_ips: addresses("clusterIPs", &written.cluster_ips)?,
+        external_ips: addresses("externalIPs", &written.external_ips)?,
+        load_balancer_ips: addresses("loadBalancerIPs", &written.load_balancer_ips)?,
+        ports: written.ports.iter().map(service_port).collect::<Result<_>>()?,
+        internal_policy: traffic_policy("internalTrafficPolicy", written.internal_traffic_policy.as_ref())?,
+        external_policy: traffic_policy("externalTrafficPolicy", written.external_traffic_policy.as_ref())?,
+    };
+    let place = written.name.referenced;
+    if service.ports.is_empty() {
+        return Err(StaticError::at(place, format!("service {} has no ports", service.name)));
+    }
+    let no_address =
+        service.cluster_ips.is_empty() && service.external_ips.is_empty() && service.load_balancer_ips.is_empty();
+    if no_address && service.ports.iter().any(|port| port.node_port.is_none()) {
+        let message = format!(
+            "service {} cannot be reached: give it clusterIPs, externalIPs or loadBalancerIPs, or each port a nodePort",
+            service.name
+        );
+        return Err(StaticError::at(place, message));
+    }
+    let mut names = Unique::new("port");
+    for (port, written) in service.ports.iter().zip(&written.ports) {
+        let place = written.name.as_ref().map_or(written.port.referenced, |name| name.referenced);
+        names.claim(Arc::clone(&port.name), &port.name, place)?;
+    }
+    Ok(service)
+}
+
+fn service_port(written: &schema::Port) -> Result<ServicePort> {
+    Ok(ServicePort {
+        name: Arc::from(written.name.as_ref().map_or("", |name| name.value.as_str())),
+        protocol: protocol(written.protocol.as_ref())?,
+        port: port("port", &written.port)?,
+        node_port: written.node_port.as_ref().map(|value| port("nodePort", value)).transpose()?,
+    })
+}
+
+/// The slices of a Service: endpoints of one family that serve its ports at the same numbers share one.
+fn endpoints(written: &schema::Service, service: &Service, nodes: &[Node]) -> Result<Vec<Slice>> {
+    let mut slices: Vec<Slice> = Vec::new();
+    let mut seen = Unique::new("endpoint");
+    for one in &written.endpoints {
+        let endpoint = endpoint(one, nodes)?;
+        seen.claim(endpoint.address, &endpoint.address, one.address.referenced)?;
+        let family = Family::of(endpoint.address);
+        let ports = endpoint_ports(one, written, service)?;
+        let same = slices.iter_mut().find(|slice| slice.family == family && slice.ports == ports);
+        if let Some(slice) = same {
+            slice.endpoints.push(endpoint);
+            continue;
+        }
+        let name = format!("{}-{}", service.name.name, slices.len() + 1);
+        slices.push(Slice {
+            name: ObjectName::new(Arc::clone(&service.name.namespace), name),
+            service: service.name.clone(),
+            family,
+            ports,
+            endpoints: vec![endpoint],
+        });
+    }
+    Ok(slices)
+}
+
+fn endpoint(written: &schema::Endpoint, nodes: &[Node]) -> Result<Endpoint> {
+    let node = match &written.node {
+        None => None,
+        Some(name) => {
+            // Without this a slip of the pen would turn a local endpoint into a remote one.
+            let known = nodes.iter().find(|node| *node.name == *name.value);
+            let unknown = || StaticError::at(name.referenced, format!("node: \"{}\" is not in `nodes`", name.value));
+            Some(Arc::clone(&known.ok_or_else(unknown)?.name))
+        }
+    };
+    let ready = written.ready.unwrap_or(true);
+    Ok(Endpoint {
+        address: address("address", &written.address)?,
+        node,
+        ready,
+        serving: written.serving.unwrap_or(ready),
+        terminating: written.terminating.unwrap_or(false),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    })
+}
+
+/// Where an endpoint serves each port: where it says itself, else at the `targetPort`, else at the port's own number.
+fn endpoint_ports(endpoint: &schema::Endpoint, written: &schema::Service, service: &Service) -> Result<Vec<SlicePort>> {
+    if let Some((name, place)) =
+        endpoint.ports.iter().find(|(name, _)| !service.ports.iter().any(|p| *p.name == ***name))
+    {
+        let message = format!("ports: service {} has no port named \"{name}\"", service.name);
+        return Err(StaticError::at(place.referenced, message));
+    }
+    let ports = service.ports.iter().zip(&written.ports).map(|(served, written)| {
+        let number = match (endpoint.ports.get(&*served.name), &written.target_port) {
+            (Some(own), _) => port("ports", own)?,
+            (None, Some(target)) => port("targetPort", target)?,
+            (None, None) => served.port,
+        };
+        Ok(SlicePort { name: Arc::clone(&served.name), protocol: served.protocol, port: number })
+    });
+    ports.collect()
+}
+
+fn name<'a>(field: &str, value: &'a Spanned<String>) -> Result<&'a str> {
+    if value.value.is_empty() {
+        return Err(StaticError::at(value.referenced, format!("{field}: a name must not be empty")));
+    }
+    Ok(&value.value)
+}
+
+fn addresses(field: &str, values: &[Spanned<String>]) -> Result<Vec<IpAddr>> {
+    values.iter().map(|value| address(field, value)).collect()
+}
+
+fn address(field: &str, value: &Spanned<String>) -> Result<IpAddr> {
+    match value.value.parse::<IpAddr>() {
+        Ok(ip) => Ok(ip.to_canonical()),
+        Err(_) => Err(StaticError::at(value.referenced, format!("{field}: \"{}\" is not an IP address", value.value))),
+    }
+}
+
+fn port(field: &str, value: &Spanned<i64>) -> Result<u16> {
+    match u16::try_from(value.value) {
+        Ok(port @ 1..) => Ok(port),
+        _ => Err(StaticError::at(value.referenced, format!("{field}: {} is not in 1..65535", value.value))),
+    }
+}
+
+fn protocol(value: Option<&Spanned<String>>) -> Result<Protocol> {
+    let Some(value) = value else { return Ok(Protocol::Tcp) };
+    match value.value.as_str() {
+        "TCP" => Ok(Protocol::Tcp),
+        "UDP" => Ok(Protocol::Udp),
+        "SCTP" => Ok(Protocol::Sctp),
+        other => Err(StaticError::at(value.referenced, format!("protocol: \"{other}\" is none of TCP, UDP and SCTP"))),
+    }
+}
+
+const fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "TCP",
+        Protocol::Udp => "UDP",
+        Protocol::Sctp => "SCTP",
+    }
+}
+
+fn traffic_policy(field: &str, value: Option<&Spanned<String>>) -> Result<TrafficPolicy> {
+    let Some(value) = value else { return Ok(TrafficPolicy::default()) };
+    match value.value.as_str() {
+        "Cluster" => Ok(TrafficPolicy::Cluster),
+        "Local" => Ok(TrafficPolicy::Local),
+        other => Err(StaticError::at(value.referenced, format!("{field}: \"{other}\" is neither Cluster nor Local"))),
+    }
+}

@@ -1,0 +1,69 @@
+//! The file's form. Values stay as they are written, each with its place; their meaning is checked in `build`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Document {
+    #[serde(default)]
+    pub(super) nodes: Vec<Node>,
+    pub(super) services: Vec<Service>,
+}
+
+/// A node: a machine that endpoints run on.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Node {
+    pub(super) name: Spanned<String>,
+    pub(super) zone: Option<String>,
+    #[serde(default)]
+    pub(super) addresses: Vec<Spanned<String>>,
+}
+
+/// A Service with its endpoints.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Service {
+    pub(super) namespace: Option<String>,
+    pub(super) name: Spanned<String>,
+    #[serde(default, rename = "clusterIPs")]
+    pub(super) cluster_ips: Vec<Spanned<String>>,
+    #[serde(default, rename = "externalIPs")]
+    pub(super) external_ips: Vec<Spanned<String>>,
+    #[serde(default, rename = "loadBalancerIPs")]
+    pub(super) load_balancer_ips: Vec<Spanned<String>>,
+    pub(super) internal_traffic_policy: Option<Spanned<String>>,
+    pub(super) external_traffic_policy: Option<Spanned<String>>,
+    pub(super) ports: Vec<Port>,
+    #[serde(default)]
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+/// A port of a Service.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Port {
+    pub(super) name: Option<Spanned<String>>,
+    pub(super) protocol: Option<Spanned<String>>,
+    pub(super) port: Spanned<i64>,
+    pub(super) node_port: Option<Spanned<i64>>,
+    pub(super) target_port: Option<Spanned<i64>>,
+}
+
+/// An endpoint of a Service.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Endpoint {
+    pub(super) address: Spanned<String>,
+    pub(super) node: Option<Spanned<String>>,
+    pub(super) ready: Option<bool>,
+    pub(super) serving: Option<bool>,
+    pub(super) terminating: Option<bool>,
+    /// Where it serves a port of the Service, by the port's name, if not at the `targetPort`.
+    #[serde(default)]
+    pub(super) ports: BTreeMap<String, Spanned<i64>>,
+}

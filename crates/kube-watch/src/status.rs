@@ -1,0 +1,165 @@
+//! How a source of events fares: published by the source, read by health checks, metrics and `weir status`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+/// A kind of object that is watched.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Kind {
+    /// Services.
+    Services,
+    /// EndpointSlices.
+    Slices,
+    /// Nodes.
+    Nodes,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Services, Self::Slices, Self::Nodes];
+
+    /// The resource's name in the Kubernetes API, which is also its name in metrics.
+    #[must_use]
+    pub const fn resource(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Slices => "endpointslices",
+            Self::Nodes => "nodes",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.resource())
+    }
+}
+
+/// How one kind fares.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct KindStatus {
+    /// Whether the last contact with the source went well. What was read before stays in force when it did not.
+    pub connected: bool,
+    /// Whether the whole list was delivered at least once.
+    pub synced: bool,
+    /// Why the source is not connected; `None` while it is, and before the first attempt has ended.
+    pub error: Option<String>,
+    /// When the last event was delivered.
+    pub last_event: Option<Timestamp>,
+    /// Events delivered since the start.
+    pub events: u64,
+}
+
+/// How all kinds fare.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Status {
+    /// Services.
+    pub services: KindStatus,
+    /// EndpointSlices.
+    pub slices: KindStatus,
+    /// Nodes.
+    pub nodes: KindStatus,
+}
+
+impl Status {
+    /// One kind.
+    #[must_use]
+    pub const fn kind(&self, kind: Kind) -> &KindStatus {
+        match kind {
+            Kind::Services => &self.services,
+            Kind::Slices => &self.slices,
+            Kind::Nodes => &self.nodes,
+        }
+    }
+
+    const fn kind_mut(&mut self, kind: Kind) -> &mut KindStatus {
+        match kind {
+            Kind::Services => &mut self.services,
+            Kind::Slices => &mut self.slices,
+            Kind::Nodes => &mut self.nodes,
+        }
+    }
+
+    /// Whether every kind was delivered at least once.
+    #[must_use]
+    pub fn synced(&self) -> bool {
+        Kind::ALL.into_iter().all(|kind| self.kind(kind).synced)
+    }
+
+    /// Whether every kind is connected.
+    #[must_use]
+    pub fn connected(&self) -> bool {
+        Kind::ALL.into_iter().all(|kind| self.kind(kind).connected)
+    }
+
+    /// What is wrong, for people: the reason that most kinds have in common is said once. `None` if nothing is.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let mut reasons: Vec<String> = Vec::new();
+        for kind in Kind::ALL {
+            let status = self.kind(kind);
+            let reason = match (&status.error, status.synced) {
+                (Some(error), _) => error.clone(),
+                (None, false) => "waiting for the first list".to_owned(),
+                (None, true) => continue,
+            };
+            if !reasons.contains(&reason) {
+                reasons.push(reason);
+            }
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+}
+
+/// The source's end of its status. Clones publish into the same status.
+#[derive(Clone, Debug)]
+pub struct StatusWriter(Arc<watch::Sender<Status>>);
+
+impl StatusWriter {
+    /// A status in which nothing has happened yet, and the end to read it from.
+    #[must_use]
+    pub fn new() -> (Self, watch::Receiver<Status>) {
+        let (sender, receiver) = watch::channel(Status::default());
+        (Self(Arc::new(sender)), receiver)
+    }
+
+    /// The source answered. Returns whether it had not before.
+    pub(crate) fn connected(&self, kind: Kind) -> bool {
+        self.0.send_if_modified(|status| {
+            let status = status.kind_mut(kind);
+            let changed = !status.connected || status.error.is_some();
+            status.connected = true;
+            status.error = None;
+            changed
+        })
+    }
+
+    /// The source failed.
+    pub(crate) fn failed(&self, kind: Kind, error: &str) {
+        self.0.send_if_modified(|status| {
+            let status = status.kind_mut(kind);
+            let changed = status.connected || status.error.as_deref() != Some(error);
+            status.connected = false;
+            if changed {
+                status.error = Some(error.to_owned());
+            }
+            changed
+        });
+    }
+
+    /// An event was delivered; `reset` if it held the whole list. Wakes readers only for the first list: they wait for
+    /// changes of state, and a busy cluster has thousands of events a second.
+    pub(crate) fn delivered(&self, kind: Kind, reset: bool) {
+        self.0.send_if_modified(|status| {
+            let status = status.kind_mut(kind);
+            status.last_event = Some(Timestamp::now());
+            status.events += 1;
+            let first = reset && !status.synced;
+            status.synced |= reset;
+            first
+        });
+    }
+}

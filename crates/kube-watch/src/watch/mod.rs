@@ -1,0 +1,233 @@
+//! List and watch of the Kubernetes API: three streams, each converted at once, none stored.
+//!
+//! A re-list is sent as one event with the whole new list, so that the cluster is never seen half-empty, and what was
+//! deleted while the connection was down goes away with it.
+
+use std::fmt::Debug;
+use std::pin::pin;
+
+use futures::{StreamExt, TryStreamExt, future};
+use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use weir_core::cluster::Event;
+use weir_core::model::{Node, Service, Slice};
+
+use crate::convert::{self, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem};
+use crate::status::{Kind, StatusWriter};
+use contact::Contact;
+use report::Objections;
+
+mod contact;
+mod report;
+
+/// Seconds after which the API server ends a watch, to be taken up again where it ended. Five seconds later the
+/// client takes a silent connection for dead, so this is how long a cut uplink can go unnoticed. The library's 290
+/// is long for an edge node; one request in 40 s for each node is little for the server.
+const WATCH_SECONDS: u32 = 120;
+
+/// What to watch, and how.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct WatchOptions {
+    /// Our own `service.kubernetes.io/service-proxy-name`: serve only Services that carry it. Empty: serve those that
+    /// carry none.
+    pub service_proxy_name: String,
+    /// Objects in each page of a list. Smaller pages need less memory at once and more requests.
+    pub page_size: u32,
+}
+
+impl Default for WatchOptions {
+    fn default() -> Self {
+        Self { service_proxy_name: String::new(), page_size: 250 }
+    }
+}
+
+/// Follows the Kubernetes API until `sink` is closed. It never gives up on the server: it retries with growing pauses of
+/// up to half a minute or so and tells `status` what is wrong meanwhile.
+pub async fn run(client: Client, options: WatchOptions, sink: mpsc::Sender<Event>, status: StatusWriter) {
+    let services = follow::<k8s::Service>(&client, &options, &sink, &status);
+    let slices = follow::<EndpointSlice>(&client, &options, &sink, &status);
+    let nodes = follow::<k8s::Node>(&client, &options, &sink, &status);
+    tokio::select! {
+        _ = future::join3(services, slices, nodes) => {}
+        () = sink.closed() => {}
+    }
+}
+
+/// A kind of object of the API and what becomes of it.
+trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
+    const KIND: Kind;
+    type Compact: Send;
+
+    /// Selects on the server what cannot be served anyway. An object whose labels change out of the selection arrives
+    /// as deleted, one whose labels change into it as added: the server compares the old and the new object.
+    fn selector(proxy_name: &str) -> Option<String>;
+    /// `None`: not to be served.
+    fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Self::Compact>;
+    fn put(object: Self::Compact) -> Event;
+    fn gone(&self) -> Event;
+    fn reset(objects: Vec<Self::Compact>) -> Event;
+}
+
+impl Watched for k8s::Service {
+    const KIND: Kind = Kind::Services;
+    type Compact = Service;
+
+    fn selector(proxy_name: &str) -> Option<String> {
+        Some(if proxy_name.is_empty() {
+            format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")
+        } else {
+            format!("!{HEADLESS_LABEL},{PROXY_NAME_LABEL}={proxy_name}")
+        })
+    }
+
+    fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Service> {
+        convert::service(self, proxy_name, problems)
+    }
+
+    fn put(object: Service) -> Event {
+        Event::Service(object)
+    }
+
+    fn gone(&self) -> Event {
+        Event::ServiceGone(convert::object_name(&self.metadata))
+    }
+
+    fn reset(objects: Vec<Service>) -> Event {
+        Event::Services(objects)
+    }
+}
+
+impl Watched for EndpointSlice {
+    const KIND: Kind = Kind::Slices;
+    type Compact = Slice;
+
+    fn selector(proxy_name: &str) -> Option<String> {
+        // A slice written by hand for a Service of ours may lack the label with our name.
+        Some(if proxy_name.is_empty() {
+            format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")
+        } else {
+            format!("!{HEADLESS_LABEL}")
+        })
+    }
+
+    fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Slice> {
+        convert::endpoint_slice(self, proxy_name, problems)
+    }
+
+    fn put(object: Slice) -> Event {
+        Event::Slice(object)
+    }
+
+    fn gone(&self) -> Event {
+        Event::SliceGone(convert::object_name(&self.metadata))
+    }
+
+    fn reset(objects: Vec<Slice>) -> Event {
+        Event::Slices(objects)
+    }
+}
+
+impl Watched for k8s::Node {
+    const KIND: Kind = Kind::Nodes;
+    type Compact = Node;
+
+    fn selector(_: &str) -> Option<String> {
+        None
+    }
+
+    fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<Node> {
+        Some(convert::node(self, problems))
+    }
+
+    fn put(object: Node) -> Event {
+        Event::Node(object)
+    }
+
+    fn gone(&self) -> Event {
+        Event::NodeGone(convert::object_name(&self.metadata).name)
+    }
+
+    fn reset(objects: Vec<Node>) -> Event {
+        Event::Nodes(objects)
+    }
+}
+
+/// Follows one kind until the sink is closed.
+async fn follow<K: Watched>(
+    client: &Client,
+    options: &WatchOptions,
+    sink: &mpsc::Sender<Event>,
+    status: &StatusWriter,
+) {
+    let contact = Contact::new(K::KIND, status.clone());
+    let api = Api::<K>::all(contact.observe(client));
+    let config = watcher::Config {
+        label_selector: K::selector(&options.service_proxy_name),
+        page_size: Some(options.page_size),
+        timeout: Some(WATCH_SECONDS),
+        ..watcher::Config::default()
+    };
+    // The start of a list is announced before the server has answered. It must not reach the back-off, which would take
+    // it for success and never grow while lists fail.
+    let events = watcher(api, config)
+        .try_filter(|event| future::ready(!matches!(event, watcher::Event::Init)))
+        .default_backoff();
+    let mut events = pin!(events);
+    let mut delivery =
+        Delivery::<K> { proxy_name: &options.service_proxy_name, list: Vec::new(), objections: Objections::default() };
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                let Some(event) = delivery.event(event) else { continue };
+                let reset = matches!(event, Event::Services(_) | Event::Slices(_) | Event::Nodes(_));
+                if sink.send(event).await.is_err() {
+                    return;
+                }
+                status.delivered(K::KIND, reset);
+            }
+            Err(error) => {
+                // Half a list is no list: it starts again from its first page.
+                delivery.list.clear();
+                contact.lost(&error);
+            }
+        }
+    }
+}
+
+/// Turns events of the API into events of the cluster.
+struct Delivery<'a, K: Watched> {
+    proxy_name: &'a str,
+    /// A list of which not all pages have come yet.
+    list: Vec<K::Compact>,
+    objections: Objections,
+}
+
+impl<K: Watched> Delivery<'_, K> {
+    fn event(&mut self, event: watcher::Event<K>) -> Option<Event> {
+        match event {
+            watcher::Event::Init => None,
+            watcher::Event::InitApply(object) => {
+                let compact = self.compact(&object);
+                self.list.extend(compact);
+                None
+            }
+            watcher::Event::InitDone => Some(K::reset(std::mem::take(&mut self.list))),
+            watcher::Event::Apply(object) => Some(self.compact(&object).map_or_else(|| object.gone(), K::put)),
+            watcher::Event::Delete(object) => {
+                self.objections.withdraw(&convert::object_name(object.meta()));
+                Some(object.gone())
+            }
+        }
+    }
+
+    fn compact(&mut self, object: &K) -> Option<K::Compact> {
+        let mut problems = Vec::new();
+        let compact = object.compact(self.proxy_name, &mut problems);
+        self.objections.raise(K::KIND, convert::object_name(object.meta()), problems);
+        compact
+    }
+}

@@ -1,0 +1,258 @@
+//! The static file: what a good one means, and where a bad one is bad.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::net::IpAddr;
+
+use weir_core::cluster::Event;
+use weir_core::model::{self, Family, ObjectName, Protocol, TrafficPolicy};
+use weir_kube_watch::static_file::parse;
+
+const GOOD: &str = "\
+nodes:
+  - name: edge-1
+    zone: hall-a
+    addresses: [192.0.2.11, '2001:db8::11']
+  - name: edge-2
+services:
+  - name: web
+    namespace: shop
+    clusterIPs: [10.96.0.10, 'fd00::10']
+    externalIPs: [203.0.113.7]
+    loadBalancerIPs: [198.51.100.1]
+    internalTrafficPolicy: Cluster
+    externalTrafficPolicy: Local
+    ports:
+      - {name: http, port: 80, targetPort: 8080, nodePort: 30080}
+      - {name: dns, protocol: UDP, port: 53}
+    endpoints:
+      - {address: 10.0.1.5, node: edge-1}
+      - {address: 10.0.2.7, node: edge-2, ports: {http: 8081}}
+      - {address: 10.0.2.8, node: edge-2, ready: false, serving: true, terminating: true}
+      - {address: 'fd00:1::5', ready: false}
+";
+
+struct Parsed {
+    nodes: Vec<model::Node>,
+    services: Vec<model::Service>,
+    slices: Vec<model::Slice>,
+}
+
+fn good(text: &str) -> Parsed {
+    match <[Event; 3]>::try_from(parse(text).unwrap()).unwrap() {
+        [Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)] => Parsed { nodes, services, slices },
+        other => panic!("not three lists: {other:?}"),
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn nodes_and_services_are_what_the_file_says() {
+    let Parsed { nodes, services, .. } = good(GOOD);
+    let addresses = vec![ip("192.0.2.11"), ip("2001:db8::11")];
+    assert_eq!(nodes[0], model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses });
+    assert_eq!(nodes[1], model::Node { name: "edge-2".into(), zone: "".into(), addresses: vec![] });
+    let port =
+        |name: &str, protocol, port, node_port| model::ServicePort { name: name.into(), protocol, port, node_port };
+    let expected = model::Service {
+        name: ObjectName::new("shop", "web"),
+        cluster_ips: vec![ip("10.96.0.10"), ip("fd00::10")],
+        external_ips: vec![ip("203.0.113.7")],
+        load_balancer_ips: vec![ip("198.51.100.1")],
+        ports: vec![port("http", Protocol::Tcp, 80, Some(30080)), port("dns", Protocol::Udp, 53, None)],
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Local,
+    };
+    assert_eq!(services, [expected]);
+}
+
+#[test]
+fn endpoints_of_one_family_and_with_the_same_ports_share_a_slice() {
+    let Parsed { slices, .. } = good(GOOD);
+    let seen: Vec<_> = slices
+        .iter()
+        .map(|slice| {
+            let ports: Vec<_> = slice.ports.iter().map(|port| (&*port.name, port.port)).collect();
+            let addresses: Vec<_> = slice.endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect();
+            (slice.name.to_string(), slice.family, ports, addresses.join(" "))
+        })
+        .collect();
+    let target = vec![("http", 8080), ("dns", 53)];
+    let own = vec![("http", 8081), ("dns", 53)];
+    let expected = [
+        ("shop/web-1".to_owned(), Family::V4, target.clone(), "10.0.1.5 10.0.2.8".to_owned()),
+        ("shop/web-2".to_owned(), Family::V4, own, "10.0.2.7".to_owned()),
+        ("shop/web-3".to_owned(), Family::V6, target, "fd00:1::5".to_owned()),
+    ];
+    assert_eq!(seen, expected);
+    assert!(slices.iter().all(|slice| slice.service == ObjectName::new("shop", "web")));
+}
+
+#[test]
+fn conditions_have_kubernetes_defaults() {
+    let Parsed { slices, .. } = good(GOOD);
+    let conditions = |slice: usize, endpoint: usize| {
+        let endpoint = &slices[slice].endpoints[endpoint];
+        (endpoint.ready, endpoint.serving, endpoint.terminating)
+    };
+    assert_eq!(conditions(0, 0), (true, true, false));
+    assert_eq!(conditions(0, 1), (false, true, true));
+    assert_eq!(conditions(2, 0), (false, false, false));
+}
+
+#[test]
+fn the_smallest_service_is_in_the_default_namespace() {
+    let text = "services: [{name: a, clusterIPs: [10.0.0.1], ports: [{port: 1}]}]";
+    let Parsed { nodes, services, slices } = good(text);
+    assert_eq!((services[0].name.to_string(), nodes.len(), slices.len()), ("default/a".to_owned(), 0, 0));
+}
+
+#[test]
+fn no_services_at_all_are_said_with_an_empty_list() {
+    assert!(good("services: []").services.is_empty());
+}
+
+/// The good file with one piece of it replaced.
+fn with(old: &str, new: &str) -> String {
+    assert_eq!(GOOD.matches(old).count(), 1, "{old}");
+    GOOD.replace(old, new)
+}
+
+fn mistake(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn an_empty_file_is_a_mistake_not_the_end_of_all_services() {
+    assert_eq!(mistake("\n"), "line 1, column 1: the file is empty (write `services: []` for none)");
+    assert_eq!(mistake("# nothing yet\n---\n"), mistake(""));
+}
+
+#[test]
+fn an_unknown_field_is_named_with_the_fields_that_exist() {
+    let text = mistake(&with("clusterIPs:", "clusterIps:"));
+    assert!(text.starts_with("line 9, column 5: "), "{text}");
+    assert!(text.contains("clusterIps") && text.contains("clusterIPs"), "{text}");
+    let text = mistake(&with("address: 10.0.1.5,", "adress: 10.0.1.5,"));
+    assert!(text.starts_with("line 18, column 10: ") && text.contains("adress"), "{text}");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let text = mistake("services:\n  - name: a\n    clusterIPs: [10.0.0.1]\n");
+    assert!(text.starts_with("line 3, column 5: missing field `ports`"), "{text}");
+}
+
+#[test]
+fn what_is_not_yaml_is_refused_with_its_place() {
+    let text = mistake("services:\n  - name: [a\n");
+    assert!(text.starts_with("line "), "{text}");
+    assert!(!text.starts_with("line 0"), "{text}");
+}
+
+#[test]
+fn values_of_the_wrong_kind_are_refused_with_their_place() {
+    let text = mistake(&with("port: 53}", "port: many}"));
+    assert!(text.starts_with("line 16, column 42: "), "{text}");
+    let text = mistake(&with("ready: false}", "ready: perhaps}"));
+    assert!(text.starts_with("line 21, column 39: "), "{text}");
+}
+
+#[test]
+fn bad_addresses_are_refused_with_their_place_and_field() {
+    for (old, new, expected) in [
+        ("[10.96.0.10,", "[10.96.0,", "line 9, column 18: clusterIPs: \"10.96.0\" is not an IP address"),
+        ("203.0.113.7", "somewhere", "line 10, column 19: externalIPs: \"somewhere\" is not an IP address"),
+        (
+            "198.51.100.1]",
+            "198.51.100.1/32]",
+            "line 11, column 23: loadBalancerIPs: \"198.51.100.1/32\" is not an IP address",
+        ),
+        (
+            "address: 10.0.1.5",
+            "address: 10.0.1.500",
+            "line 18, column 19: address: \"10.0.1.500\" is not an IP address",
+        ),
+        ("192.0.2.11,", "edge-1,", "line 4, column 17: nodes[].addresses: \"edge-1\" is not an IP address"),
+    ] {
+        assert_eq!(mistake(&with(old, new)), expected);
+    }
+}
+
+#[test]
+fn bad_ports_are_refused_with_their_place_and_field() {
+    for (old, new, expected) in [
+        (" port: 80,", " port: 0,", "line 15, column 28: port: 0 is not in 1..65535"),
+        ("targetPort: 8080", "targetPort: 65536", "line 15, column 44: targetPort: 65536 is not in 1..65535"),
+        ("nodePort: 30080", "nodePort: -1", "line 15, column 60: nodePort: -1 is not in 1..65535"),
+        ("{http: 8081}", "{http: 80810}", "line 19, column 57: ports: 80810 is not in 1..65535"),
+        ("{http: 8081}", "{htp: 8081}", "line 19, column 56: ports: service shop/web has no port named \"htp\""),
+    ] {
+        assert_eq!(mistake(&with(old, new)), expected);
+    }
+}
+
+#[test]
+fn words_that_mean_nothing_are_refused() {
+    for (old, new, expected) in [
+        ("protocol: UDP", "protocol: udp", "line 16, column 31: protocol: \"udp\" is none of TCP, UDP and SCTP"),
+        (
+            "externalTrafficPolicy: Local",
+            "externalTrafficPolicy: local",
+            "line 13, column 28: externalTrafficPolicy: \"local\" is neither Cluster nor Local",
+        ),
+        ("10.0.1.5, node: edge-1", "10.0.1.5, node: edge-9", "line 18, column 35: node: \"edge-9\" is not in `nodes`"),
+        ("- name: web", "- name: ''", "line 7, column 11: services[].name: a name must not be empty"),
+    ] {
+        assert_eq!(mistake(&with(old, new)), expected);
+    }
+}
+
+#[test]
+fn names_that_are_used_twice_are_refused() {
+    for (old, new, expected) in [
+        ("- name: edge-2", "- name: edge-1", "line 5, column 11: node \"edge-1\" exists already, in line 2"),
+        ("{name: dns,", "{name: http,", "line 16, column 16: port \"http\" exists already, in line 15"),
+        (
+            "address: 10.0.2.8",
+            "address: 10.0.1.5",
+            "line 20, column 19: endpoint \"10.0.1.5\" exists already, in line 18",
+        ),
+    ] {
+        assert_eq!(mistake(&with(old, new)), expected);
+    }
+    let twice = "services:\n- {name: a, clusterIPs: [10.0.0.1], ports: [{port: 1}]}\n- {name: a, clusterIPs: [10.0.0.2], ports: [{port: 1}]}\n";
+    assert_eq!(mistake(twice), "line 3, column 10: service \"default/a\" exists already, in line 2");
+}
+
+#[test]
+fn two_services_cannot_answer_at_one_address_and_port() {
+    let two = |second: &str| {
+        format!(
+            "services:\n- {{name: a, clusterIPs: [10.0.0.1], ports: [{{port: 80, nodePort: 30000}}]}}\n- {second}\n"
+        )
+    };
+    assert_eq!(
+        mistake(&two("{name: b, externalIPs: [10.0.0.1], ports: [{port: 80}]}")),
+        "line 3, column 27: 10.0.0.1 port 80/TCP of default/b is used by default/a already"
+    );
+    assert_eq!(
+        mistake(&two("{name: b, clusterIPs: [10.0.0.2], ports: [{port: 80, nodePort: 30000}]}")),
+        "line 3, column 66: nodePort 30000/TCP of default/b is used by default/a already"
+    );
+    let others = "{name: b, clusterIPs: [10.0.0.1], ports: [{name: t, port: 81}, {name: u, port: 80, protocol: UDP}]}";
+    assert_eq!(good(&two(others)).services.len(), 2, "another port or protocol is free");
+}
+
+#[test]
+fn a_service_that_nobody_can_reach_is_refused() {
+    assert_eq!(
+        mistake("services: [{name: a, ports: [{port: 80}]}]"),
+        "line 1, column 19: service default/a cannot be reached: give it clusterIPs, externalIPs or loadBalancerIPs, \
+         or each port a nodePort"
+    );
+    assert_eq!(mistake("services: [{name: a, ports: []}]"), "line 1, column 19: service default/a has no ports");
+    assert_eq!(good("services: [{name: a, ports: [{port: 80, nodePort: 30080}]}]").services.len(), 1);
+}

@@ -1,0 +1,342 @@
+//! A real kube-apiserver on a real etcd, for one test: RBAC on, no controllers, no kubelets.
+//!
+//! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`].
+
+use std::fs;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::netns::{Entry, Netns};
+use crate::objects::Objects;
+use crate::process::Process;
+use crate::{Error, Result, address};
+
+/// How long etcd and the API server together may take to be ready, on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// A name in the server's own certificate that does not depend on where it listens.
+const CERTIFICATE_NAME: &str = "kubernetes.default.svc";
+
+/// Bytes of a random token.
+const TOKEN_BYTES: usize = 16;
+
+/// Who talks to the API server.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum User {
+    /// A member of `system:masters`: may do everything.
+    Admin,
+    /// `system:serviceaccount:kube-system:weir-agent`: may do what the test's roles allow, at first next to nothing.
+    Agent,
+}
+
+impl User {
+    /// The user name that roles are bound to.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Agent => "system:serviceaccount:kube-system:weir-agent",
+        }
+    }
+
+    const fn groups(self) -> &'static str {
+        match self {
+            Self::Admin => "system:masters",
+            Self::Agent => "system:serviceaccounts,system:serviceaccounts:kube-system",
+        }
+    }
+}
+
+/// TCP ports of the two programs.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    etcd: u16,
+    etcd_peer: u16,
+    server: u16,
+}
+
+/// A running (or stopped) API server with its data. Everything is ended and removed on drop.
+#[derive(Debug)]
+pub struct ApiServer {
+    // Processes go before the directory that they write to.
+    server: Option<Process>,
+    etcd: Option<Process>,
+    directory: TempDir,
+    entry: Option<Entry>,
+    ports: Ports,
+    advertised: Ipv4Addr,
+    tokens: [(User, String); 2],
+    kubeconfigs: AtomicU32,
+}
+
+impl ApiServer {
+    /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns false.
+    #[must_use]
+    pub fn require(what: &str) -> bool {
+        let missing = server_binary().and_then(|_| etcd_binary()).err();
+        if let Some(error) = &missing {
+            eprintln!("SKIPPED: {what}: {error}");
+        }
+        missing.is_none()
+    }
+
+    /// Starts etcd and the API server on free ports and waits until it is ready. Without a namespace it listens on
+    /// 127.0.0.1 only; inside one it listens on all addresses, so that nodes reach it.
+    ///
+    /// # Errors
+    /// When a program is missing or does not get ready; the error quotes its log.
+    pub fn start(netns: Option<&Netns>) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("weir-apiserver-")
+            .tempdir()
+            .map_err(Error::io("create a directory for the API server"))?;
+        let look = || Ok((free_ports()?, first_address()?));
+        let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
+        let tokens = [(User::Admin, random_token()?), (User::Agent, random_token()?)];
+        let mut api = Self {
+            server: None,
+            etcd: None,
+            directory,
+            entry: netns.map(Netns::entry),
+            ports,
+            advertised,
+            tokens,
+            kubeconfigs: AtomicU32::new(0),
+        };
+        api.write_tokens()?;
+        api.start_again()?;
+        Ok(api)
+    }
+
+    /// Ends the API server as a crash would; etcd and with it all objects stay.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub fn stop(&mut self) -> Result<()> {
+        self.server.take().map_or(Ok(()), |server| server.kill().map(drop))
+    }
+
+    /// Starts it again on the same port with the same objects, and waits until it is ready. Does nothing while it runs.
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`].
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.etcd.is_none() {
+            self.etcd = Some(self.launch(self.etcd_command()?, "etcd")?);
+        }
+        if self.server.is_none() {
+            self.server = Some(self.launch(self.server_command()?, "kube-apiserver")?);
+        }
+        self.await_ready()
+    }
+
+    /// The port that it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.ports.server
+    }
+
+    /// Its URL on the loopback of its namespace.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// Its URL at another address of its namespace.
+    #[must_use]
+    pub fn url_at(&self, ip: IpAddr) -> String {
+        format!("https://{}", SocketAddr::new(ip, self.port()))
+    }
+
+    /// The file with the certificate that clients trust.
+    #[must_use]
+    pub fn certificate(&self) -> PathBuf {
+        self.path("certificates/apiserver.crt")
+    }
+
+    /// The bearer token of a user.
+    #[must_use]
+    pub fn token(&self, user: User) -> &str {
+        let [(first, token), (_, other)] = &self.tokens;
+        if *first == user { token } else { other }
+    }
+
+    /// Writes a kubeconfig file with which a user reaches the server at `server_url`. The file lives as long as `self`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn kubeconfig(&self, user: User, server_url: &str) -> Result<PathBuf> {
+        let number = self.kubeconfigs.fetch_add(1, Ordering::Relaxed);
+        let path = self.path(&format!("kubeconfig-{number}.yaml"));
+        let content = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {
+                "server": server_url,
+                "certificate-authority": self.certificate(),
+                "tls-server-name": CERTIFICATE_NAME,
+            }}],
+            "users": [{"name": "user", "user": {"token": self.token(user)}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
+            "current-context": "test",
+        });
+        // JSON is YAML.
+        fs::write(&path, content.to_string()).map_err(Error::file("write", &path))?;
+        Ok(path)
+    }
+
+    /// A client for the admin, that talks from inside the server's namespace.
+    ///
+    /// # Errors
+    /// When the client cannot be made.
+    pub fn objects(&self) -> Result<Objects> {
+        Objects::connect(&self.kubeconfig(User::Admin, &self.url())?, self.entry.clone())
+    }
+
+    fn await_ready(&mut self) -> Result<()> {
+        let certificate = self.certificate();
+        // It writes its certificate when it first starts.
+        let mut objects = None;
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            self.fail_if_ended()?;
+            if objects.is_none() && certificate.exists() {
+                objects = Some(self.objects()?);
+            }
+            let ready = objects.as_ref().map_or(Ok(()), Objects::check_ready);
+            if objects.is_some() && ready.is_ok() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let detail = ready.err().map_or_else(String::new, |error| format!("; seen last: {error}"));
+                return Err(Error::Timeout { what: "the API server's readiness".into(), limit: READY_LIMIT, detail });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn fail_if_ended(&mut self) -> Result<()> {
+        for (name, process) in [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.server)] {
+            let Some(running) = process else { continue };
+            if let Some(status) = running.exit_status()? {
+                let message = running.log_tail();
+                *process = None;
+                return Err(Error::Command { command: name.into(), status: status.to_string(), message });
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&self, mut command: Command, name: &str) -> Result<Process> {
+        if let Some(entry) = &self.entry {
+            entry.attach(&mut command);
+        }
+        Process::start(command, name, &self.path(&format!("{name}.log")))
+    }
+
+    fn etcd_command(&self) -> Result<Command> {
+        let Ports { etcd, etcd_peer, server: _ } = self.ports;
+        let (client, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{etcd_peer}"));
+        let mut command = Command::new(etcd_binary()?);
+        command.arg("--data-dir").arg(self.path("etcd"));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("default={peer}"), "--logger", "zap", "--log-level", "warn"]);
+        // The data dies with the test.
+        command.arg("--unsafe-no-fsync");
+        Ok(command)
+    }
+
+    fn server_command(&self) -> Result<Command> {
+        let certificates = self.path("certificates");
+        // It makes this key for its own certificate before it reads it for service accounts.
+        let key = certificates.join("apiserver.key");
+        let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
+        let services = address::cluster_ips().map(|prefix| prefix.to_string()).join(",");
+        let mut command = Command::new(server_binary()?);
+        command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
+        command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
+        command.args([format!("--advertise-address={}", self.advertised)]);
+        command.arg(format!("--service-cluster-ip-range={services}"));
+        command.arg(format!("--cert-dir={}", certificates.display()));
+        command.arg(format!("--token-auth-file={}", self.path("tokens.csv").display()));
+        command.arg(format!("--service-account-key-file={}", key.display()));
+        command.arg(format!("--service-account-signing-key-file={}", key.display()));
+        command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
+        // No controller makes the default service accounts that this plug-in would wait for.
+        command.args(["--disable-admission-plugins=ServiceAccount", "--allow-privileged=true", "--profiling=false"]);
+        Ok(command)
+    }
+
+    fn write_tokens(&self) -> Result<()> {
+        let path = self.path("tokens.csv");
+        let lines = self.tokens.iter().map(|(user, token)| {
+            let (name, groups) = (user.name(), user.groups());
+            format!("{token},{name},{name},\"{groups}\"\n")
+        });
+        let content: String = lines.collect();
+        let mut options = fs::File::options();
+        options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(content.as_bytes()))
+            .map_err(Error::file("write", &path))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+fn server_binary() -> Result<PathBuf> {
+    let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
+    let path = cache.or_else(home).unwrap_or_default().join("bin/kube-apiserver");
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::Missing { what: format!("kube-apiserver ({})", path.display()), hint: "run `make bootstrap`".into() })
+}
+
+fn etcd_binary() -> Result<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).map(|directory| directory.join("etcd")).find(|path| path.is_file());
+    found.ok_or_else(|| Error::Missing { what: "etcd".into(), hint: "run `make bootstrap`".into() })
+}
+
+/// Three ports that are free in the calling thread's namespace.
+fn free_ports() -> Result<Ports> {
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let ports = || {
+        // All three are held at once: otherwise the same one might come twice.
+        let [a, b, c] = [listen()?, listen()?, listen()?];
+        Ok(Ports { etcd: a.local_addr()?.port(), etcd_peer: b.local_addr()?.port(), server: c.local_addr()?.port() })
+    };
+    ports().map_err(Error::io("find free ports"))
+}
+
+/// The address that the service `default/kubernetes` gets: the first of the calling thread's namespace that is not loopback.
+fn first_address() -> Result<Ipv4Addr> {
+    /// Nobody's; valid and unused where a namespace has only loopback.
+    const NOWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    let interfaces = nix::ifaddrs::getifaddrs().map_err(Error::nix("list addresses"))?;
+    let mut addresses = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
+    Ok(addresses.find(|ip| !ip.is_loopback()).unwrap_or(NOWHERE))
+}
+
+fn random_token() -> Result<String> {
+    let mut bytes = [0; TOKEN_BYTES];
+    let mut source = fs::File::open("/dev/urandom").map_err(Error::io("open /dev/urandom"))?;
+    std::io::Read::read_exact(&mut source, &mut bytes).map_err(Error::io("read /dev/urandom"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,165 @@
+//! Child cgroups in the v2 hierarchy, for socket hooks of one test node at a time: one kernel has one cgroup tree.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{io, thread};
+
+use crate::wait;
+use crate::{Error, Result};
+
+/// How long killed processes may take to leave a cgroup.
+const EMPTY_LIMIT: Duration = Duration::from_secs(5);
+
+/// A cgroup of the v2 hierarchy. On drop its processes are killed and it is removed.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes the cgroup `weir-PID-NAME` below the root of the v2 hierarchy, PID being this process.
+    ///
+    /// It is a threaded cgroup: processes and single threads of this process can live in it.
+    ///
+    /// # Errors
+    /// When no v2 hierarchy is mounted, the name is taken, or the process may not make cgroups.
+    pub fn create(name: &str) -> Result<Self> {
+        let path = root()?.join(format!("{}{name}", prefix(std::process::id())));
+        fs::create_dir(&path).map_err(Error::file("create cgroup", &path))?;
+        let cgroup = Self { path };
+        let kind = cgroup.path.join("cgroup.type");
+        fs::write(&kind, "threaded").map_err(Error::file("write", &kind))?;
+        Ok(cgroup)
+    }
+
+    /// Its directory, for attaching programs.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a command start inside the cgroup.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn attach(&self, command: &mut Command) -> Result<()> {
+        let members = self.path.join("cgroup.procs");
+        let file = File::options().write(true).open(&members).map_err(Error::file("open", &members))?;
+        // "0" is the process that writes, here the child.
+        let join = move || (&file).write_all(b"0");
+        // SAFETY: between fork and exec the closure makes one system call on an open file and allocates nothing.
+        unsafe { command.pre_exec(join) };
+        Ok(())
+    }
+
+    /// Runs `work` on a thread of its own inside the cgroup: its sockets meet the cgroup's socket hooks.
+    ///
+    /// # Errors
+    /// When the thread cannot be moved.
+    ///
+    /// # Panics
+    /// When `work` panics, with its panic.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let threads = self.path.join("cgroup.threads");
+        let run = || fs::write(&threads, "0").map(|()| work());
+        let result = thread::scope(|scope| scope.spawn(run).join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        result.map_err(Error::file("join", &threads))
+    }
+
+    /// Kills its processes and removes it.
+    ///
+    /// # Errors
+    /// When a process does not go or the directory stays busy.
+    pub fn delete(self) -> Result<()> {
+        // Dropping would be the same, but silent about errors.
+        let path = self.path.clone();
+        std::mem::forget(self);
+        remove(&path)
+    }
+
+    /// Removes what killed test processes have left: cgroups whose name holds the id of a process that is gone.
+    ///
+    /// # Errors
+    /// When the hierarchy cannot be listed or a left cgroup cannot be removed.
+    pub fn sweep() -> Result<()> {
+        let root = root()?;
+        for entry in fs::read_dir(&root).map_err(Error::file("list", &root))? {
+            let entry = entry.map_err(Error::file("list", &root))?;
+            let name = entry.file_name();
+            let owner = name.to_str().and_then(|name| name.strip_prefix("weir-")?.split_once('-')?.0.parse().ok());
+            if owner.is_some_and(|pid| !is_alive(pid)) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// Where the v2 hierarchy is mounted: `/sys/fs/cgroup`, or `/sys/fs/cgroup/unified` beside v1 controllers.
+///
+/// # Errors
+/// [`Error::Missing`] when it is mounted nowhere.
+pub fn root() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").map_err(Error::io("read /proc/self/mounts"))?;
+    let mount = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (directory, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(directory))
+    });
+    mount.ok_or_else(|| Error::Missing {
+        what: "a mounted cgroup v2 hierarchy".into(),
+        hint: "mount -t cgroup2 none /sys/fs/cgroup/unified".into(),
+    })
+}
+
+/// True while a process with this id exists.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+fn prefix(pid: u32) -> String {
+    format!("weir-{pid}-")
+}
+
+fn remove(path: &Path) -> Result<()> {
+    let what = format!("the removal of cgroup {}", path.display());
+    wait::until_some(&what, EMPTY_LIMIT, || {
+        kill_members(path).map_err(|error| error.to_string())?;
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.to_string()),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    })
+}
+
+/// Kills every process in the cgroup. A thread of this very process is left alone: it leaves when its work is done.
+fn kill_members(path: &Path) -> io::Result<()> {
+    // A threaded cgroup lists threads only, and has no `cgroup.kill`.
+    let members = match fs::read_to_string(path.join("cgroup.threads")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for thread in members.lines().filter_map(|line| line.parse::<i32>().ok()) {
+        let own = Path::new("/proc/self/task").join(thread.to_string()).exists();
+        // Thread 0 is one that this pid namespace cannot see.
+        if !own && thread > 0 {
+            match nix::sys::signal::kill(nix::unistd::Pid::from_raw(thread), nix::sys::signal::Signal::SIGKILL) {
+                Ok(()) | Err(nix::Error::ESRCH) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(())
+}

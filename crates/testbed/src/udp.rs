@@ -1,0 +1,80 @@
+//! The UDP echo server's loop.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn6, recvmsg, sendmsg, setsockopt, sockopt,
+};
+
+use crate::serve::canonical;
+
+/// Longest datagram that is echoed whole.
+const DATAGRAM_BYTES: usize = 2048;
+
+/// A datagram's sender and the local address that it was sent to.
+struct Arrival {
+    length: usize,
+    client: SocketAddrV6,
+    asked: libc::in6_pktinfo,
+}
+
+/// Answers datagrams until `stop` is signalled.
+pub(crate) fn serve(socket: &UdpSocket, name: &str, stop: &EventFd) -> io::Result<()> {
+    setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+    let mut buffer = [0; DATAGRAM_BYTES];
+    loop {
+        let mut watched =
+            [PollFd::new(socket.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut watched, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if watched[1].revents().is_some_and(|events| !events.is_empty()) {
+            return Ok(());
+        }
+        while let Some(arrival) = receive(socket, &mut buffer)? {
+            answer(socket, name, &arrival, &buffer[..arrival.length])?;
+        }
+    }
+}
+
+/// The next datagram; `None` when there is none now.
+fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<Arrival>> {
+    let mut space = nix::cmsg_space!(libc::in6_pktinfo);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let message = match recvmsg::<SockaddrIn6>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty()) {
+        Ok(message) => message,
+        Err(nix::Error::EAGAIN) => return Ok(None),
+        // A client that is gone refused an earlier answer.
+        Err(nix::Error::ECONNREFUSED | nix::Error::EHOSTUNREACH | nix::Error::ENETUNREACH) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    let asked = message.cmsgs()?.find_map(|control| match control {
+        ControlMessageOwned::Ipv6PacketInfo(info) => Some(info),
+        _ => None,
+    });
+    let (Some(asked), Some(client)) = (asked, message.address) else {
+        return Err(io::Error::other("a datagram came without its addresses"));
+    };
+    Ok(Some(Arrival { length: message.bytes, client: client.into(), asked }))
+}
+
+/// Sends the answer from the address that was asked: a host has several, and the client waits for that one.
+fn answer(socket: &UdpSocket, name: &str, arrival: &Arrival, words: &[u8]) -> io::Result<()> {
+    let client = canonical(SocketAddr::V6(arrival.client));
+    let text = [format!("{name} {client} ").as_bytes(), words].concat();
+    // The interface is left to routing: the way back may be another one.
+    let source = libc::in6_pktinfo { ipi6_addr: arrival.asked.ipi6_addr, ipi6_ifindex: 0 };
+    let control = [ControlMessage::Ipv6PacketInfo(&source)];
+    let target = SockaddrIn6::from(arrival.client);
+    match sendmsg(socket.as_raw_fd(), &[IoSlice::new(&text)], &control, MsgFlags::empty(), Some(&target)) {
+        Ok(_) => Ok(()),
+        // UDP promises nothing: an answer that cannot be sent is lost, and the server lives on.
+        Err(nix::Error::EBADF | nix::Error::EINVAL) => Err(io::Error::last_os_error()),
+        Err(_) => Ok(()),
+    }
+}

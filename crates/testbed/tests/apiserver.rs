@@ -1,0 +1,119 @@
+//! The real API server: what tests of the watch and of the agent build on.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use weir_testbed::apiserver::User;
+use weir_testbed::bulk::Bulk;
+use weir_testbed::objects::{self, Endpoint};
+use weir_testbed::{ApiServer, World, address, require_root};
+
+async fn list_services(client: Client) -> Result<usize, kube::Error> {
+    Ok(Api::<Service>::all(client).list(&ListParams::default()).await?.items.len())
+}
+
+#[test]
+fn objects_outlive_a_stop_of_the_api_server() {
+    if !ApiServer::require("a stop of the API server") {
+        return;
+    }
+    let mut server = ApiServer::start(None).unwrap();
+    let client = server.objects().unwrap();
+    let made = client.apply(&objects::service("web", 80, "TCP")).unwrap();
+    let cluster_ips = made.spec.unwrap().cluster_ips.unwrap();
+    for (prefix, ip) in address::cluster_ips().iter().zip(&cluster_ips) {
+        assert!(prefix.contains(&ip.parse::<IpAddr>().unwrap()), "{ip} in {prefix}");
+    }
+    assert_eq!(cluster_ips.len(), 2);
+
+    server.stop().unwrap();
+    assert!(client.check_ready().is_err());
+    server.start_again().unwrap();
+    let kept = client.get(&objects::service("web", 80, "TCP")).unwrap().unwrap();
+    assert_eq!(kept.spec.unwrap().cluster_ips.unwrap(), cluster_ips);
+}
+
+#[test]
+fn nodes_slices_and_load_balancer_addresses_can_be_written_changed_and_deleted() {
+    if !ApiServer::require("writing objects") {
+        return;
+    }
+    let server = ApiServer::start(None).unwrap();
+    let client = server.objects().unwrap();
+    let node = objects::node("node1", &address::node(1).both(), Some("east"));
+    client.apply(&node).unwrap();
+    let written = client.apply_status(&node).unwrap();
+    let addresses = written.status.unwrap().addresses.unwrap();
+    assert_eq!(addresses.iter().map(|a| a.address.as_str()).collect::<Vec<_>>(), ["172.30.0.11", "fd00:30::11"]);
+    assert_eq!(written.metadata.labels.unwrap()[objects::ZONE_LABEL], "east");
+
+    let mut service = objects::service("web", 80, "UDP");
+    service.spec.as_mut().unwrap().type_ = Some("LoadBalancer".into());
+    let made = client.apply(&service).unwrap();
+    assert!(made.spec.unwrap().ports.unwrap()[0].node_port.unwrap() >= 30000);
+    let external: [IpAddr; 2] = ["203.0.113.7".parse().unwrap(), "2001:db8:203::7".parse().unwrap()];
+    let told = client.set_load_balancer(&service, &external).unwrap();
+    let ingress = told.status.unwrap().load_balancer.unwrap().ingress.unwrap();
+    assert_eq!(ingress.iter().map(|i| i.ip.clone().unwrap()).collect::<Vec<_>>(), external.map(|ip| ip.to_string()));
+
+    for (suffix, ip) in ["a", "b"].into_iter().zip(address::pod(1, 1).both()) {
+        let mut endpoint = Endpoint { ip, node: "node1".into(), ready: true };
+        client.apply(&objects::endpoint_slice("web", suffix, 8080, "UDP", &[endpoint.clone()])).unwrap();
+        endpoint.ready = false;
+        let changed = client.apply(&objects::endpoint_slice("web", suffix, 8080, "UDP", &[endpoint])).unwrap();
+        assert_eq!(changed.endpoints[0].conditions.as_ref().unwrap().ready, Some(false));
+        client.delete(&changed).unwrap();
+        assert!(client.get(&changed).unwrap().is_none());
+    }
+}
+
+#[test]
+fn the_agent_may_do_only_what_the_roles_allow_and_reaches_the_server_from_a_node() {
+    if !require_root("the agent's identity") || !ApiServer::require("the agent's identity") {
+        return;
+    }
+    let world = World::builder().nodes(1).build().unwrap();
+    let server = ApiServer::start(Some(world.router())).unwrap();
+    for ip in address::ROUTER_INSIDE.both() {
+        let path = server.kubeconfig(User::Agent, &server.url_at(ip)).unwrap();
+        let refused = world.node(1).netns().enter(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let kubeconfig = Kubeconfig::read_from(path).unwrap();
+                let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+                list_services(Client::try_from(config).unwrap()).await.unwrap_err()
+            })
+        });
+        let kube::Error::Api(status) = &refused else { panic!("asked {ip}: {refused:?}") };
+        assert_eq!(status.code, 403, "{status:?}");
+        assert!(status.message.contains(User::Agent.name()), "{status:?}");
+    }
+}
+
+#[test]
+fn many_services_with_their_endpoints_are_made_in_one_go() {
+    if !ApiServer::require("bulk creation") {
+        return;
+    }
+    let server = ApiServer::start(None).unwrap();
+    let client = server.objects().unwrap();
+    let bulk = Bulk { services: 300, endpoints: 10, nodes: 3, concurrency: 4 };
+    let took = bulk.create(&client).unwrap();
+    eprintln!("{} services x {} endpoints in {took:?}", bulk.services, bulk.endpoints);
+    assert!(took > Duration::ZERO);
+    let kube = client.client();
+    let slices = client.run(async move { Api::<EndpointSlice>::all(kube).list(&ListParams::default()).await.unwrap() });
+    let own = slices.items.iter().filter(|slice| slice.metadata.name.as_ref().unwrap().starts_with("bulk-"));
+    let mut ips: Vec<_> = own.flat_map(|slice| slice.endpoints.iter().map(|e| e.addresses[0].clone())).collect();
+    ips.sort();
+    ips.dedup();
+    assert_eq!(ips.len(), 3000, "every endpoint has an address of its own");
+    // `default/kubernetes` is there as well.
+    let kube = client.client();
+    assert_eq!(client.run(list_services(kube)).unwrap(), 301);
+}

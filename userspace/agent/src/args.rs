@@ -1,0 +1,247 @@
+//! The command line: the one definition of every option.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+use ipnet::IpNet;
+use weir_core::ops::Capacity;
+use weir_core::plan::Spread;
+use weir_datapath::DEFAULT_PIN_DIR;
+use weir_telemetry::logging::LogFormat;
+use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
+
+/// Serves Kubernetes Services on this node with eBPF, on the node where traffic arrives first.
+///
+/// Watches Services, EndpointSlices and Nodes of the Kubernetes API, or reads the same from a file, and keeps the programs
+/// and maps of this node right. It can be stopped and started at any time: traffic goes on through what is pinned.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "weir-agent", version, max_term_width = 120)]
+pub(crate) struct Options {
+    /// Name of this node in the cluster [default: the host's name]
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: SourceOptions,
+    #[command(flatten)]
+    pub(crate) service: ServiceOptions,
+    #[command(flatten)]
+    pub(crate) datapath: DatapathOptions,
+    #[command(flatten)]
+    pub(crate) sizes: SizeOptions,
+    #[command(flatten)]
+    pub(crate) process: ProcessOptions,
+}
+
+/// Where Services come from.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Source")]
+pub(crate) struct SourceOptions {
+    /// Kubeconfig file; without it the pod's service account, or $KUBECONFIG
+    #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE", conflicts_with = "static_file")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context within the kubeconfig
+    #[arg(long, value_name = "NAME", conflicts_with = "static_file")]
+    pub(crate) context: Option<String>,
+    /// URLs of API servers, tried in this order, in place of the address that the configuration names. It must not be
+    /// the address of a Service: that one is served only after the API server was reached
+    #[arg(long, env = "WEIR_API_SERVERS", value_name = "URL", value_delimiter = ',', conflicts_with = "static_file")]
+    pub(crate) api_server: Vec<String>,
+    /// Read Services, endpoints and nodes from this file in place of the Kubernetes API; read again when it changes
+    #[arg(long = "static", env = "WEIR_STATIC", value_name = "FILE")]
+    pub(crate) static_file: Option<PathBuf>,
+    /// Serve only Services whose label service.kubernetes.io/service-proxy-name has this value; without it those
+    /// that have no such label
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) service_proxy_name: String,
+}
+
+/// How Services are served.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Services")]
+pub(crate) struct ServiceOptions {
+    /// Which endpoints new connections get
+    #[arg(long, value_enum, default_value_t = SpreadArg::LocalFirst)]
+    pub(crate) spread: SpreadArg,
+    /// Node addresses that serve node ports: `primary` (the node's InternalIPs), or CIDRs of which addresses of the
+    /// node's interfaces are taken
+    #[arg(long, value_name = "primary|CIDR", value_delimiter = ',', default_value = "primary")]
+    pub(crate) nodeport_addresses: Vec<NodePortAddresses>,
+    /// Do not serve spec.externalIPs (CVE-2020-8554: whoever may create Services can claim any address)
+    #[arg(long)]
+    pub(crate) no_external_ips: bool,
+}
+
+/// What `--spread` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum SpreadArg {
+    /// Those on this node as long as there are any
+    LocalFirst,
+    /// All alike, as kube-proxy does
+    Random,
+}
+
+impl From<SpreadArg> for Spread {
+    fn from(spread: SpreadArg) -> Self {
+        match spread {
+            SpreadArg::LocalFirst => Self::LocalFirst,
+            SpreadArg::Random => Self::Random,
+        }
+    }
+}
+
+/// One item of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NodePortAddresses {
+    Primary,
+    Within(IpNet),
+}
+
+impl std::str::FromStr for NodePortAddresses {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "primary" => Ok(Self::Primary),
+            cidr => cidr.parse().map(Self::Within).map_err(|_| format!("{cidr:?} is neither `primary` nor a CIDR")),
+        }
+    }
+}
+
+/// Programs and interfaces.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Datapath")]
+pub(crate) struct DatapathOptions {
+    /// Directory on bpffs for maps and links; they outlive the agent
+    #[arg(long, env = "WEIR_PIN_DIR", value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+    /// The node's interfaces, `*` at the end matches any rest [default: those with the node's addresses or a default
+    /// route]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) nic: Vec<String>,
+    /// Interfaces with a pod behind them, besides veths with a peer in another namespace
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) pod_interface: Vec<String>,
+    /// Interfaces to keep away from
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) ignore_interface: Vec<String>,
+    /// Do not use XDP, not even where the driver runs it natively
+    #[arg(long)]
+    pub(crate) no_xdp: bool,
+    /// Use clsact filters even where the kernel has TCX links (6.6)
+    #[arg(long)]
+    pub(crate) no_tcx: bool,
+    /// cgroup v2 directory whose processes on the host connect through the socket hooks, or `none` [default: the root
+    /// of the hierarchy]
+    #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
+    pub(crate) cgroup: Option<PathBuf>,
+    /// Source ports for connections that leave to another node. Keep clear of the host's own: ip_local_port_range
+    /// and node ports
+    #[arg(long, value_name = "FIRST-LAST", default_value = "16384-29999", value_parser = parse_ports)]
+    pub(crate) snat_ports: (u16, u16),
+    /// Drop packets of connections to vanished endpoints in place of resetting them
+    #[arg(long)]
+    pub(crate) drop_stale: bool,
+    /// Seconds after which an idle UDP flow is forgotten
+    // What Linux' connection tracking gives a UDP stream (nf_conntrack_udp_timeout_stream).
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) udp_idle: u32,
+}
+
+fn parse_ports(text: &str) -> Result<(u16, u16), String> {
+    let wrong = || format!("{text:?} is not a range of ports such as 16384-29999");
+    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+    let first: u16 = first.parse().map_err(|_| wrong())?;
+    let last: u16 = last.parse().map_err(|_| wrong())?;
+    if first < 1024 || first > last {
+        return Err(format!("{text:?}: the first port must be 1024 or more and not above the last"));
+    }
+    Ok((first, last))
+}
+
+const SIZES: Capacity = Capacity::DEFAULT;
+
+/// Map sizes, in entries. A change takes effect at the next start; connections survive it.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Sizes")]
+pub(crate) struct SizeOptions {
+    /// Service ports, each family counted
+    #[arg(long, value_name = "N", default_value_t = SIZES.services, value_parser = size())]
+    max_services: u32,
+    /// Endpoints of service ports
+    #[arg(long, value_name = "N", default_value_t = SIZES.backends, value_parser = size())]
+    max_backends: u32,
+    /// Lines of 16 weighted endpoints
+    #[arg(long, value_name = "N", default_value_t = SIZES.lines, value_parser = size())]
+    max_lines: u32,
+    /// Addresses and ports that clients connect to, in each family
+    #[arg(long, value_name = "N", default_value_t = SIZES.frontends, value_parser = size())]
+    max_frontends: u32,
+    /// Nodes of the cluster
+    #[arg(long, value_name = "N", default_value_t = SIZES.nodes, value_parser = size())]
+    max_nodes: u32,
+    /// Flows in each family; beyond it the least recently used are forgotten
+    #[arg(long, value_name = "N", default_value_t = SIZES.flows, value_parser = size())]
+    max_flows: u32,
+    /// Sockets of processes on the host
+    #[arg(long, value_name = "N", default_value_t = SIZES.sockets, value_parser = size())]
+    max_sockets: u32,
+}
+
+/// From one to what the kernel can number with a bit to spare.
+fn size() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(16..=1 << 26)
+}
+
+impl From<SizeOptions> for Capacity {
+    fn from(sizes: SizeOptions) -> Self {
+        let SizeOptions {
+            max_services: services,
+            max_backends: backends,
+            max_lines: lines,
+            max_frontends: frontends,
+            max_nodes: nodes,
+            max_flows: flows,
+            max_sockets: sockets,
+        } = sizes;
+        Self { services, backends, lines, frontends, nodes, flows, sockets }
+    }
+}
+
+/// The process itself.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Process")]
+pub(crate) struct ProcessOptions {
+    /// Addresses for /healthz, /livez and /readyz
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [HEALTH_ADDRESS])]
+    pub(crate) health_address: Vec<SocketAddr>,
+    /// Addresses for /metrics and /proxyMode
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [METRICS_ADDRESS])]
+    pub(crate) metrics_address: Vec<SocketAddr>,
+    /// What to log: error, warn, info, debug, trace, also by module
+    #[arg(long, env = "WEIR_LOG", value_name = "FILTER", default_value = "info")]
+    pub(crate) log: String,
+    /// Form of the log: text or json
+    #[arg(long, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_options_are_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_port_range_is_refused_with_the_reason() {
+        for (text, reason) in [("1-2", "1024 or more"), ("3000-2000", "not above"), ("x", "not a range")] {
+            let error = Options::try_parse_from(["weir-agent", "--snat-ports", text]).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Facts of the host: its name, its network namespace, its cgroup hierarchy, its port ranges.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use nix::libc;
+use tracing::warn;
+
+/// The host's name in the form that the kubelet registers: lower case.
+pub(crate) fn name() -> Result<String> {
+    let name = nix::unistd::gethostname().context("cannot read the host's name; pass --node-name")?;
+    Ok(name.to_string_lossy().trim().to_lowercase())
+}
+
+/// Cookie of the network namespace that we run in: socket hooks serve the sockets in it.
+pub(crate) fn netns_cookie() -> Result<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = UdpSocket::bind("0.0.0.0:0").or_else(|_| UdpSocket::bind("[::]:0"));
+    let socket = socket.context("cannot open a socket")?;
+    let mut cookie: u64 = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>())?;
+    // SAFETY: the kernel writes `length` bytes into `cookie`, which has as many.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot read the network namespace's cookie");
+    }
+    Ok(cookie)
+}
+
+/// Where the cgroup v2 hierarchy is mounted.
+pub(crate) fn cgroup_root() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (_, target, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(target))
+    })
+}
+
+/// Seconds since boot, on the clock that the programs use.
+pub(crate) fn uptime_seconds() -> u32 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    now.ok().and_then(|time| u32::try_from(time.tv_sec()).ok()).unwrap_or_default()
+}
+
+/// Warns of settings under which traffic would be lost.
+pub(crate) fn check(snat: (u16, u16)) {
+    for (path, name) in [
+        ("/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+        ("/proc/sys/net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"),
+    ] {
+        if fs::read_to_string(path).is_ok_and(|value| value.trim() == "0") {
+            warn!("{name} is 0: pods and other nodes cannot be reached; set it with `sysctl -w {name}=1`");
+        }
+    }
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut bounds = range.split_whitespace().filter_map(|bound| bound.parse::<u16>().ok());
+    if let (Some(first), Some(last)) = (bounds.next(), bounds.next())
+        && first <= snat.1
+        && snat.0 <= last
+    {
+        warn!(
+            "--snat-ports {}-{} overlap net.ipv4.ip_local_port_range {first} {last}: connections of the host itself can \
+             collide with forwarded ones; move one of the two",
+            snat.0, snat.1
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! `weir-agent`: wiring only. What it decides is in `weir-core`, what it does in the crates below it.
+
+mod args;
+mod host;
+mod metrics;
+mod netlink;
+mod probes;
+mod run;
+mod writer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let options = args::Options::parse();
+    if let Err(error) = weir_telemetry::logging::init(&options.process.log, options.process.log_format) {
+        eprintln!("weir-agent: {error}");
+        return ExitCode::from(2);
+    }
+    match run::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

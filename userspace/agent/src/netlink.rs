@@ -1,0 +1,136 @@
+//! Interfaces, their addresses and default routes, followed by netlink. The only file that knows the netlink crates.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
+use tokio::sync::watch;
+use weir_core::interfaces::Interface;
+
+const GROUPS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+];
+
+/// Publishes the interfaces now and at every change, until nobody listens any more.
+pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
+    let (connection, handle, mut messages) = new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
+    tokio::spawn(connection);
+    loop {
+        let interfaces = list(&handle).await.context("cannot list the interfaces")?;
+        sink.send_if_modified(|known| {
+            let changed = *known != interfaces;
+            *known = interfaces;
+            changed
+        });
+        tokio::select! {
+            message = messages.next() => {
+                message.context("the netlink socket was closed")?;
+            }
+            () = sink.closed() => return Ok(()),
+        }
+        // Whatever else has come meanwhile is seen by the same listing.
+        while let Some(Some(_)) = futures::FutureExt::now_or_never(messages.next()) {}
+    }
+}
+
+/// Reads all interfaces of our network namespace.
+pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
+    let mut interfaces = BTreeMap::new();
+    let mut links = handle.link().get().execute();
+    while let Some(link) = links.try_next().await? {
+        let interface = interface(&link);
+        interfaces.insert(interface.index, interface);
+    }
+    let mut addresses = handle.address().get().execute();
+    while let Some(message) = addresses.try_next().await? {
+        let found = address(&message).and_then(|ip| Some((ip, interfaces.get_mut(&message.header.index)?)));
+        if let Some((ip, interface)) = found {
+            interface.addresses.push(ip);
+        }
+    }
+    let v4 = RouteMessageBuilder::<Ipv4Addr>::new().build();
+    let v6 = RouteMessageBuilder::<Ipv6Addr>::new().build();
+    for family in [v4, v6] {
+        let mut routes = handle.route().get(family).execute();
+        while let Some(route) = routes.try_next().await? {
+            for index in default_routes(&route) {
+                if let Some(interface) = interfaces.get_mut(&index) {
+                    interface.default_route = true;
+                }
+            }
+        }
+    }
+    Ok(interfaces.into_values().collect())
+}
+
+fn interface(link: &LinkMessage) -> Interface {
+    let mut interface = Interface {
+        index: link.header.index,
+        up: link.header.flags.contains(LinkFlags::Up),
+        loopback: link.header.flags.contains(LinkFlags::Loopback),
+        ..Interface::default()
+    };
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => interface.name.clone_from(name),
+            LinkAttribute::Controller(index) => interface.master = Some(*index),
+            LinkAttribute::LinkNetNsId(_) => interface.peer_elsewhere = true,
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    if let LinkInfo::Kind(kind) = info {
+                        interface.kind = kind.to_string();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    interface
+}
+
+/// An address of global scope.
+fn address(message: &AddressMessage) -> Option<IpAddr> {
+    if message.header.scope != AddressScope::Universe {
+        return None;
+    }
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(ip) => Some(*ip),
+        _ => None,
+    });
+    // IPv6 has no separate local address.
+    local.or_else(|| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })
+    })
+}
+
+/// Interfaces that a default route leaves through.
+fn default_routes(route: &RouteMessage) -> Vec<u32> {
+    let unicast = matches!(route.header.address_family, AddressFamily::Inet | AddressFamily::Inet6);
+    let has_gateway = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
+    if !unicast || route.header.destination_prefix_length != 0 {
+        return Vec::new();
+    }
+    let mut indexes = Vec::new();
+    for attribute in &route.attributes {
+        match attribute {
+            // The kernel keeps an unreachable default route of its own on the loopback device.
+            RouteAttribute::Oif(index) if route.attributes.iter().any(has_gateway) => indexes.push(*index),
+            RouteAttribute::MultiPath(hops) => indexes.extend(hops.iter().map(|hop| hop.interface_index)),
+            _ => {}
+        }
+    }
+    indexes
+}

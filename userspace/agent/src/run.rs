@@ -1,0 +1,190 @@
+//! Starts the parts, waits for a signal or the end of one of them, and stops: programs and maps stay where they are.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use weir_abi as abi;
+use weir_core::cluster::Event;
+use weir_core::interfaces::Patterns;
+use weir_core::ops::Capacity;
+use weir_core::plan::PlanConfig;
+use weir_datapath::{AttachOptions, Datapath, PinDir, View};
+use weir_kube_watch::client::{self, ClientOptions};
+use weir_kube_watch::status::StatusWriter;
+use weir_kube_watch::watch::WatchOptions;
+use weir_kube_watch::{static_file, watch as kube};
+use weir_telemetry::metrics::Metrics;
+use weir_telemetry::server::{Listeners, ProbeCounters, health_router, metrics_router};
+
+use crate::args::{DatapathOptions, Options, SourceOptions};
+use crate::metrics::{WriterMetrics, register_collectors};
+use crate::probes::{AgentProbes, WriterStatus};
+use crate::writer::{Settings, Writer};
+use crate::{host, netlink};
+
+/// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
+const QUEUE: usize = 1024;
+
+/// The agent's life.
+pub(crate) fn run(options: Options) -> Result<()> {
+    // One thread for the writer's system calls, one for everybody else.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(serve(options))
+}
+
+async fn serve(options: Options) -> Result<()> {
+    let stop = CancellationToken::new();
+    let health = Listeners::bind("health checks", &options.process.health_address)?;
+    let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
+    let capacity = Capacity::from(options.sizes);
+    let node = match &options.node_name {
+        Some(name) => name.clone(),
+        None => host::name()?,
+    };
+    host::check(options.datapath.snat_ports);
+
+    let pins = PinDir::new(&options.datapath.pin_dir);
+    let datapath = Datapath::open(pins.clone(), &capacity)?;
+    info!(node, pins = %pins.root().display(), adopted = datapath.adopted(), "weir-agent starts");
+
+    let mut metrics = Metrics::new();
+    let writer_metrics = WriterMetrics::register(&mut metrics);
+    let probe_counters = ProbeCounters::register(metrics.root());
+    let (source_status, source) = StatusWriter::new();
+    let (writer_status, writer) = watch::channel(WriterStatus::default());
+    register_collectors(&mut metrics, View::open(pins)?, source.clone());
+
+    let settings = settings(&options, &node, capacity, &datapath)?;
+    let writer_task = Writer::new(datapath, settings, writer_status, writer_metrics)?;
+    let (events, inbox) = mpsc::channel(QUEUE);
+    let (found, interfaces) = watch::channel(Vec::new());
+
+    let source_name = if options.source.static_file.is_some() { "static-file" } else { "api-server" };
+    let probes = Arc::new(AgentProbes { source, writer, source_name });
+    let health = health.serve(health_router(probes, &probe_counters), stop.clone());
+    let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir"), stop.clone());
+    let servers = tokio::spawn(async move { tokio::join!(health, scrapes) });
+
+    let result = tokio::select! {
+        done = flatten(tokio::spawn(writer_task.run(inbox, interfaces, stop.clone()))) => done,
+        done = flatten(tokio::spawn(follow_source(options.source.clone(), events, source_status))) => done,
+        done = flatten(tokio::spawn(netlink::follow(found))) => done,
+        name = stop_signal() => name.map(|name| info!("{name}: stopping; traffic goes on")),
+    };
+    stop.cancel();
+    let _ = servers.await;
+    result
+}
+
+async fn flatten(task: tokio::task::JoinHandle<Result<()>>) -> Result<()> {
+    task.await.context("a part of the agent ended")?
+}
+
+async fn stop_signal() -> Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
+}
+
+/// Feeds the writer, from the file or from the API server, until the writer is gone.
+async fn follow_source(options: SourceOptions, events: mpsc::Sender<Event>, status: StatusWriter) -> Result<()> {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
+    if let Some(path) = &options.static_file {
+        let reload = Arc::new(Notify::new());
+        let notify = Arc::clone(&reload);
+        tokio::spawn(async move {
+            while hangup.recv().await.is_some() {
+                notify.notify_one();
+            }
+        });
+        return Ok(static_file::follow(path, events, status, reload).await?);
+    }
+    let client = ClientOptions {
+        kubeconfig: options.kubeconfig.or_else(default_kubeconfig),
+        context: options.context,
+        api_servers: options.api_server,
+    };
+    let client = client::connect(&client).await?;
+    let watch = WatchOptions { service_proxy_name: options.service_proxy_name, ..WatchOptions::default() };
+    kube::run(client, watch, events, status).await;
+    Ok(())
+}
+
+/// As kubectl does, for an agent that is run by hand.
+fn default_kubeconfig() -> Option<PathBuf> {
+    std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+fn settings(options: &Options, node: &str, capacity: Capacity, datapath: &Datapath) -> Result<Settings> {
+    let DatapathOptions {
+        pin_dir: _,
+        nic,
+        pod_interface,
+        ignore_interface,
+        no_xdp,
+        no_tcx,
+        cgroup,
+        snat_ports,
+        drop_stale,
+        udp_idle,
+    } = options.datapath.clone();
+    Ok(Settings {
+        plan: PlanConfig {
+            node: node.into(),
+            node_port_addresses: Vec::new(),
+            external_ips: !options.service.no_external_ips,
+            spread: options.service.spread.into(),
+        },
+        nodeport_addresses: options.service.nodeport_addresses.clone(),
+        patterns: Patterns { nics: nic, pods: pod_interface, ignored: ignore_interface },
+        attach: AttachOptions { xdp: !no_xdp, tcx: !no_tcx },
+        cgroup: cgroup_dir(cgroup)?,
+        capacity,
+        config: abi::Config {
+            netns_cookie: host::netns_cookie()?,
+            hash_seed: hash_seed(datapath)?,
+            node4: abi::Addr::UNSET,
+            node6: abi::Addr::UNSET,
+            snat_min: snat_ports.0,
+            snat_max: snat_ports.1,
+            flags: if drop_stale { 0 } else { abi::CONFIG_RESET_STALE },
+            udp_idle_seconds: udp_idle,
+            abi_version: abi::ABI_VERSION,
+        },
+    })
+}
+
+fn cgroup_dir(option: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    match option {
+        Some(dir) if dir.as_os_str() == "none" => Ok(None),
+        Some(dir) if !dir.is_dir() => bail!("--cgroup {}: there is no such directory", dir.display()),
+        Some(dir) => Ok(Some(dir)),
+        None => {
+            let found = host::cgroup_root();
+            if found.is_none() {
+                warn!("no cgroup v2 hierarchy is mounted: processes on the host cannot reach services; mount one with \
+                       `mount -t cgroup2 none DIR` and pass --cgroup DIR");
+            }
+            Ok(found)
+        }
+    }
+}
+
+/// Drawn once per boot: another seed would send retransmissions to other backends.
+fn hash_seed(datapath: &Datapath) -> Result<u64> {
+    let known = datapath.config()?;
+    if known.abi_version == abi::ABI_VERSION && known.hash_seed != 0 {
+        return Ok(known.hash_seed);
+    }
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
+    Ok(u64::from_ne_bytes(seed).max(1))
+}

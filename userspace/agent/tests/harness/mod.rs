@@ -1,0 +1,281 @@
+//! A cluster in network namespaces: a real API server, nodes with a `weir-agent` each, pods that answer.
+
+#![allow(dead_code, reason = "each test file uses its part of the harness")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use weir_datapath::PinDir;
+use weir_testbed::apiserver::{ApiServer, User};
+use weir_testbed::node::Pod;
+use weir_testbed::objects::{self, Endpoint, Objects};
+use weir_testbed::process::Process;
+use weir_testbed::serve::{self, Server};
+use weir_testbed::{Cgroup, World, address, bpffs, require_root, wait};
+
+/// Patience with anything that should happen at once.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// Ports of the servers in every pod.
+pub(crate) const HTTP: u16 = 8080;
+pub(crate) const TCP: u16 = 7000;
+pub(crate) const UDP: u16 = 7001;
+
+/// What a test starts from: nodes with pods that serve, nothing else.
+pub(crate) struct Cluster {
+    // Agents go before the namespaces that they live in.
+    pub(crate) agents: Vec<Agent>,
+    pub(crate) api: ApiServer,
+    pub(crate) objects: Objects,
+    servers: Vec<Server>,
+    pub(crate) world: World,
+}
+
+/// True when the machine can run these tests; else it has been said why not.
+pub(crate) fn can_run(what: &str) -> bool {
+    require_root(what) && ApiServer::require(what)
+}
+
+impl Cluster {
+    /// Nodes with pods, registered with the API server, an agent on each; returns when all are ready.
+    pub(crate) fn start(nodes: u8, pods: u8, options: &[&str]) -> Self {
+        let mut cluster = Self::without_agents(nodes, pods);
+        for node in 1..=nodes {
+            let agent = Agent::start(&cluster.world, &cluster.api, node, options);
+            cluster.agents.push(agent);
+        }
+        cluster.agents.iter().for_each(|agent| agent.await_ready(&cluster.world));
+        cluster
+    }
+
+    /// The same, no agent yet.
+    pub(crate) fn without_agents(nodes: u8, pods: u8) -> Self {
+        World::sweep().unwrap();
+        Cgroup::sweep().unwrap();
+        bpffs::ensure_mounted().unwrap();
+        let world = World::builder().nodes(nodes).pods_per_node(pods).build().unwrap();
+        let api = ApiServer::start(Some(world.router())).unwrap();
+        let objects = api.objects().unwrap();
+        let mut servers = Vec::new();
+        for node in world.nodes() {
+            let ip = node.address();
+            let object = objects::node(&node.name(), &[ip.v4.into(), ip.v6.into()], None);
+            objects.apply(&object).unwrap();
+            objects.apply_status(&object).unwrap();
+            for pod in node.pods() {
+                servers.extend(serve_in(&pod));
+            }
+        }
+        Self { agents: Vec::new(), api, objects, servers, world }
+    }
+
+    /// A Service in both families with its slices, of endpoints in these pods, on the pods' `port`.
+    pub(crate) fn publish(&self, service: &Service, port: u16, pods: &[Pod]) -> Service {
+        let made = self.objects.apply(service).unwrap();
+        self.set_endpoints(service, port, pods);
+        made
+    }
+
+    /// Replaces the endpoints of a Service.
+    pub(crate) fn set_endpoints(&self, service: &Service, port: u16, pods: &[Pod]) {
+        let name = service.metadata.name.as_deref().unwrap();
+        let spec = service.spec.as_ref().unwrap();
+        let protocol = spec.ports.as_ref().unwrap()[0].protocol.as_deref().unwrap();
+        for (suffix, v6) in [("v4", false), ("v6", true)] {
+            let endpoints: Vec<_> = pods
+                .iter()
+                .map(|pod| Endpoint {
+                    ip: if v6 { pod.address().v6.into() } else { pod.address().v4.into() },
+                    node: format!("node{}", pod.node()),
+                    ready: true,
+                })
+                .collect();
+            let mut slice = objects::endpoint_slice(name, suffix, port, protocol, &endpoints);
+            slice.address_type = if v6 { "IPv6".into() } else { "IPv4".into() };
+            self.objects.apply(&slice).unwrap();
+        }
+    }
+
+    /// Starts the servers in a pod that came later.
+    pub(crate) fn serve(&mut self, pod: &Pod) {
+        self.servers.extend(serve_in(pod));
+    }
+
+    /// Waits until an agent's maps hold this many frontends of an address and port.
+    pub(crate) fn await_frontend(&self, address: IpAddr, port: u16) {
+        for agent in &self.agents {
+            agent.await_frontend(address, port, true);
+        }
+    }
+}
+
+fn serve_in(pod: &Pod) -> [Server; 3] {
+    let name = pod.name();
+    [
+        serve::http(pod.netns(), &name, HTTP).unwrap(),
+        serve::tcp_echo(pod.netns(), &name, TCP).unwrap(),
+        serve::udp_echo(pod.netns(), &name, UDP).unwrap(),
+    ]
+}
+
+/// Cluster IPs that the API server gave a Service, with its first port.
+pub(crate) fn cluster_sockets(service: &Service) -> Vec<SocketAddr> {
+    let spec = service.spec.as_ref().unwrap();
+    let port = u16::try_from(spec.ports.as_ref().unwrap()[0].port).unwrap();
+    let ips = spec.cluster_ips.as_ref().unwrap();
+    ips.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), port)).collect()
+}
+
+/// The node port of a Service's first port.
+pub(crate) fn node_port(service: &Service) -> u16 {
+    let port = service.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].node_port.unwrap();
+    u16::try_from(port).unwrap()
+}
+
+/// One node's agent. Its programs and maps are removed on drop; in between it may be killed and started.
+pub(crate) struct Agent {
+    node: u8,
+    process: Option<Process>,
+    pub(crate) pins: PathBuf,
+    pub(crate) cgroup: Cgroup,
+    log: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Agent {
+    pub(crate) fn start(world: &World, api: &ApiServer, node: u8, options: &[&str]) -> Self {
+        let url = api.url_at(address::ROUTER_INSIDE.v4.into());
+        let kubeconfig = api.kubeconfig(User::Admin, &url).unwrap();
+        let source = ["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+        Self::with_source(world, node, source, options)
+    }
+
+    pub(crate) fn with_source(world: &World, node: u8, source: [String; 2], options: &[&str]) -> Self {
+        let name = format!("{}node{node}", world.prefix());
+        let pins = Path::new("/sys/fs/bpf").join(&name);
+        let cgroup = Cgroup::create(&name).unwrap();
+        let log = std::env::temp_dir().join(format!("{name}-agent.log"));
+        let mut arguments: Vec<String> = source.into();
+        for argument in [
+            "--node-name",
+            &format!("node{node}"),
+            "--pin-dir",
+            &pins.display().to_string(),
+            "--cgroup",
+            &cgroup.path().display().to_string(),
+            "--max-flows=16384",
+            "--max-sockets=4096",
+            "--max-backends=16384",
+            "--max-services=4096",
+        ] {
+            arguments.push(argument.to_owned());
+        }
+        arguments.extend(options.iter().map(|option| (*option).to_owned()));
+        let mut agent = Self { node, process: None, pins, cgroup, log, arguments };
+        agent.start_again(world);
+        agent
+    }
+
+    /// Starts it after an end, with the same options.
+    pub(crate) fn start_again(&mut self, world: &World) {
+        let mut command = world.node(self.node).netns().command(env!("CARGO_BIN_EXE_weir-agent"));
+        command.args(&self.arguments);
+        self.process = Some(Process::start(command, "weir-agent", &self.log).unwrap());
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(&mut self) {
+        self.process.take().unwrap().kill().unwrap();
+    }
+
+    /// Ends it as an operator would.
+    pub(crate) fn stop(&mut self) -> std::process::ExitStatus {
+        self.process.take().unwrap().terminate(SOON).unwrap()
+    }
+
+    pub(crate) fn process(&mut self) -> &mut Process {
+        self.process.as_mut().unwrap()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The answer of a health or metrics path, status code and body.
+    pub(crate) fn get(&self, world: &World, port: u16, path: &str) -> Option<(u16, String)> {
+        world.node(self.node).netns().enter(|| {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+            stream.set_read_timeout(Some(SOON)).ok()?;
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).ok()?;
+            let (head, body) = text.split_once("\r\n\r\n")?;
+            Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
+        })
+    }
+
+    pub(crate) fn await_ready(&self, world: &World) {
+        let ready = wait::until_some("the agent to be ready", SOON, || match self.get(world, 10256, "/readyz") {
+            Some((200, _)) => Ok(()),
+            other => Err(format!("{other:?}\n{}", self.log())),
+        });
+        ready.unwrap();
+    }
+
+    pub(crate) fn view(&self) -> weir_datapath::View {
+        weir_datapath::View::open(PinDir::new(&self.pins)).unwrap()
+    }
+
+    /// Waits until the maps have (or no longer have) a frontend.
+    pub(crate) fn await_frontend(&self, address: IpAddr, port: u16, present: bool) {
+        let view = self.view();
+        let what = format!("frontend {address}:{port} on node {}", self.node);
+        let there = || view.dump().unwrap().frontends.iter().any(|(key, _)| key.address == address && key.port == port);
+        wait::until(&what, SOON, || there() == present).unwrap_or_else(|e| panic!("{e}\n{}", self.log()));
+    }
+
+    /// Waits until the maps hold exactly these backends of a service, by address.
+    pub(crate) fn await_backends(&self, service: &str, mut addresses: Vec<IpAddr>) {
+        addresses.sort();
+        let view = self.view();
+        let what = format!("backends {addresses:?} of {service} on node {}", self.node);
+        let backends = || {
+            let dump = view.dump().unwrap();
+            let named = |id: u32| {
+                dump.service_names.iter().any(|(known, name)| *known == id && text(&name.name) == service)
+            };
+            let used = dump.backends.iter().filter(|(_, backend)| backend.flags & weir_abi::BACKEND_USED != 0);
+            let mut found: Vec<_> = used.filter(|(_, b)| named(b.service)).map(|(_, b)| b.addr.ip()).collect();
+            found.sort();
+            found
+        };
+        let same = || {
+            let found = backends();
+            if found == addresses { Ok(()) } else { Err(format!("{found:?}")) }
+        };
+        wait::until_some(&what, SOON, same).unwrap_or_else(|e| panic!("{e}\n{}", self.log()));
+    }
+}
+
+/// The text of a name in a map.
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).unwrap()
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.process = None;
+        if std::thread::panicking() {
+            eprintln!("---- log of the agent on node {}\n{}", self.node, self.log());
+        }
+        if let Err(error) = PinDir::new(&self.pins).remove_all(false) {
+            eprintln!("{error}");
+        }
+        let _ = fs::remove_file(&self.log);
+    }
+}

@@ -1,0 +1,243 @@
+//! The command line's definition: help, completion and `docs/cli.md` come from here.
+
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use weir_datapath::DEFAULT_PIN_DIR;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  the command did what it was asked
+  1  the answer is no: degraded, or no such object
+  2  wrong usage, or an error while it ran
+  3  the kernel refused: run it as root on the node
+  4  nothing is pinned: weir-agent has not been set up on this node";
+
+/// Shows and cleans up what Weir does on this node.
+///
+/// It reads the maps that are pinned in the kernel, so it works while weir-agent is dead, starting or of no use.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// What all commands share.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// The command.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Directory of the pins, on a BPF file system
+    #[arg(long, global = true, env = "WEIR_PIN_DIR", default_value = DEFAULT_PIN_DIR, value_name = "DIR")]
+    pub(crate) pin_dir: PathBuf,
+    /// Form of the answer; tables are for people and may change, json and yaml are for scripts
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORM")]
+    pub(crate) output: Format,
+    /// Leave the column names out
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+    /// Colour the answer; NO_COLOR is honoured
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    pub(crate) color: Color,
+}
+
+/// Form of an answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns
+    Table,
+    /// More columns
+    Wide,
+    /// One JSON document
+    Json,
+    /// One YAML document
+    Yaml,
+    /// Names alone
+    Name,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say how Weir fares on this node, one line for each part of it
+    #[command(after_help = "Examples:\n  weir status\n  weir status --brief || systemctl status weir-agent")]
+    Status(StatusArgs),
+    /// List service ports: addresses, endpoints, where new flows went
+    #[command(visible_alias = "svc", after_help = "Examples:\n  weir services -A\n  weir services web -n shop -o wide")]
+    Services(ServicesArgs),
+    /// List endpoints, and the share of new flows that each one gets from this node
+    #[command(visible_alias = "ep", after_help = "Examples:\n  weir endpoints web -n shop\n  weir endpoints shop/web -o json")]
+    Endpoints(EndpointsArgs),
+    /// List flows: who talks to which endpoint through which address
+    #[command(after_help = "Examples:\n  weir flows --service shop/web\n  weir flows -w")]
+    Flows(FlowsArgs),
+    /// Count packets that were dropped or refused, by hook and reason
+    #[command(after_help = "Examples:\n  weir drops -w\n  weir drops -a -o json")]
+    Drops(DropsArgs),
+    /// Look into the kernel's maps
+    #[command(subcommand)]
+    Map(MapCommand),
+    /// Detach every program and remove every pin; services are no longer served on this node
+    #[command(after_help = "Examples:\n  weir cleanup --dry-run\n  weir cleanup --yes")]
+    Cleanup(CleanupArgs),
+    /// Write a completion script for a shell
+    #[command(after_help = "Example:\n  weir completion bash > /etc/bash_completion.d/weir")]
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the version of this program and of the maps that it reads
+    Version,
+}
+
+/// Options of `status`.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// One line: ok, or what is degraded
+    #[arg(long)]
+    pub(crate) brief: bool,
+    /// Where the agent answers health checks
+    #[arg(long, default_value = "127.0.0.1:10256", value_name = "ADDRESS")]
+    pub(crate) agent: SocketAddr,
+}
+
+/// Options of `services`.
+#[derive(Args, Debug)]
+pub(crate) struct ServicesArgs {
+    /// Only this service: NAME or NAMESPACE/NAME
+    pub(crate) name: Option<String>,
+    /// Where to look.
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+}
+
+/// Options of `endpoints`.
+#[derive(Args, Debug)]
+pub(crate) struct EndpointsArgs {
+    /// Only of this service: NAME or NAMESPACE/NAME
+    pub(crate) service: Option<String>,
+    /// Where to look.
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+}
+
+/// Namespaces to look at.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Scope {
+    /// The namespace
+    #[arg(short, long, default_value = "default")]
+    pub(crate) namespace: String,
+    /// All namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub(crate) all_namespaces: bool,
+}
+
+/// Options of `flows`.
+#[derive(Args, Debug)]
+pub(crate) struct FlowsArgs {
+    /// Only of this service: NAME or NAMESPACE/NAME
+    #[arg(long)]
+    pub(crate) service: Option<String>,
+    /// Namespace of the service
+    #[arg(short, long, default_value = "default")]
+    pub(crate) namespace: String,
+    /// How often.
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+}
+
+/// Options of `drops`.
+#[derive(Args, Debug)]
+pub(crate) struct DropsArgs {
+    /// All reasons, those of packets that passed or were translated too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// How often.
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+}
+
+/// Repetition.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Watch {
+    /// Repeat until interrupted
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// Seconds between two answers of --watch
+    #[arg(long, default_value_t = 1, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) interval: u32,
+}
+
+/// Commands of `map`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MapCommand {
+    /// List the maps, how full they are and what their entries take
+    #[command(visible_alias = "ls")]
+    List,
+    /// Print the entries of a map: addresses as text, ports in host order
+    #[command(after_help = "Examples:\n  weir map dump backends\n  weir map dump flows4 --raw")]
+    Dump {
+        /// Name of the map
+        name: String,
+        /// As bytes; empty entries of arrays are left out
+        #[arg(long)]
+        raw: bool,
+    },
+}
+
+/// Options of `cleanup`.
+#[derive(Args, Debug)]
+pub(crate) struct CleanupArgs {
+    /// Only say what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Even while an agent runs; stop it first unless it hangs
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// What the program is called by: users of the kubectl plug-in see `kubectl weir`.
+pub(crate) fn invoked_as(program: Option<&OsStr>) -> &'static str {
+    let file = program.and_then(|program| Path::new(program).file_stem());
+    if file.is_some_and(|file| file == "kubectl-weir") { "kubectl weir" } else { "weir" }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_kubectl_plug_in_is_called_kubectl_weir() {
+        assert_eq!(invoked_as(Some(OsStr::new("/usr/local/bin/kubectl-weir"))), "kubectl weir");
+        assert_eq!(invoked_as(Some(OsStr::new("target/debug/weir"))), "weir");
+        assert_eq!(invoked_as(None), "weir");
+    }
+}

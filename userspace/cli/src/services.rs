@@ -1,0 +1,231 @@
+//! `weir services`: one row for each service port and family.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use serde::Serialize;
+use weir_abi as abi;
+use weir_abi::names::kind_name;
+use weir_datapath::View;
+
+use crate::args::ServicesArgs;
+use crate::exit::Answer;
+use crate::index::{Filter, Index, Port, protocol_name, selectable};
+use crate::output::{NONE, Output, Row, Tone, joined};
+use crate::share::{self, Share};
+use crate::time;
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceRow {
+    namespace: String,
+    name: String,
+    port: u16,
+    port_name: String,
+    protocol: String,
+    family: &'static str,
+    types: Vec<&'static str>,
+    /// Of all frontends but the node ports.
+    addresses: Vec<String>,
+    node_port: Option<u16>,
+    endpoints: Endpoints,
+    /// Share of new flows to the cluster IP that leaves the node; null if there is nothing to select from.
+    spill: Option<Share>,
+    new_flows: NewFlows,
+    age_seconds: u32,
+    id: u32,
+    tiers: [TierRow; abi::CLASS_COUNT],
+    #[serde(skip)]
+    number: String,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Endpoints {
+    /// On this node, and new flows may go there.
+    local: usize,
+    /// Usable from somewhere in the cluster.
+    all: u32,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct NewFlows {
+    local: u64,
+    remote: u64,
+    rejected: u64,
+    dropped: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct TierRow {
+    class: &'static str,
+    spill: u32,
+    local: String,
+    remote: String,
+}
+
+impl Row for ServiceRow {
+    const KIND: &'static str = "ServiceList";
+
+    fn headers(wide: bool) -> Vec<&'static str> {
+        let mut headers = vec![
+            "NAMESPACE", "NAME", "PORT", "TYPE", "ADDRESSES", "ENDPOINTS", "SPILL", "NEW-LOCAL", "NEW-REMOTE",
+            "REJECTED", "AGE",
+        ];
+        if wide {
+            headers.extend(["FAMILY", "PORT-NAME", "NODE-PORT", "DROPPED", "ID"]);
+            headers.extend(["INTERNAL", "EXTERNAL", "SHORT-CIRCUIT"]);
+        }
+        headers
+    }
+
+    fn cells(&self, wide: bool) -> Vec<String> {
+        let mut cells = vec![
+            self.namespace.clone(),
+            self.name.clone(),
+            self.number.clone(),
+            joined(&self.types),
+            joined(&self.addresses),
+            format!("{}/{}", self.endpoints.local, self.endpoints.all),
+            self.spill.map(|spill| spill.percent() + "%").unwrap_or_default(),
+            self.new_flows.local.to_string(),
+            self.new_flows.remote.to_string(),
+            self.new_flows.rejected.to_string(),
+            time::age(self.age_seconds),
+        ];
+        if wide {
+            cells.extend([
+                self.family.to_owned(),
+                self.port_name.clone(),
+                self.node_port.map(|port| port.to_string()).unwrap_or_default(),
+                self.new_flows.dropped.to_string(),
+                self.id.to_string(),
+            ]);
+            cells.extend(self.tiers.iter().map(|tier| format!("{},{},{}", tier.spill, tier.local, tier.remote)));
+        }
+        cells
+    }
+
+    fn name(&self) -> String {
+        format!("service/{}/{}", self.namespace, self.name)
+    }
+
+    fn tone(&self) -> Tone {
+        if self.endpoints.all == 0 { Tone::Alert } else { Tone::Plain }
+    }
+}
+
+/// A reference of a tier: `backend:7`, `line:3` or `<none>`.
+pub(crate) fn reference(reference: u32) -> String {
+    match (reference, reference & abi::REF_LINE) {
+        (0, _) => NONE.to_owned(),
+        (backend, 0) => format!("backend:{backend}"),
+        (line, _) => format!("line:{}", line & !abi::REF_LINE),
+    }
+}
+
+/// Names of the traffic classes.
+pub(crate) const CLASSES: [&str; abi::CLASS_COUNT] = ["internal", "external", "shortCircuit"];
+
+fn rows(index: &Index<'_>, filter: &Filter, counters: &HashMap<u32, abi::ServiceCounters>, now: u32) -> Vec<ServiceRow> {
+    let local = |spreads: &[share::Spread]| {
+        let flags = selectable(spreads).into_iter().filter_map(|id| index.backends.get(&id)).map(|b| b.flags);
+        flags.filter(|flags| flags & abi::BACKEND_LOCAL != 0).count()
+    };
+    let row = |(id, port): (u32, &Port)| {
+        let service = index.services.get(&id)?;
+        let frontends = index.frontends.get(&id).map_or(&[][..], Vec::as_slice);
+        let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+        let abi::ServiceCounters { local: to_local, remote, rejected, dropped } = *counters.get(&id).unwrap_or(&none);
+        let mut kinds: Vec<u32> = frontends.iter().map(|(_, kind)| *kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let (node_ports, others): (Vec<_>, Vec<_>) =
+            frontends.iter().partition(|(_, kind)| *kind == abi::KIND_NODE_PORT);
+        let mut others: Vec<_> = others.into_iter().map(|(key, kind)| (*kind, key.address)).collect();
+        others.sort_unstable();
+        let tier = |(class, tiers): (usize, &abi::Tiers)| TierRow {
+            class: CLASSES[class],
+            spill: tiers.spill,
+            local: reference(tiers.local),
+            remote: reference(tiers.remote),
+        };
+        let [internal, external, short_circuit] = &service.tiers;
+        Some(ServiceRow {
+            namespace: port.namespace.clone(),
+            name: port.name.clone(),
+            port: port.port,
+            port_name: port.port_name.clone(),
+            protocol: protocol_name(port.protocol),
+            family: port.family_name(),
+            types: kinds.into_iter().map(kind_name).collect(),
+            addresses: others.into_iter().map(|(_, address)| address.to_string()).collect(),
+            node_port: node_ports.first().map(|(key, _)| key.port),
+            endpoints: Endpoints { local: local(&index.spreads(service)), all: service.endpoints },
+            spill: share::spill(internal),
+            new_flows: NewFlows { local: to_local, remote, rejected, dropped },
+            age_seconds: now.saturating_sub(port.created),
+            id,
+            tiers: [(0, internal), (1, external), (2, short_circuit)].map(tier),
+            number: port.number(),
+        })
+    };
+    index.sorted_ports(filter).into_iter().filter_map(row).collect()
+}
+
+/// Runs the command.
+pub(crate) fn run(view: &View, args: &ServicesArgs, output: &Output) -> Result<Answer> {
+    let dump = view.dump()?;
+    let index = Index::new(&dump);
+    let filter = Filter::new(&args.scope, args.name.as_deref());
+    filter.require(&index)?;
+    let counters = index.services.keys().map(|id| Ok((*id, view.service_counters(*id)?))).collect::<Result<_>>()?;
+    let rows = rows(&index, &filter, &counters, time::now()?);
+    if rows.is_empty() && output.is_table() {
+        eprintln!("{}", filter.nothing("services"));
+    }
+    output.print(&output.list(&rows)?)?;
+    Ok(Answer::Yes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Format;
+    use crate::output::tests::plain;
+    use crate::sample;
+
+    fn shown(format: Format, namespace: Option<&str>) -> String {
+        let dump = sample::dump();
+        let index = Index::new(&dump);
+        let counters = HashMap::from([(1, abi::ServiceCounters { local: 90, remote: 10, rejected: 2, dropped: 1 })]);
+        let rows = rows(&index, &sample::filter(namespace, None), &counters, sample::NOW);
+        anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
+    }
+
+    #[test]
+    fn services_are_listed_as_kubectl_would() {
+        insta::assert_snapshot!(shown(Format::Table, None), @"");
+    }
+
+    #[test]
+    fn wide_adds_slots_and_tiers() {
+        insta::assert_snapshot!(shown(Format::Wide, Some("shop")), @"");
+    }
+
+    #[test]
+    fn json_says_the_same_with_numbers() {
+        insta::assert_snapshot!(shown(Format::Json, Some("default")), @"");
+    }
+
+    #[test]
+    fn names_are_those_of_services_not_of_ports() {
+        assert_eq!(shown(Format::Name, None), "service/default/dns\nservice/shop/web\n");
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_is_an_error_that_says_how_to_go_on() {
+        let dump = sample::dump();
+        let error = sample::filter(Some("shop"), Some("nope")).require(&Index::new(&dump)).unwrap_err();
+        assert_eq!(error.to_string(), "no service shop/nope in the maps of this node; `weir services -A` lists all of them");
+    }
+}
