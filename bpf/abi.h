@@ -21,6 +21,11 @@ enum abi {
 	LINE_DEPTH = 4,
 	/* Set in a reference that names a line; clear in one that names a backend. Reference 0 is the empty tier. */
 	REF_LINE = 0x80000000,
+	/* Times in flows count units of 2^TICK_SHIFT jiffies: the one clock that a program reads at no cost. */
+	TICK_SHIFT = 8,
+	/* Bits of the frontend filter, as a power of two, and of its words. */
+	FILTER_BITS = 20,
+	FILTER_WORD_BITS = 6,
 	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
 	NAME_SIZE = 64,
 };
@@ -51,6 +56,15 @@ struct frontend_key6 {
 	__be16 port;	/* BE */
 	__u8 proto;	/* IPPROTO_TCP or IPPROTO_UDP */
 	__u8 pad;
+};
+
+/*
+ * One word of the frontend filter. The bit frontend_filter_hash() of a frontend's last address word, port and protocol is
+ * set as long as there is the frontend, and longer: a set bit may be stale or another's, a clear one is final. Packets that
+ * are not ours need no lookup.
+ */
+struct filter_word {
+	__u64 bits; /* HOST */
 };
 
 struct frontend {
@@ -156,8 +170,8 @@ struct flow {
 	__u32 service;	  /* HOST, index into services */
 	__u16 flags;	  /* HOST, enum flow_flags */
 	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
-	__u32 created;	  /* HOST, seconds since boot */
-	__u32 last_seen;  /* HOST, seconds since boot */
+	__u32 created;	  /* HOST, in ticks */
+	__u32 last_seen;  /* HOST, in ticks */
 };
 
 /* From backend to client. Keyed by the packet as the backend sends it. */
@@ -169,7 +183,7 @@ struct reply {
 	__u16 flags;	      /* HOST, enum flow_flags */
 	__u16 pad;
 	__u32 backend;	 /* HOST, index into backends */
-	__u32 last_seen; /* HOST, seconds since boot */
+	__u32 last_seen; /* HOST, in ticks */
 };
 
 /* ---- sockets of processes on the host ------------------------------------------------------------------------ */
@@ -198,15 +212,17 @@ enum config_flags {
 };
 
 struct config {
-	__u64 netns_cookie;	/* HOST, network namespace of the node */
-	__u64 hash_seed;	/* HOST, drawn once per boot */
-	struct addr node4;	/* source of SNAT; zero: no IPv4 */
-	struct addr node6;	/* source of SNAT; zero: no IPv6 */
-	__u16 snat_min;		/* HOST, first port of the SNAT range */
-	__u16 snat_max;		/* HOST, last port of the SNAT range */
-	__u32 flags;		/* HOST, enum config_flags */
-	__u32 udp_idle_seconds; /* HOST, an idle UDP flow older than this is selected anew */
-	__u32 abi_version;	/* HOST, ABI_VERSION of the writer */
+	__u64 netns_cookie; /* HOST, network namespace of the node */
+	__u64 hash_seed;    /* HOST, drawn once per boot */
+	struct addr node4;  /* source of SNAT; zero: no IPv4 */
+	struct addr node6;  /* source of SNAT; zero: no IPv6 */
+	__u16 snat_min;	    /* HOST, first port of the SNAT range */
+	__u16 snat_max;	    /* HOST, last port of the SNAT range */
+	__u32 flags;	    /* HOST, enum config_flags */
+	__u32 udp_idle;	    /* HOST, ticks after which an idle UDP flow is selected anew */
+	__u32 tcp_idle;	    /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
+	__u32 abi_version;  /* HOST, ABI_VERSION of the writer */
+	__u32 pad;
 };
 
 /* Where XDP may redirect to; the kernel's struct bpf_devmap_val. */
@@ -284,6 +300,7 @@ struct counter {
 ABI_SIZE(addr, 16);
 ABI_SIZE(frontend_key4, 8);
 ABI_SIZE(frontend_key6, 20);
+ABI_SIZE(filter_word, 8);
 ABI_SIZE(frontend, 8);
 ABI_SIZE(tiers, 16);
 ABI_SIZE(service, 64);
@@ -297,7 +314,7 @@ ABI_SIZE(flow, 24);
 ABI_SIZE(reply, 48);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
-ABI_SIZE(config, 64);
+ABI_SIZE(config, 72);
 ABI_SIZE(device, 8);
 ABI_SIZE(service_name, 200);
 ABI_SIZE(node_name, 128);

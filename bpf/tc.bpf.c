@@ -24,21 +24,12 @@ static __always_inline bool handed_over(const ctx_t *ctx)
 /* A client's packet. Returns a reason; p->action is set if the packet goes elsewhere than up. */
 static __always_inline int in(ctx_t *ctx, struct packet *p, bool from_outside, const bool v6)
 {
-	struct headers unused = {};
-	int reason = ingress(ctx, p, &unused, from_outside, v6);
+	int reason = ingress(ctx, p, from_outside, v6);
 
 	if (reason != REASON_NO_ENDPOINTS && reason != REASON_STALE_RESET)
 		return reason;
 	p->action = v6 ? reject6(ctx, p) : reject4(ctx, p);
 	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
-}
-
-/* An answer. Returns a reason. */
-static __always_inline int out(ctx_t *ctx, struct packet *p, const bool v6)
-{
-	struct headers unused = {};
-
-	return egress(ctx, p, &unused, v6);
 }
 
 /* Functions of their own: each family has its own stack, and the verifier walks each once for all hooks. */
@@ -54,19 +45,18 @@ __noinline int in6(ctx_t *ctx, struct packet *p, bool from_outside)
 
 __noinline int out4(ctx_t *ctx, struct packet *p)
 {
-	return p ? out(ctx, p, false) : REASON_MALFORMED;
+	return p ? egress(ctx, p, false) : REASON_MALFORMED;
 }
 
 __noinline int out6(ctx_t *ctx, struct packet *p)
 {
-	return p ? out(ctx, p, true) : REASON_MALFORMED;
+	return p ? egress(ctx, p, true) : REASON_MALFORMED;
 }
 
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
-	struct headers headers;
-	int error = parse_ip(cursor, p, &headers, v6);
+	int error = parse_ip(cursor, p, v6);
 
 	if (error)
 		return -error;

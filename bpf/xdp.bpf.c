@@ -7,7 +7,7 @@
 /* The context comes first: what follows is the same code for XDP and tc. */
 #include "lib/nat.h"
 
-/* Tells tc that this packet is done. Best effort: without room for metadata tc looks it up once more, in vain. */
+/* Tells tc that this packet is done. Best effort: without room for metadata tc looks it up once more, mostly in vain. */
 static __always_inline void hand_over(ctx_t *ctx)
 {
 	struct handover *handover;
@@ -20,12 +20,24 @@ static __always_inline void hand_over(ctx_t *ctx)
 	handover->magic = HANDOVER_MAGIC;
 }
 
+/* Functions of their own: the verifier walks each once, not for every way in which headers can be stacked. */
+__noinline int in4(ctx_t *ctx, struct packet *p)
+{
+	return p ? ingress(ctx, p, true, false) : REASON_MALFORMED;
+}
+
+__noinline int in6(ctx_t *ctx, struct packet *p)
+{
+	return p ? ingress(ctx, p, true, true) : REASON_MALFORMED;
+}
+
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const bool v6)
 {
-	struct headers headers;
-	int error = parse_ip(cursor, p, &headers, v6);
+	int error = parse_ip(cursor, p, v6);
 
-	return error ? -error : ingress(ctx, p, &headers, true, v6);
+	if (error)
+		return -error;
+	return v6 ? in6(ctx, p) : in4(ctx, p);
 }
 
 /* Returns XDP_PASS, XDP_DROP, XDP_TX or XDP_REDIRECT. */
@@ -50,7 +62,7 @@ int weir_xdp(ctx_t *ctx)
 		return XDP_DROP;
 	if (p.action)
 		return p.action;
-	if (reason >= REASON_TO_LOCAL)
+	if (p.hand_over)
 		hand_over(ctx);
 	return XDP_PASS;
 }

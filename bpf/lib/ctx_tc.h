@@ -70,9 +70,8 @@ static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, con
 }
 
 /* Replaces one end of the packet, address and port. Returns 0 or -REASON_REWRITE_FAILED. */
-static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p,
-				       const struct headers *headers __attribute__((unused)), const bool source,
-				       const struct addr *addr, __be16 port, const bool v6)
+static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
+				       __be16 port, const bool v6)
 {
 	__u64 flags = p->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__u32 field = p->l4 + (source ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest));
@@ -86,8 +85,7 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p,
 }
 
 /* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
-static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p,
-					     const struct headers *headers __attribute__((unused)), const bool v6)
+static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	__u32 field = p->l3 + (v6 ? offsetof(struct ipv6hdr, hop_limit) : offsetof(struct iphdr, ttl));
 	__u8 ttl = p->ttl - 1;

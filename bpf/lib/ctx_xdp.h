@@ -37,36 +37,40 @@ static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
 	return ctx->ingress_ifindex;
 }
 
+/* The byte at an offset below HEADERS_MAX. Whoever reads there compares with the end first. */
+static __always_inline void *ctx_at(const ctx_t *ctx, __u16 offset)
+{
+	return (void *)(long)ctx->data + (offset & (2 * HEADERS_MAX - 1));
+}
+
 /* Replaces one end of the packet, address and port. Returns 0 or -REASON_REWRITE_FAILED. */
-static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const struct headers *headers,
-				       const bool source, const struct addr *addr, __be16 port, const bool v6)
+static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
+				       __be16 port, const bool v6)
 {
 	void *end = (void *)(long)ctx->data_end;
-	struct udphdr *ports = headers->transport;
-	struct tcphdr *tcp = headers->transport;
+	struct ipv6hdr *ip6 = ctx_at(ctx, p->l3);
+	struct iphdr *ip4 = ctx_at(ctx, p->l3);
+	struct udphdr *ports = ctx_at(ctx, p->l4);
+	struct tcphdr *tcp = ctx_at(ctx, p->l4);
 	__be16 *old_port = source ? &ports->source : &ports->dest;
 	__be32 *old;
 	__u64 diff = 0;
 
+	if ((v6 ? (void *)(ip6 + 1) : (void *)(ip4 + 1)) > end || (void *)(ports + 1) > end)
+		return -REASON_REWRITE_FAILED;
 	if (v6) {
-		struct ipv6hdr *ip = headers->ip;
-
-		old = source ? ip->saddr.in6_u.u6_addr32 : ip->daddr.in6_u.u6_addr32;
+		old = source ? ip6->saddr.in6_u.u6_addr32 : ip6->daddr.in6_u.u6_addr32;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			diff += (__u64)(__u32)~old[i] + addr->word[i];
 			old[i] = addr->word[i];
 		}
 	} else {
-		struct iphdr *ip = headers->ip;
-
-		old = source ? &ip->saddr : &ip->daddr;
+		old = source ? &ip4->saddr : &ip4->daddr;
 		diff = (__u64)(__u32)~*old + addr->word[3];
 		*old = addr->word[3];
-		ip->check = csum_update(ip->check, diff);
+		ip4->check = csum_update(ip4->check, diff);
 	}
-	if ((void *)(ports + 1) > end)
-		return -REASON_REWRITE_FAILED;
 	diff += (__u16)~*old_port + port;
 	*old_port = port;
 	if (p->proto == IPPROTO_TCP) {
@@ -81,19 +85,21 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 	return 0;
 }
 
-/* One hop less to live. Returns 0; tc's twin can fail. */
-static __always_inline int ctx_decrement_ttl(ctx_t *ctx __attribute__((unused)),
-					     const struct packet *p __attribute__((unused)),
-					     const struct headers *headers, const bool v6)
+/* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p, const bool v6)
 {
-	if (v6) {
-		((struct ipv6hdr *)headers->ip)->hop_limit--;
-	} else {
-		struct iphdr *ip = headers->ip;
+	void *end = (void *)(long)ctx->data_end;
+	struct ipv6hdr *ip6 = ctx_at(ctx, p->l3);
+	struct iphdr *ip4 = ctx_at(ctx, p->l3);
 
-		ip->ttl--;
+	if ((v6 ? (void *)(ip6 + 1) : (void *)(ip4 + 1)) > end)
+		return -REASON_REWRITE_FAILED;
+	if (v6) {
+		ip6->hop_limit--;
+	} else {
+		ip4->ttl--;
 		/* The word is time to live and protocol: in network order one hop is 0x0100. */
-		ip->check = csum_update(ip->check, (__u16)~bpf_htons(0x0100));
+		ip4->check = csum_update(ip4->check, (__u16)~bpf_htons(0x0100));
 	}
 	return 0;
 }

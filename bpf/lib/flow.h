@@ -29,17 +29,23 @@ static __always_inline struct flow_key6 flow_key6_of(const struct addr *src, con
 	};
 }
 
-/* The flow that a client's packet belongs to, or NULL. */
-static __always_inline struct flow *flow_lookup(const struct packet *p, const bool v6)
+static __always_inline struct flow *flow_find(const struct addr *src, const struct addr *dst, __be16 sport,
+					      __be16 dport, __u8 proto, const bool v6)
 {
 	if (v6) {
-		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
 		return bpf_map_lookup_elem(&flows6, &key);
 	}
-	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
 	return bpf_map_lookup_elem(&flows4, &key);
+}
+
+/* The flow that a client's packet belongs to, or NULL. */
+static __always_inline struct flow *flow_lookup(const struct packet *p, const bool v6)
+{
+	return flow_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 }
 
 /* Returns 0 or a negative error of the map. */
@@ -55,17 +61,23 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 	return bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
 }
 
-/* What a backend's packet answers, or NULL. */
-static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
+static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
+						__be16 dport, __u8 proto, const bool v6)
 {
 	if (v6) {
-		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
 		return bpf_map_lookup_elem(&replies6, &key);
 	}
-	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
 	return bpf_map_lookup_elem(&replies4, &key);
+}
+
+/* What a backend's packet answers, or NULL. */
+static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
+{
+	return reply_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 }
 
 /* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there. */
@@ -96,17 +108,31 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
 					       const struct reply *reply, const bool v6)
 {
-	struct packet answer = {
-		.src = backend->addr, .dst = p->src, .sport = backend->port, .dport = p->sport, .proto = p->proto
-	};
 	const struct reply *old;
 
 	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, v6))
 		return 0;
-	old = reply_lookup(&answer, v6);
+	old = reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
 	if (old && (old->frontend_port != reply->frontend_port || !addr_equal(&old->frontend, &reply->frontend, v6)))
 		return -1;
 	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
+}
+
+/*
+ * Whether the flow that a reply entry belongs to is over, so that its source port may be taken: it was evicted, has moved
+ * on to another backend or port, was closed by its client, or is idle. Nothing else ever frees a port.
+ */
+static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
+					  const struct config *config, const bool v6)
+{
+	const struct flow *flow =
+		flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+
+	if (!flow || flow->backend != reply->backend || flow->snat_port != port)
+		return true;
+	if (proto == IPPROTO_TCP)
+		return flow->flags & FLOW_CLOSING || now_ticks() - flow->last_seen > config->tcp_idle;
+	return now_ticks() - flow->last_seen > config->udp_idle;
 }
 
 /* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
@@ -116,6 +142,7 @@ static __always_inline __be16 reply_store_snat(const struct backend *backend, __
 	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &backend_id);
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
 	__u32 range = config->snat_max - config->snat_min + 1;
+	const struct reply *old;
 
 	if (!counters || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
 		return 0;
@@ -124,6 +151,10 @@ static __always_inline __be16 reply_store_snat(const struct backend *backend, __
 		__be16 port = bpf_htons(config->snat_min + number % range);
 
 		if (!reply_store(backend, node, port, reply, BPF_NOEXIST, v6))
+			return port;
+		old = reply_find(&backend->addr, node, backend->port, port, backend->proto, v6);
+		if (old && reply_is_over(old, port, backend->proto, config, v6) &&
+		    !reply_store(backend, node, port, reply, BPF_ANY, v6))
 			return port;
 	}
 	return 0;

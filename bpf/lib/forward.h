@@ -61,13 +61,13 @@ static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const 
 }
 
 /* Translates both ends and sends the packet the way that route_find found. Sets p->action. Returns 0 or a negative reason. */
-static __always_inline int send(ctx_t *ctx, struct packet *p, const struct headers *headers, const struct ends *to,
-				const struct bpf_fib_lookup *fib, const bool v6)
+static __always_inline int send(ctx_t *ctx, struct packet *p, const struct ends *to, const struct bpf_fib_lookup *fib,
+				const bool v6)
 {
-	int error = ctx_rewrite(ctx, p, headers, true, &to->src, to->sport, v6);
+	int error = ctx_rewrite(ctx, p, true, &to->src, to->sport, v6);
 
-	error = error ?: ctx_rewrite(ctx, p, headers, false, &to->dst, to->dport, v6);
-	error = error ?: ctx_decrement_ttl(ctx, p, headers, v6);
+	error = error ?: ctx_rewrite(ctx, p, false, &to->dst, to->dport, v6);
+	error = error ?: ctx_decrement_ttl(ctx, p, v6);
 	if (error)
 		return error;
 #if CTX_XDP

@@ -43,6 +43,8 @@ MMAPABLE_ARRAY(lines, line, 65536);
 HASH(frontends4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key4, struct frontend, 131072);
 HASH(frontends6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key6, struct frontend, 131072);
 
+MMAPABLE_ARRAY(frontend_filter, filter_word, (1 << (FILTER_BITS - FILTER_WORD_BITS)));
+
 /* Names, for people; no program reads them. */
 HASH(service_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct service_name, 32768);
 HASH(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8192);

@@ -28,7 +28,7 @@ static __always_inline bool starts_over(const struct packet *p, const struct flo
 {
 	if (p->proto == IPPROTO_TCP)
 		return p->syn && flow->flags & FLOW_CLOSING;
-	return now - flow->last_seen > config->udp_idle_seconds;
+	return now - flow->last_seen > config->udp_idle;
 }
 
 static __always_inline void count_selection(__u32 service, __u32 backend, bool remote)
@@ -113,7 +113,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (!backend || !(backend->flags & BACKEND_USED))
 		return -REASON_BROKEN_TABLE;
 	flow->generation = backend->generation;
-	flow->created = flow->last_seen = now_seconds();
+	flow->created = flow->last_seen = now_ticks();
 	count_selection(flow->service, flow->backend, remote);
 	return flow_open(p, flow, backend, config, from_outside, v6);
 }
@@ -130,18 +130,18 @@ __noinline int flow_start6(const struct packet *p, struct flow *flow, bool from_
 }
 
 /* Translates a client's packet. Returns a reason. */
-static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct headers *headers,
-				      const struct flow *flow, const struct backend *backend,
-				      const struct config *config, const bool v6)
+static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct flow *flow,
+				      const struct backend *backend, const struct config *config, const bool v6)
 {
 	enum reason reason = backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE;
-	struct bpf_fib_lookup fib = {};
 	int error;
 
 	if (!(flow->flags & FLOW_SNAT)) {
-		error = ctx_rewrite(ctx, p, headers, false, &backend->addr, backend->port, v6);
+		p->hand_over = backend->flags & BACKEND_HOST_NETWORK;
+		error = ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
 		return error ? -error : reason;
 	}
+	struct bpf_fib_lookup fib = {};
 	struct ends to = {
 		.src = v6 ? config->node6 : config->node4,
 		.dst = backend->addr,
@@ -152,13 +152,12 @@ static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct
 	if (addr_equal(&p->src, &backend->addr, v6))
 		reason = REASON_HAIRPIN;
 	error = route_find(ctx, p, &to, &fib, v6);
-	error = error ?: send(ctx, p, headers, &to, &fib, v6);
+	error = error ?: send(ctx, p, &to, &fib, v6);
 	return error ? -error : reason;
 }
 
 /* Translates an answer to one of the node's SNAT ports and sends it to the client. Returns a reason. */
-static __always_inline int snat_back(ctx_t *ctx, struct packet *p, const struct headers *headers, struct reply *reply,
-				     const bool v6)
+static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply *reply, const bool v6)
 {
 	struct bpf_fib_lookup fib = {};
 	struct ends to = {
@@ -171,9 +170,9 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, const struct 
 
 	if (error)
 		return -error;
-	reply->last_seen = now_seconds();
+	reply->last_seen = now_ticks();
 	reply->flags = FLOW_SNAT | FLOW_REPLIED;
-	error = send(ctx, p, headers, &to, &fib, v6);
+	error = send(ctx, p, &to, &fib, v6);
 	return error ? -error : REASON_BACK;
 }
 
@@ -184,8 +183,7 @@ static __always_inline bool is_snat_port(const struct config *config, __be16 por
 	return host >= config->snat_min && host <= config->snat_max;
 }
 
-static __always_inline int ingress(ctx_t *ctx, struct packet *p, const struct headers *headers, const bool from_outside,
-				   const bool v6)
+static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct backend *backend;
@@ -198,11 +196,13 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const struct he
 		struct reply *reply = reply_lookup(p, v6);
 
 		if (reply && reply->flags & FLOW_SNAT)
-			return snat_back(ctx, p, headers, reply, v6);
+			return snat_back(ctx, p, reply, v6);
 	}
+	if (!may_be_frontend(&p->dst, p->dport, p->proto))
+		return REASON_NO_FRONTEND;
 	known = flow_lookup(p, v6);
 	if (known) {
-		__u32 now = now_seconds();
+		__u32 now = now_ticks();
 
 		backend = flow_backend(known);
 		if (backend && !starts_over(p, known, config, now)) {
@@ -210,7 +210,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const struct he
 				known->last_seen = now;
 			if (p->ending)
 				known->flags |= FLOW_CLOSING;
-			return to_backend(ctx, p, headers, known, backend, config, v6);
+			return to_backend(ctx, p, known, backend, config, v6);
 		}
 		if (!backend && p->proto == IPPROTO_TCP && !p->syn)
 			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
@@ -221,10 +221,10 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const struct he
 	backend = bpf_map_lookup_elem(&backends, &flow.backend);
 	if (!backend)
 		return REASON_BROKEN_TABLE;
-	return to_backend(ctx, p, headers, &flow, backend, config, v6);
+	return to_backend(ctx, p, &flow, backend, config, v6);
 }
 
-static __always_inline int egress(ctx_t *ctx, struct packet *p, const struct headers *headers, const bool v6)
+static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
 	struct reply *reply = reply_lookup(p, v6);
 	__u32 now;
@@ -232,12 +232,12 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const struct hea
 
 	if (!reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
-	now = now_seconds();
+	now = now_ticks();
 	if (reply->last_seen != now || !(reply->flags & FLOW_REPLIED)) {
 		reply->last_seen = now;
 		reply->flags |= FLOW_REPLIED;
 	}
-	error = ctx_rewrite(ctx, p, headers, true, &reply->frontend, reply->frontend_port, v6);
+	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
 	return error ? -error : REASON_BACK;
 }
 

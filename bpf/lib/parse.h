@@ -48,25 +48,20 @@ struct extension_header {
 struct packet {
 	struct addr src;
 	struct addr dst;
-	__be16 sport; /* BE */
-	__be16 dport; /* BE */
-	__u16 l3;     /* offset of the IP header */
-	__u16 l4;     /* offset of the transport header */
-	__u8 proto;   /* IPPROTO_TCP or IPPROTO_UDP */
-	__u8 ttl;     /* or hop limit */
-	__u8 tos;     /* or traffic class */
-	__u8 syn;     /* TCP: SYN without ACK */
-	__u8 ending;  /* TCP: FIN or RST */
-	__u8 reset;   /* TCP: RST */
-	__u8 vlan;    /* the frame carries a tag */
-	__u16 length; /* of the IP packet */
-	int action;   /* verdict of the hook, where it is not the one that the reason implies */
-};
-
-/* The headers themselves, valid until a helper moves the packet. */
-struct headers {
-	void *ip;
-	void *transport;
+	__be16 sport;	/* BE */
+	__be16 dport;	/* BE */
+	__u16 l3;	/* offset of the IP header */
+	__u16 l4;	/* offset of the transport header */
+	__u8 proto;	/* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 ttl;	/* or hop limit */
+	__u8 tos;	/* or traffic class */
+	__u8 syn;	/* TCP: SYN without ACK */
+	__u8 ending;	/* TCP: FIN or RST */
+	__u8 reset;	/* TCP: RST */
+	__u8 vlan;	/* the frame carries a tag */
+	__u8 hand_over; /* XDP: the new destination may be a frontend itself, which tc must not translate again */
+	__u16 length;	/* of the IP packet */
+	int action;	/* verdict of the hook, where it is not the one that the reason implies */
 };
 
 struct cursor {
@@ -196,18 +191,16 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 }
 
 /* Parses one IP packet of the family. Returns 0 or a negative reason. */
-static __always_inline int parse_ip(struct cursor *cursor, struct packet *p, struct headers *headers, const bool v6)
+static __always_inline int parse_ip(struct cursor *cursor, struct packet *p, const bool v6)
 {
 	int proto;
 
 	p->l3 = cursor->pos - cursor->start;
-	headers->ip = cursor->pos;
 	proto = v6 ? parse_ipv6(cursor, p) : parse_ipv4(cursor, p);
 	if (proto < 0)
 		return proto;
 	p->proto = proto;
 	p->l4 = cursor->pos - cursor->start;
-	headers->transport = cursor->pos;
 	return parse_transport(cursor, p);
 }
 

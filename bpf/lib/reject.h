@@ -149,17 +149,22 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
-	const __u32 quoted = header + QUOTE_L4;
+	const __u32 quoted = p->l4 - p->l3 + QUOTE_L4;
 	const __u16 payload = sizeof(struct icmp_header) + quoted;
-	__u8 quote[sizeof(struct ipv6hdr) + QUOTE_L4] = {};
 	struct icmp_header icmp = {
 		.type = v6 ? ICMPV6_UNREACHABLE : ICMP_UNREACHABLE,
 		.code = v6 ? ICMPV6_PORT : ICMP_PORT,
 	};
-	__u64 sum;
-	long error = bpf_skb_load_bytes(ctx, p->l3, quote, quoted);
+	__u64 sum = csum_words(&icmp, sizeof(icmp));
+	long error = 0;
 
-	sum = csum_words(&icmp, sizeof(icmp)) + csum_words(quote, quoted);
+	/* Word by word: a buffer for options and extension headers would not fit on the stack. */
+	for (__u32 at = 0; at < HEADERS_MAX && at < quoted && !error; at += sizeof(__u32)) {
+		__u32 word = 0;
+
+		error = bpf_skb_load_bytes(ctx, p->l3 + at, &word, sizeof(word));
+		sum += word;
+	}
 	if (v6)
 		sum += pseudo_sum(p, IPPROTO_ICMPV6, payload, v6);
 	icmp.checksum = ~csum_fold(sum);

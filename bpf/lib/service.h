@@ -5,6 +5,24 @@
 
 #include "maps.h"
 
+/* Bit of a frontend in the filter. crates/datapath/src/filter.rs computes the same. */
+static __always_inline __u32 frontend_filter_hash(__be32 last_word, __be16 port, __u8 proto)
+{
+	__u64 h = ((__u64)last_word << 32 | (__u64)port << 16 | proto) * 0x9e3779b97f4a7c15ull;
+
+	return h >> (64 - FILTER_BITS);
+}
+
+/* False for addresses that were no frontend since the filter was last made; true proves nothing. */
+static __always_inline bool may_be_frontend(const struct addr *addr, __be16 port, __u8 proto)
+{
+	__u32 hash = frontend_filter_hash(addr->word[3], port, proto);
+	__u32 slot = hash >> FILTER_WORD_BITS;
+	const struct filter_word *word = bpf_map_lookup_elem(&frontend_filter, &slot);
+
+	return word && word->bits >> (hash & ((1 << FILTER_WORD_BITS) - 1)) & 1;
+}
+
 /* Looks an address up among the frontends. Returns NULL if it is none of ours. */
 static __always_inline const struct frontend *frontend_lookup(const struct addr *addr, __be16 port, __u8 proto,
 							      const bool v6)

@@ -9,6 +9,12 @@ pub const LINE_ENTRIES: usize = 16;
 pub const LINE_DEPTH: usize = 4;
 /// `REF_LINE` of `enum abi`.
 pub const REF_LINE: u32 = 0x8000_0000;
+/// Times in flows count units of two to the power of this in jiffies; see [`crate::ticks`].
+pub const TICK_SHIFT: u32 = 8;
+/// Bits of the frontend filter, as a power of two.
+pub const FILTER_BITS: u32 = 20;
+/// Bits of a word of the frontend filter, as a power of two.
+pub const FILTER_WORD_BITS: u32 = 6;
 /// `NAME_SIZE` of `enum abi`.
 pub const NAME_SIZE: usize = 64;
 

@@ -8,6 +8,7 @@
 mod enums;
 pub mod names;
 mod net;
+pub mod ticks;
 
 pub use enums::*;
 pub use net::{Addr, Be16, Be32};
@@ -38,6 +39,14 @@ pub struct FrontendKey6 {
     pub proto: u8,
     /// Zero.
     pub pad: u8,
+}
+
+/// One word of the frontend filter: a clear bit says that an address is no frontend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FilterWord {
+    /// One bit for each hash.
+    pub bits: u64,
 }
 
 /// See `struct frontend` in `bpf/abi.h`.
@@ -184,9 +193,9 @@ pub struct Flow {
     pub flags: u16,
     /// 0 without FLOW_SNAT.
     pub snat_port: Be16,
-    /// Seconds since boot.
+    /// In ticks.
     pub created: u32,
-    /// Seconds since boot.
+    /// In ticks.
     pub last_seen: u32,
 }
 
@@ -208,7 +217,7 @@ pub struct Reply {
     pub pad: u16,
     /// Index into backends.
     pub backend: u32,
-    /// Seconds since boot.
+    /// In ticks.
     pub last_seen: u32,
 }
 
@@ -262,10 +271,14 @@ pub struct Config {
     pub snat_max: u16,
     /// Enum config_flags.
     pub flags: u32,
-    /// An idle UDP flow older than this is selected anew.
-    pub udp_idle_seconds: u32,
+    /// Ticks after which an idle UDP flow is selected anew.
+    pub udp_idle: u32,
+    /// Ticks after which an idle TCP flow may lose its SNAT port to one that needs it.
+    pub tcp_idle: u32,
     /// ABI_VERSION of the writer.
     pub abi_version: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// Where XDP may redirect to; the kernel's `struct bpf_devmap_val`.

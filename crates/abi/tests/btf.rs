@@ -40,6 +40,8 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Addr = "addr" { word }
         FrontendKey4 = "frontend_key4" { addr, port, proto, pad }
         FrontendKey6 = "frontend_key6" { addr, port, proto, pad }
+        FilterWord = "filter_word" { bits }
+        Device = "device" { ifindex, program }
         Frontend = "frontend" { service, kind }
         Tiers = "tiers" { spill, local, remote, pad }
         Service = "service" { tiers, endpoints, flags, pad }
@@ -53,7 +55,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle_seconds, abi_version }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
         Counter = "counter" { packets, bytes }
@@ -72,6 +74,9 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         LINE_DEPTH,
         REF_LINE,
         NAME_SIZE,
+        TICK_SHIFT,
+        FILTER_BITS,
+        FILTER_WORD_BITS,
         KIND_CLUSTER_IP,
         KIND_NODE_PORT,
         KIND_LOAD_BALANCER,

@@ -49,8 +49,9 @@ const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services"
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 17] = [
+pub(crate) const MAPS: [MapSpec; 18] = [
     array::<abi::Config>("config", None, ""),
+    array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
     array::<abi::Backend>("backends", Some(BACKENDS.0), BACKENDS.1),
     array::<abi::Line>("lines", Some(|c| c.lines), "--max-lines"),

@@ -5,6 +5,7 @@
 mod attach;
 mod clsact;
 mod error;
+mod filter;
 mod layout;
 mod load;
 mod map;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use aya::programs::Program;
+use aya::programs::{Program, ProgramFd};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use tracing::{info, warn};
 use weir_abi as abi;
@@ -32,7 +32,7 @@ pub fn objects() -> [(&'static str, &'static [u8]); 3] {
 #[derive(Debug)]
 pub struct Datapath {
     pub(crate) pins: PinDir,
-    pub(crate) programs: BTreeMap<String, OwnedFd>,
+    pub(crate) programs: BTreeMap<String, ProgramFd>,
     /// Kept for the clsact fallback, which aya attaches.
     pub(crate) tc: Ebpf,
     pub(crate) config: Mapped<abi::Config>,
@@ -115,6 +115,12 @@ impl Datapath {
         self.programs.get(name).map(AsFd::as_fd)
     }
 
+    /// The same as an owned descriptor, for program arrays.
+    #[must_use]
+    pub fn program_fd(&self, name: &str) -> Option<ProgramFd> {
+        self.programs.get(name)?.try_clone().ok()
+    }
+
     /// To be called when every link runs the new programs: flows that began on the old maps since the first copy follow.
     ///
     /// # Errors
@@ -164,7 +170,7 @@ fn load(
     bytes: &[u8],
     pins: &PinDir,
     capacity: &Capacity,
-    programs: &mut BTreeMap<String, OwnedFd>,
+    programs: &mut BTreeMap<String, ProgramFd>,
 ) -> Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     // The objects have no CO-RE relocations; reading the kernel's BTF would cost time and memory for nothing.
@@ -185,7 +191,7 @@ fn load(
         };
         loaded.map_err(|e| failed(object, &e))?;
         let fd = program.fd().map_err(|e| failed(object, &e))?;
-        let fd = fd.as_fd().try_clone_to_owned();
+        let fd = fd.try_clone();
         programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
     }
     Ok(ebpf)
@@ -229,6 +235,7 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         lines: mapped(pins, "lines", flags)?,
         service_counters: mapped(pins, "service_counters", flags)?,
         backend_counters: mapped(pins, "backend_counters", flags)?,
+        filter: mapped(pins, "frontend_filter", flags)?,
         frontends4: table(pins, "frontends4", flags)?,
         frontends6: table(pins, "frontends6", flags)?,
         service_names: table(pins, "service_names", flags)?,

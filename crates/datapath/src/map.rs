@@ -39,6 +39,7 @@ pod!(
     abi::Config,
     abi::Counter,
     abi::Device,
+    abi::FilterWord,
     abi::Flow,
     abi::FlowKey4,
     abi::FlowKey6,

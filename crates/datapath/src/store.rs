@@ -6,6 +6,7 @@ use weir_abi as abi;
 use weir_core::ops::{Dump, FrontendKey, MapOp};
 
 use crate::error::{Error, Result};
+use crate::filter;
 use crate::layout::spec;
 use crate::map::{Mapped, Table};
 
@@ -32,6 +33,7 @@ pub struct KernelStore {
     pub(crate) lines: Mapped<abi::Line>,
     pub(crate) service_counters: Mapped<abi::ServiceCounters>,
     pub(crate) backend_counters: Mapped<abi::BackendCounters>,
+    pub(crate) filter: Mapped<abi::FilterWord>,
     pub(crate) frontends4: Table<abi::FrontendKey4, abi::Frontend>,
     pub(crate) frontends6: Table<abi::FrontendKey6, abi::Frontend>,
     pub(crate) service_names: Table<u32, abi::ServiceName>,
@@ -81,15 +83,30 @@ impl KernelStore {
                 self.node_names.put(id, name, 0).map_err(full("node_names", self.node_size))
             }
             MapOp::DeleteNodeName { id } => self.node_names.remove(id).map(drop),
-            MapOp::PutFrontend { key, frontend } => match kernel_key(key) {
-                Key::V4(key) => self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size)),
-                Key::V6(key) => self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size)),
-            },
+            MapOp::PutFrontend { key, frontend } => self.put_frontend(key, frontend),
             MapOp::DeleteFrontend { key } => match kernel_key(key) {
                 Key::V4(key) => self.frontends4.remove(&key).map(drop),
                 Key::V6(key) => self.frontends6.remove(&key).map(drop),
             },
         }
+    }
+
+    fn put_frontend(&self, key: &FrontendKey, frontend: &abi::Frontend) -> Result<()> {
+        filter::add(&self.filter, key)?;
+        match kernel_key(key) {
+            Key::V4(key) => self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size)),
+            Key::V6(key) => self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size)),
+        }
+    }
+
+    /// Makes the filter of frontends anew. While agents come and go it only ever gains bits, so that connections to a
+    /// frontend that was removed are still recognised; this is the time to forget them.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn rebuild_filter(&self) -> Result<()> {
+        let frontends = self.frontends()?;
+        filter::rebuild(&self.filter, frontends.into_iter().map(|(key, _)| key))
     }
 
     fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
@@ -193,10 +210,12 @@ impl MapStore for MemoryStore {
             (service.flags & abi::SERVICE_USED != 0).then_some((*id, *service))
         };
         let services: Vec<_> = self.services.iter().filter_map(used).collect();
+        let known = |backend: &abi::Backend| backend.flags & abi::BACKEND_USED != 0 || backend.generation != 0;
+        let backends = self.backends.iter().filter(|(_, backend)| known(backend));
         let lines = lines_of(&services, |id| Ok(self.lines.get(&id).copied()))?;
         Ok(Dump {
             services,
-            backends: self.backends.iter().map(|(id, backend)| (*id, *backend)).collect(),
+            backends: backends.map(|(id, backend)| (*id, *backend)).collect(),
             lines,
             frontends: self.frontends.iter().map(|(key, value)| (*key, *value)).collect(),
             service_names: self.service_names.iter().map(|(id, name)| (*id, *name)).collect(),

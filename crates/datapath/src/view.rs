@@ -62,7 +62,7 @@ pub struct View {
     replies4: Table<abi::FlowKey4, abi::Reply>,
     replies6: Table<abi::FlowKey6, abi::Reply>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
-    devices: Table<u32, u32>,
+    devices: Table<u32, abi::Device>,
     cpus: usize,
 }
 
@@ -110,6 +110,14 @@ impl View {
     /// When the map cannot be read.
     pub fn config(&self) -> Result<abi::Config> {
         self.config.get(0)
+    }
+
+    /// A slot of the services, used or not.
+    ///
+    /// # Errors
+    /// For a slot that does not exist.
+    pub fn service(&self, id: u32) -> Result<abi::Service> {
+        self.store.services.get(id)
     }
 
     /// Counters of a service.
@@ -191,11 +199,11 @@ impl View {
         self.sockets.entries()
     }
 
-    /// Indexes of the interfaces that XDP may redirect to, in ascending order.
+    /// Interfaces that XDP may redirect to, in ascending order of their indexes. `program` is an id when read.
     ///
     /// # Errors
     /// When the map or the directory of links cannot be read.
-    pub fn devices(&self) -> Result<Vec<u32>> {
+    pub fn devices(&self) -> Result<Vec<abi::Device>> {
         // Device maps have no batches; the agent enters an interface exactly when it pins an XDP link.
         let links = self.pins.link_names()?;
         let mut indexes: Vec<u32> = links.iter().filter_map(|name| name.strip_prefix("xdp-")?.parse().ok()).collect();
@@ -215,7 +223,10 @@ impl View {
     pub fn raw(&self, name: &str) -> Result<Option<Vec<RawEntry>>> {
         let Some(spec) = MAPS.iter().find(|spec| spec.name == name) else { return Ok(None) };
         if matches!(spec.kind, bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH) {
-            let bytes = |index: u32| (index.to_ne_bytes().to_vec(), index.to_ne_bytes().to_vec());
+            let bytes = |device: abi::Device| {
+                let abi::Device { ifindex, program } = device;
+                (ifindex.to_ne_bytes().to_vec(), [ifindex.to_ne_bytes(), program.to_ne_bytes()].concat())
+            };
             return Ok(Some(self.devices()?.into_iter().map(bytes).collect()));
         }
         let value = match spec.kind {

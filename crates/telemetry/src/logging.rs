@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, Registry, reload};
 
 /// What a library says in its own words at each retry while our own watches tell it once. A filter that names the
 /// library overrides it.
-const QUIETER: &str = "kube_runtime::watcher=error,kube_client=error";
+const QUIETER: &str = "kube_runtime::watcher=error,kube_client=off";
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -3,11 +3,14 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::libc;
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use nix::time::{ClockId, clock_getres, clock_gettime};
 use tracing::warn;
+use weir_abi::ticks::TickClock;
 
 /// The host's name in the form that the kubelet registers: lower case.
 pub(crate) fn name() -> Result<String> {
@@ -48,10 +51,21 @@ pub(crate) fn cgroup_root() -> Option<PathBuf> {
     })
 }
 
-/// Seconds since boot, on the clock that the programs use.
+/// Whether a directory belongs to the cgroup v2 hierarchy.
+pub(crate) fn is_cgroup(dir: &Path) -> bool {
+    statfs(dir).is_ok_and(|status| status.filesystem_type() == CGROUP2_SUPER_MAGIC)
+}
+
+/// Seconds since boot.
 pub(crate) fn uptime_seconds() -> u32 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
     now.ok().and_then(|time| u32::try_from(time.tv_sec()).ok()).unwrap_or_default()
+}
+
+/// The clock of flows.
+pub(crate) fn tick_clock() -> Result<TickClock> {
+    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
+    Ok(TickClock::new(jiffy.into()))
 }
 
 /// Warns of settings under which traffic would be lost.

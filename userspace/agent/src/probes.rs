@@ -10,6 +10,8 @@ use weir_telemetry::server::{Component, Probes, ProxyHealth};
 pub(crate) struct WriterStatus {
     /// Everything was written once.
     pub(crate) synced: bool,
+    /// What an earlier agent wrote is in force.
+    pub(crate) adopted: bool,
     /// Interfaces of the node with programs attached.
     pub(crate) nics: usize,
     /// Interfaces of pods with programs attached.
@@ -50,9 +52,10 @@ impl Probes for AgentProbes {
         ]
     }
 
-    /// Healthy once synced, whatever becomes of the API server then: traffic goes on from what is known.
+    /// Healthy once something is served, whatever becomes of the API server then: traffic goes on from what is known.
     fn proxy_health(&self) -> ProxyHealth {
-        let healthy = self.writer.borrow().synced;
+        let writer = self.writer.borrow();
+        let healthy = writer.synced || writer.adopted;
         ProxyHealth { healthy, node_eligible: true, last_updated: Timestamp::now() }
     }
 }

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +33,9 @@ use crate::{host, netlink};
 /// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
 const QUEUE: usize = 1024;
 
+/// Whoever is silent for longer has lost its SNAT port to a flow that needs one: two hours and four minutes, RFC 5382 REQ-5.
+const TCP_IDLE: Duration = Duration::from_secs(7440);
+
 /// The agent's life.
 pub(crate) fn run(options: Options) -> Result<()> {
     // One thread for the writer's system calls, one for everybody else.
@@ -39,6 +45,13 @@ pub(crate) fn run(options: Options) -> Result<()> {
 
 async fn serve(options: Options) -> Result<()> {
     let stop = CancellationToken::new();
+    // From here on a signal is no sudden death; what is under way gets done first.
+    let signals = stop_signal()?;
+    // Wrong options are refused before anything of the node is touched.
+    let (events, inbox) = mpsc::channel(QUEUE);
+    let (source_status, source) = StatusWriter::new();
+    let feed = feed(options.source.clone(), events, source_status).await?;
+    let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
     let health = Listeners::bind("health checks", &options.process.health_address)?;
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
     let capacity = Capacity::from(options.sizes);
@@ -55,13 +68,11 @@ async fn serve(options: Options) -> Result<()> {
     let mut metrics = Metrics::new();
     let writer_metrics = WriterMetrics::register(&mut metrics);
     let probe_counters = ProbeCounters::register(metrics.root());
-    let (source_status, source) = StatusWriter::new();
     let (writer_status, writer) = watch::channel(WriterStatus::default());
     register_collectors(&mut metrics, View::open(pins)?, source.clone());
 
-    let settings = settings(&options, &node, capacity, &datapath)?;
+    let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
     let writer_task = Writer::new(datapath, settings, writer_status, writer_metrics)?;
-    let (events, inbox) = mpsc::channel(QUEUE);
     let (found, interfaces) = watch::channel(Vec::new());
 
     let source_name = if options.source.static_file.is_some() { "static-file" } else { "api-server" };
@@ -72,9 +83,9 @@ async fn serve(options: Options) -> Result<()> {
 
     let result = tokio::select! {
         done = flatten(tokio::spawn(writer_task.run(inbox, interfaces, stop.clone()))) => done,
-        done = flatten(tokio::spawn(follow_source(options.source.clone(), events, source_status))) => done,
+        done = flatten(tokio::spawn(feed)) => done,
         done = flatten(tokio::spawn(netlink::follow(found))) => done,
-        name = stop_signal() => name.map(|name| info!("{name}: stopping; traffic goes on")),
+        name = signals => { info!("{name}: stopping; traffic goes on"); Ok(()) }
     };
     stop.cancel();
     let _ = servers.await;
@@ -85,27 +96,34 @@ async fn flatten(task: tokio::task::JoinHandle<Result<()>>) -> Result<()> {
     task.await.context("a part of the agent ended")?
 }
 
-async fn stop_signal() -> Result<&'static str> {
+/// Notes signals from now on; the future is done at the first of them.
+fn stop_signal() -> Result<impl Future<Output = &'static str>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        }
     })
 }
 
-/// Feeds the writer, from the file or from the API server, until the writer is gone.
-async fn follow_source(options: SourceOptions, events: mpsc::Sender<Event>, status: StatusWriter) -> Result<()> {
+/// What feeds the writer, from the file or from the API server, until the writer is gone.
+async fn feed(
+    options: SourceOptions,
+    events: mpsc::Sender<Event>,
+    status: StatusWriter,
+) -> Result<BoxFuture<'static, Result<()>>> {
     let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
-    if let Some(path) = &options.static_file {
-        let reload = Arc::new(Notify::new());
-        let notify = Arc::clone(&reload);
-        tokio::spawn(async move {
-            while hangup.recv().await.is_some() {
-                notify.notify_one();
-            }
-        });
-        return Ok(static_file::follow(path, events, status, reload).await?);
+    let reload = Arc::new(Notify::new());
+    let notify = Arc::clone(&reload);
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            notify.notify_one();
+        }
+    });
+    if let Some(path) = options.static_file {
+        return Ok(async move { Ok(static_file::follow(&path, events, status, reload).await?) }.boxed());
     }
     let client = ClientOptions {
         kubeconfig: options.kubeconfig.or_else(default_kubeconfig),
@@ -114,8 +132,11 @@ async fn follow_source(options: SourceOptions, events: mpsc::Sender<Event>, stat
     };
     let client = client::connect(&client).await?;
     let watch = WatchOptions { service_proxy_name: options.service_proxy_name, ..WatchOptions::default() };
-    kube::run(client, watch, events, status).await;
-    Ok(())
+    let follow = async move {
+        kube::run(client, watch, events, status).await;
+        Ok(())
+    };
+    Ok(follow.boxed())
 }
 
 /// As kubectl does, for an agent that is run by hand.
@@ -123,7 +144,13 @@ fn default_kubeconfig() -> Option<PathBuf> {
     std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-fn settings(options: &Options, node: &str, capacity: Capacity, datapath: &Datapath) -> Result<Settings> {
+fn settings(
+    options: &Options,
+    node: &str,
+    cgroup: Option<PathBuf>,
+    capacity: Capacity,
+    datapath: &Datapath,
+) -> Result<Settings> {
     let DatapathOptions {
         pin_dir: _,
         nic,
@@ -131,11 +158,12 @@ fn settings(options: &Options, node: &str, capacity: Capacity, datapath: &Datapa
         ignore_interface,
         no_xdp,
         no_tcx,
-        cgroup,
+        cgroup: _,
         snat_ports,
         drop_stale,
         udp_idle,
     } = options.datapath.clone();
+    let ticks = host::tick_clock()?;
     Ok(Settings {
         plan: PlanConfig {
             node: node.into(),
@@ -146,7 +174,7 @@ fn settings(options: &Options, node: &str, capacity: Capacity, datapath: &Datapa
         nodeport_addresses: options.service.nodeport_addresses.clone(),
         patterns: Patterns { nics: nic, pods: pod_interface, ignored: ignore_interface },
         attach: AttachOptions { xdp: !no_xdp, tcx: !no_tcx },
-        cgroup: cgroup_dir(cgroup)?,
+        cgroup,
         capacity,
         config: abi::Config {
             netns_cookie: host::netns_cookie()?,
@@ -156,8 +184,10 @@ fn settings(options: &Options, node: &str, capacity: Capacity, datapath: &Datapa
             snat_min: snat_ports.0,
             snat_max: snat_ports.1,
             flags: if drop_stale { 0 } else { abi::CONFIG_RESET_STALE },
-            udp_idle_seconds: udp_idle,
+            udp_idle: ticks.ticks(Duration::from_secs(udp_idle.into())).max(1),
+            tcp_idle: ticks.ticks(TCP_IDLE),
             abi_version: abi::ABI_VERSION,
+            pad: 0,
         },
     })
 }
@@ -166,6 +196,9 @@ fn cgroup_dir(option: Option<PathBuf>) -> Result<Option<PathBuf>> {
     match option {
         Some(dir) if dir.as_os_str() == "none" => Ok(None),
         Some(dir) if !dir.is_dir() => bail!("--cgroup {}: there is no such directory", dir.display()),
+        Some(dir) if !host::is_cgroup(&dir) => {
+            bail!("--cgroup {}: not a directory of a cgroup v2 hierarchy; see `mount -t cgroup2`", dir.display())
+        }
         Some(dir) => Ok(Some(dir)),
         None => {
             let found = host::cgroup_root();

@@ -55,6 +55,8 @@ pub(crate) struct Writer {
     /// Services that could not be written, and why; what the maps held before stays.
     failed: BTreeMap<ObjectName, String>,
     synced: bool,
+    /// An earlier agent's services are served until the first sync.
+    adopted: bool,
     status: watch::Sender<WriterStatus>,
     metrics: WriterMetrics,
 }
@@ -80,6 +82,7 @@ impl Writer {
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
             synced: false,
+            adopted: !dump.services.is_empty(),
             status,
             metrics,
         };
@@ -119,7 +122,9 @@ impl Writer {
                     self.interfaces = interfaces.borrow_and_update().clone();
                     self.attach();
                     self.node_changed()?;
-                    self.write(Instant::now())?;
+                    if self.synced {
+                        self.write(Instant::now())?;
+                    }
                 }
                 _ = grace.tick() => {
                     self.tables.release();
@@ -140,7 +145,7 @@ impl Writer {
             return Ok(());
         }
         if !self.synced {
-            return self.first_sync();
+            return self.first_sync(received);
         }
         let dirty = std::mem::take(&mut self.dirty);
         if dirty.nodes {
@@ -162,9 +167,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes everything for the first time, then removes what nobody owns.
-    fn first_sync(&mut self) -> Result<()> {
-        let started = Instant::now();
+    /// Writes everything for the first time, and removes what nobody owns. `received` is when the last watch's list came.
+    fn first_sync(&mut self, received: Instant) -> Result<()> {
         self.dirty = Dirty::default();
         self.node_changed()?;
         let services: BTreeSet<_> = self.cluster.services().map(|service| service.name.clone()).collect();
@@ -172,9 +176,10 @@ impl Writer {
         let ops = self.tables.prune(|name| services.contains(name));
         self.apply(&ops)?;
         self.write_services(&services)?;
+        self.datapath.store().rebuild_filter()?;
         self.synced = true;
         self.attach();
-        let took = started.elapsed();
+        let took = received.elapsed();
         self.metrics.synced(took);
         self.publish();
         info!(services = services.len(), seconds = took.as_secs_f64(), "synced");
@@ -257,7 +262,8 @@ impl Writer {
     /// Takes over the node's addresses where they changed.
     fn node_changed(&mut self) -> Result<()> {
         let node = self.node_addresses();
-        if node.is_empty() {
+        // Until the cluster has named the node's addresses those of the agent before are right: connections carry them.
+        if node.is_empty() || !self.cluster.synced() {
             return Ok(());
         }
         self.configure(&node)?;
@@ -347,6 +353,7 @@ impl Writer {
         self.metrics.attached(self.attached.len());
         self.status.send_replace(WriterStatus {
             synced: self.synced,
+            adopted: self.adopted,
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
             pods: self.attached.values().filter(|(_, kind)| *kind == Attachment::Pod).count(),
             failed: self.failed.len(),

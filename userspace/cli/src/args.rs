@@ -83,7 +83,10 @@ pub(crate) enum Command {
     #[command(visible_alias = "svc", after_help = "Examples:\n  weir services -A\n  weir services web -n shop -o wide")]
     Services(ServicesArgs),
     /// List endpoints, and the share of new flows that each one gets from this node
-    #[command(visible_alias = "ep", after_help = "Examples:\n  weir endpoints web -n shop\n  weir endpoints shop/web -o json")]
+    #[command(
+        visible_alias = "ep",
+        after_help = "Examples:\n  weir endpoints web -n shop\n  weir endpoints shop/web -o json"
+    )]
     Endpoints(EndpointsArgs),
     /// List flows: who talks to which endpoint through which address
     #[command(after_help = "Examples:\n  weir flows --service shop/web\n  weir flows -w")]

@@ -86,7 +86,16 @@ impl Row for EndpointRow {
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers = vec![
-            "NAMESPACE", "SERVICE", "PORT", "ADDRESS", "NODE", "LOCAL", "STATE", "SHARE%", "NEW-FLOWS", "GENERATION",
+            "NAMESPACE",
+            "SERVICE",
+            "PORT",
+            "ADDRESS",
+            "NODE",
+            "LOCAL",
+            "STATE",
+            "SHARE%",
+            "NEW-FLOWS",
+            "GENERATION",
         ];
         if wide {
             headers.extend(["EXTERNAL%", "SHORT-CIRCUIT%", "PORT-NAME", "HOST-NETWORK", "ID"]);
@@ -232,12 +241,26 @@ mod tests {
 
     #[test]
     fn endpoints_show_their_share_and_the_draining_one_has_none() {
-        insta::assert_snapshot!(shown(Format::Table, Some("shop"), Some("web")), @"");
+        insta::assert_snapshot!(shown(Format::Table, Some("shop"), Some("web")), @r"
+        NAMESPACE   SERVICE   PORT     ADDRESS              NODE     LOCAL   STATE      SHARE%   NEW-FLOWS   GENERATION
+        shop        web       80/TCP   10.244.1.5:8080      edge-1   yes     active     90.0     90          3
+        shop        web       80/TCP   10.244.1.9:8080      edge-1   yes     draining   0        0           3
+        shop        web       80/TCP   10.244.2.6:8080      edge-2   no      active     5.0      4           3
+        shop        web       80/TCP   10.244.2.7:8080      edge-2   no      active     5.0      6           3
+        shop        web       80/TCP   [fd00:244::5]:8080   edge-2   no      active     100      0           3
+        ");
     }
 
     #[test]
     fn wide_adds_the_shares_of_traffic_from_outside() {
-        insta::assert_snapshot!(shown(Format::Wide, None, Some("shop/web")), @"");
+        insta::assert_snapshot!(shown(Format::Wide, None, Some("shop/web")), @r"
+        NAMESPACE   SERVICE   PORT     ADDRESS              NODE     LOCAL   STATE      SHARE%   NEW-FLOWS   GENERATION   EXTERNAL%   SHORT-CIRCUIT%   PORT-NAME   HOST-NETWORK   ID
+        shop        web       80/TCP   10.244.1.5:8080      edge-1   yes     active     90.0     90          3            100         90.0             http        no             1
+        shop        web       80/TCP   10.244.1.9:8080      edge-1   yes     draining   0        0           3            0           0                http        no             4
+        shop        web       80/TCP   10.244.2.6:8080      edge-2   no      active     5.0      4           3            0           5.0              http        no             2
+        shop        web       80/TCP   10.244.2.7:8080      edge-2   no      active     5.0      6           3            0           5.0              http        no             3
+        shop        web       80/TCP   [fd00:244::5]:8080   edge-2   no      active     100      0           3            100         100              http        no             5
+        ");
     }
 
     #[test]

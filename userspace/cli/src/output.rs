@@ -100,6 +100,11 @@ impl Output {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    /// Whether the answer is a document for programs.
+    pub(crate) const fn is_document(&self) -> bool {
+        matches!(self.format, Format::Json | Format::Yaml)
+    }
+
     /// Whether answers can replace one another on the screen.
     pub(crate) fn is_screen(&self) -> bool {
         self.is_table() && io::stdout().is_terminal()
@@ -225,9 +230,18 @@ pub(crate) mod tests {
 
     #[test]
     fn columns_are_aligned_without_borders_and_nothing_is_none() {
-        insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Wide).list(&FRUIT).unwrap()), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Wide).list(&FRUIT).unwrap()), @r"
+        NAME     RIPE
+        plum     true
+        plum     false
+        <none>   false
+        ");
         let headless = Output { headers: false, ..plain(Format::Table) };
-        insta::assert_snapshot!(anstream::adapter::strip_str(&headless.list(&FRUIT).unwrap()), @"");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&headless.list(&FRUIT).unwrap()), @r"
+        plum
+        plum
+        <none>
+        ");
     }
 
     #[test]
@@ -238,8 +252,25 @@ pub(crate) mod tests {
 
     #[test]
     fn documents_carry_version_and_kind() {
-        insta::assert_snapshot!(plain(Format::Json).list(&FRUIT[..1]).unwrap(), @"");
-        insta::assert_snapshot!(plain(Format::Yaml).list(&FRUIT[..1]).unwrap(), @"");
+        insta::assert_snapshot!(plain(Format::Json).list(&FRUIT[..1]).unwrap(), @r#"
+        {
+          "apiVersion": "weir.dev/v1alpha1",
+          "kind": "FruitList",
+          "items": [
+            {
+              "name": "plum",
+              "ripe": true
+            }
+          ]
+        }
+        "#);
+        insta::assert_snapshot!(plain(Format::Yaml).list(&FRUIT[..1]).unwrap(), @r"
+        apiVersion: weir.dev/v1alpha1
+        kind: FruitList
+        items:
+        - name: plum
+          ripe: true
+        ");
     }
 
     #[test]

@@ -2,15 +2,28 @@
 //! draining endpoint, and a DNS service without any.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
 use weir_core::ops::{Dump, FrontendKey};
 
 use crate::args::Scope;
 use crate::index::Filter;
+use crate::time::Now;
 
-/// Seconds on the kernel's clock.
-pub(crate) const NOW: u32 = 100_000;
+const NOW_SECONDS: u32 = 100_000;
+const CLOCK: TickClock = TickClock::new(Duration::from_millis(1));
+
+/// The moment at which the maps are looked at.
+pub(crate) fn now() -> Now {
+    Now::new(Duration::from_secs(NOW_SECONDS.into()), CLOCK)
+}
+
+/// So many seconds ago, in ticks.
+pub(crate) fn tick(seconds_ago: u32) -> u32 {
+    CLOCK.at(Duration::from_secs((NOW_SECONDS - seconds_ago).into()))
+}
 
 /// A filter as the options make it; no namespace is all of them.
 pub(crate) fn filter(namespace: Option<&str>, name: Option<&str>) -> Filter {
@@ -43,7 +56,7 @@ fn service_name(namespace: &str, service: &str, port_name: &str, port: u16, prot
         port,
         proto,
         family,
-        created: NOW - 200,
+        created: NOW_SECONDS - 200,
     }
 }
 

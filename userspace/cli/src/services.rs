@@ -13,7 +13,7 @@ use crate::exit::Answer;
 use crate::index::{Filter, Index, Port, protocol_name, selectable};
 use crate::output::{NONE, Output, Row, Tone, joined};
 use crate::share::{self, Share};
-use crate::time;
+use crate::time::{self, Now};
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -68,8 +68,17 @@ impl Row for ServiceRow {
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers = vec![
-            "NAMESPACE", "NAME", "PORT", "TYPE", "ADDRESSES", "ENDPOINTS", "SPILL", "NEW-LOCAL", "NEW-REMOTE",
-            "REJECTED", "AGE",
+            "NAMESPACE",
+            "NAME",
+            "PORT",
+            "TYPE",
+            "ADDRESSES",
+            "ENDPOINTS",
+            "SPILL",
+            "NEW-LOCAL",
+            "NEW-REMOTE",
+            "REJECTED",
+            "AGE",
         ];
         if wide {
             headers.extend(["FAMILY", "PORT-NAME", "NODE-PORT", "DROPPED", "ID"]);
@@ -100,7 +109,9 @@ impl Row for ServiceRow {
                 self.new_flows.dropped.to_string(),
                 self.id.to_string(),
             ]);
-            cells.extend(self.tiers.iter().map(|tier| format!("{},{},{}", tier.spill, tier.local, tier.remote)));
+            let or_none = |text: &String| if text.is_empty() { NONE.to_owned() } else { text.clone() };
+            let tier = |tier: &TierRow| format!("{},{},{}", tier.spill, or_none(&tier.local), or_none(&tier.remote));
+            cells.extend(self.tiers.iter().map(tier));
         }
         cells
     }
@@ -114,10 +125,10 @@ impl Row for ServiceRow {
     }
 }
 
-/// A reference of a tier: `backend:7`, `line:3` or `<none>`.
+/// A reference of a tier: `backend:7`, `line:3`, or nothing.
 pub(crate) fn reference(reference: u32) -> String {
     match (reference, reference & abi::REF_LINE) {
-        (0, _) => NONE.to_owned(),
+        (0, _) => String::new(),
         (backend, 0) => format!("backend:{backend}"),
         (line, _) => format!("line:{}", line & !abi::REF_LINE),
     }
@@ -126,7 +137,12 @@ pub(crate) fn reference(reference: u32) -> String {
 /// Names of the traffic classes.
 pub(crate) const CLASSES: [&str; abi::CLASS_COUNT] = ["internal", "external", "shortCircuit"];
 
-fn rows(index: &Index<'_>, filter: &Filter, counters: &HashMap<u32, abi::ServiceCounters>, now: u32) -> Vec<ServiceRow> {
+fn rows(
+    index: &Index<'_>,
+    filter: &Filter,
+    counters: &HashMap<u32, abi::ServiceCounters>,
+    now: Now,
+) -> Vec<ServiceRow> {
     let local = |spreads: &[share::Spread]| {
         let flags = selectable(spreads).into_iter().filter_map(|id| index.backends.get(&id)).map(|b| b.flags);
         flags.filter(|flags| flags & abi::BACKEND_LOCAL != 0).count()
@@ -140,8 +156,8 @@ fn rows(index: &Index<'_>, filter: &Filter, counters: &HashMap<u32, abi::Service
         kinds.sort_unstable();
         kinds.dedup();
         let (node_ports, others): (Vec<_>, Vec<_>) =
-            frontends.iter().partition(|(_, kind)| *kind == abi::KIND_NODE_PORT);
-        let mut others: Vec<_> = others.into_iter().map(|(key, kind)| (*kind, key.address)).collect();
+            frontends.iter().copied().partition(|(_, kind)| *kind == abi::KIND_NODE_PORT);
+        let mut others: Vec<_> = others.into_iter().map(|(key, kind)| (kind, key.address)).collect();
         others.sort_unstable();
         let tier = |(class, tiers): (usize, &abi::Tiers)| TierRow {
             class: CLASSES[class],
@@ -163,7 +179,7 @@ fn rows(index: &Index<'_>, filter: &Filter, counters: &HashMap<u32, abi::Service
             endpoints: Endpoints { local: local(&index.spreads(service)), all: service.endpoints },
             spill: share::spill(internal),
             new_flows: NewFlows { local: to_local, remote, rejected, dropped },
-            age_seconds: now.saturating_sub(port.created),
+            age_seconds: now.seconds_since(port.created),
             id,
             tiers: [(0, internal), (1, external), (2, short_circuit)].map(tier),
             number: port.number(),
@@ -179,7 +195,7 @@ pub(crate) fn run(view: &View, args: &ServicesArgs, output: &Output) -> Result<A
     let filter = Filter::new(&args.scope, args.name.as_deref());
     filter.require(&index)?;
     let counters = index.services.keys().map(|id| Ok((*id, view.service_counters(*id)?))).collect::<Result<_>>()?;
-    let rows = rows(&index, &filter, &counters, time::now()?);
+    let rows = rows(&index, &filter, &counters, Now::read()?);
     if rows.is_empty() && output.is_table() {
         eprintln!("{}", filter.nothing("services"));
     }
@@ -198,23 +214,87 @@ mod tests {
         let dump = sample::dump();
         let index = Index::new(&dump);
         let counters = HashMap::from([(1, abi::ServiceCounters { local: 90, remote: 10, rejected: 2, dropped: 1 })]);
-        let rows = rows(&index, &sample::filter(namespace, None), &counters, sample::NOW);
+        let rows = rows(&index, &sample::filter(namespace, None), &counters, sample::now());
         anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
     }
 
     #[test]
     fn services_are_listed_as_kubectl_would() {
-        insta::assert_snapshot!(shown(Format::Table, None), @"");
+        insta::assert_snapshot!(shown(Format::Table, None), @r"
+        NAMESPACE   NAME   PORT     TYPE                              ADDRESSES                ENDPOINTS   SPILL    NEW-LOCAL   NEW-REMOTE   REJECTED   AGE
+        default     dns    53/UDP   ClusterIP                         10.96.0.10               0/0         <none>   0           0            0          3m20s
+        shop        web    80/TCP   ClusterIP,NodePort,LoadBalancer   10.96.0.20,203.0.113.7   1/3         10.0%    90          10           2          3m20s
+        shop        web    80/TCP   ClusterIP                         fd00:96::20              0/1         100%     0           0            0          3m20s
+        ");
     }
 
     #[test]
     fn wide_adds_slots_and_tiers() {
-        insta::assert_snapshot!(shown(Format::Wide, Some("shop")), @"");
+        insta::assert_snapshot!(shown(Format::Wide, Some("shop")), @r"
+        NAMESPACE   NAME   PORT     TYPE                              ADDRESSES                ENDPOINTS   SPILL   NEW-LOCAL   NEW-REMOTE   REJECTED   AGE     FAMILY   PORT-NAME   NODE-PORT   DROPPED   ID   INTERNAL                 EXTERNAL                 SHORT-CIRCUIT
+        shop        web    80/TCP   ClusterIP,NodePort,LoadBalancer   10.96.0.20,203.0.113.7   1/3         10.0%   90          10           2          3m20s   IPv4     http        30080       1         1    6554,backend:1,line:4    0,backend:1,<none>       6554,backend:1,line:4
+        shop        web    80/TCP   ClusterIP                         fd00:96::20              0/1         100%    0           0            0          3m20s   IPv6     http        <none>      0         2    65535,<none>,backend:5   65535,<none>,backend:5   65535,<none>,backend:5
+        ");
     }
 
     #[test]
     fn json_says_the_same_with_numbers() {
-        insta::assert_snapshot!(shown(Format::Json, Some("default")), @"");
+        insta::assert_snapshot!(shown(Format::Json, Some("default")), @r#"
+        {
+          "apiVersion": "weir.dev/v1alpha1",
+          "kind": "ServiceList",
+          "items": [
+            {
+              "namespace": "default",
+              "name": "dns",
+              "port": 53,
+              "portName": "",
+              "protocol": "UDP",
+              "family": "IPv4",
+              "types": [
+                "ClusterIP"
+              ],
+              "addresses": [
+                "10.96.0.10"
+              ],
+              "nodePort": null,
+              "endpoints": {
+                "local": 0,
+                "all": 0
+              },
+              "spill": null,
+              "newFlows": {
+                "local": 0,
+                "remote": 0,
+                "rejected": 0,
+                "dropped": 0
+              },
+              "ageSeconds": 200,
+              "id": 3,
+              "tiers": [
+                {
+                  "class": "internal",
+                  "spill": 0,
+                  "local": "",
+                  "remote": ""
+                },
+                {
+                  "class": "external",
+                  "spill": 0,
+                  "local": "",
+                  "remote": ""
+                },
+                {
+                  "class": "shortCircuit",
+                  "spill": 0,
+                  "local": "",
+                  "remote": ""
+                }
+              ]
+            }
+          ]
+        }
+        "#);
     }
 
     #[test]
@@ -226,6 +306,9 @@ mod tests {
     fn a_name_that_is_not_there_is_an_error_that_says_how_to_go_on() {
         let dump = sample::dump();
         let error = sample::filter(Some("shop"), Some("nope")).require(&Index::new(&dump)).unwrap_err();
-        assert_eq!(error.to_string(), "no service shop/nope in the maps of this node; `weir services -A` lists all of them");
+        assert_eq!(
+            error.to_string(),
+            "no service shop/nope in the maps of this node; `weir services -A` lists all of them"
+        );
     }
 }

@@ -108,11 +108,11 @@ fn walk<'a>(
         // The last bound is never compared: everything above the one before it is the last entry's.
         let bound = if index + 1 == abi::LINE_ENTRIES { u32::MAX } else { line_here.cumulative[index] };
         let to = bound.min(high);
-        if let Ok(start) = u32::try_from(from) {
-            if start <= to {
-                walk(*next, (start, to), levels - 1, line, visit);
-                from = u64::from(to) + 1;
-            }
+        if let Ok(start) = u32::try_from(from)
+            && start <= to
+        {
+            walk(*next, (start, to), levels - 1, line, visit);
+            from = u64::from(to) + 1;
         }
     }
 }

@@ -1,12 +1,45 @@
-//! The kernel's clock in seconds, and ages as kubectl writes them.
+//! The kernel's clocks, and ages as kubectl writes them.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_getres, clock_gettime};
+use weir_abi::ticks::TickClock;
 
-/// Seconds on the clock of the programs in the kernel, which does not count suspend.
-pub(crate) fn now() -> Result<u32> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    u32::try_from(now.tv_sec()).context("the clock is beyond 2^32 seconds")
+/// A moment on the clocks of the kernel, which do not count suspend.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    monotonic: Duration,
+    ticks: TickClock,
+}
+
+impl Now {
+    /// This moment.
+    pub(crate) fn read() -> Result<Self> {
+        let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?.into();
+        let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
+        Ok(Self::new(monotonic, TickClock::new(jiffy.into())))
+    }
+
+    /// A moment of the monotonic clock, and how ticks follow from it.
+    pub(crate) const fn new(monotonic: Duration, ticks: TickClock) -> Self {
+        Self { monotonic, ticks }
+    }
+
+    /// Seconds from a moment in seconds since boot until now.
+    pub(crate) fn seconds_since(self, moment: u32) -> u32 {
+        seconds(self.monotonic.saturating_sub(Duration::from_secs(moment.into())))
+    }
+
+    /// Seconds, rounded, from a moment in ticks until now.
+    pub(crate) fn seconds_since_tick(self, moment: u32) -> u32 {
+        let ticks = self.ticks.at(self.monotonic).saturating_sub(moment);
+        seconds(self.ticks.duration(ticks) + Duration::from_millis(500))
+    }
+}
+
+fn seconds(time: Duration) -> u32 {
+    u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// An age: two units at most, and the second one only while it matters.
@@ -33,7 +66,7 @@ pub(crate) fn age(seconds: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::age;
+    use super::*;
 
     #[test]
     fn ages_read_as_in_kubectl() {
@@ -55,5 +88,15 @@ mod tests {
         for (seconds, text) in cases {
             assert_eq!(age(seconds), text);
         }
+    }
+
+    #[test]
+    fn moments_in_seconds_and_in_ticks_have_the_same_age() {
+        let clock = TickClock::new(Duration::from_millis(4));
+        let now = Now::new(Duration::from_secs(5000), clock);
+        assert_eq!(now.seconds_since(4900), 100);
+        let tick = clock.at(Duration::from_secs(4900));
+        assert!(now.seconds_since_tick(tick).abs_diff(100) <= 1);
+        assert_eq!((now.seconds_since(5001), now.seconds_since_tick(u32::MAX)), (0, 0));
     }
 }

@@ -1,3 +1,40 @@
-//! Weir.
+//! Development tasks, for `make`: the demo and the benchmarks.
 
-fn main() {}
+mod bench_packet;
+mod bench_sync;
+mod demo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Development tasks of Weir; `make help` lists the verbs that start them.
+#[derive(Debug, Parser)]
+#[command(name = "xtask", version, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+/// The tasks.
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Three edge nodes in network namespaces, real requests, and where they go
+    Demo(demo::Options),
+    /// Nanoseconds per packet, by BPF_PROG_RUN
+    BenchPacket(bench_packet::Options),
+    /// From the API server to the maps, with thousands of services
+    BenchSync(bench_sync::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Demo(options) => demo::run(options),
+        Task::BenchPacket(options) => bench_packet::run(options),
+        Task::BenchSync(options) => bench_sync::run(options),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -77,9 +77,11 @@ impl Case {
         match self.protocol {
             Protocol::Tcp => Packet::tcp(from, to, header, b"hello"),
             Protocol::Udp => Packet::udp(from, to, b"hello"),
-            Protocol::Sctp => {
-                Packet::new(from.ip(), to.ip(), Transport::Other { protocol: 132, bytes: vec![0x9c, 0x40, 0, 80, 0, 0, 0, 0] })
-            }
+            Protocol::Sctp => Packet::new(
+                from.ip(),
+                to.ip(),
+                Transport::Other { protocol: 132, bytes: vec![0x9c, 0x40, 0, 80, 0, 0, 0, 0] },
+            ),
         }
     }
 }

@@ -7,6 +7,7 @@
 //!     pod1  the pod 10.244.1.11
 
 use std::cell::Cell;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
@@ -15,7 +16,7 @@ use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
     Endpoint, Family, Node as ClusterNode, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
-use weir_core::plan::{self, PlanConfig, Spread};
+use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, Hook, MapStore, Role, View};
 use weir_testbed::address::{self, Pair};
@@ -77,7 +78,11 @@ impl Outcome {
     /// Asserts that the packet was left as it came.
     #[track_caller]
     pub(crate) fn is_untouched(&self, verdict: u32, reason: u32, frame: &[u8]) {
-        assert_eq!((self.verdict, self.reason, self.frame.as_slice()), (verdict, reason, frame), "verdict, reason, frame");
+        assert_eq!(
+            (self.verdict, self.reason, self.frame.as_slice()),
+            (verdict, reason, frame),
+            "verdict, reason, frame"
+        );
     }
 
     /// Asserts a verdict and a reason.
@@ -108,7 +113,8 @@ impl Node {
         let (netns, peers) = network().unwrap();
         let mut datapath = netns.enter(|| pins.open()).unwrap();
         netns.enter(|| {
-            for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)] {
+            for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)]
+            {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
                 datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx: true }).unwrap();
             }
@@ -143,8 +149,10 @@ impl Node {
             snat_min: snat.0,
             snat_max: snat.1,
             flags: if reset_stale { abi::CONFIG_RESET_STALE } else { 0 },
-            udp_idle_seconds: 300,
+            udp_idle: 300,
+            tcp_idle: 7200,
             abi_version: abi::ABI_VERSION,
+            pad: 0,
         };
         self.datapath.configure(&config).unwrap();
     }
@@ -155,20 +163,46 @@ impl Node {
 
     /// Serves a service with endpoints given as (node, pod) in both families, in place of what it had.
     pub(crate) fn serve(&mut self, service: Service, endpoints: &[(u8, u8)]) {
-        let name = service.name.clone();
-        let pairs: Vec<_> = endpoints.iter().map(|(node, pod)| (*node, address::pod(*node, *pod))).collect();
-        self.serve_at(&name, service, &pairs);
+        self.serve_draining(service, endpoints, &[]);
     }
 
-    fn serve_at(&mut self, name: &ObjectName, service: Service, endpoints: &[(u8, Pair)]) {
+    /// The same, with endpoints that are on their way out and only keep the flows that they have.
+    pub(crate) fn serve_draining(&mut self, service: Service, endpoints: &[(u8, u8)], draining: &[(u8, u8)]) {
+        self.serve_changed(service, endpoints, draining, |_| {});
+    }
+
+    /// The same, with plans that are changed before they are written.
+    pub(crate) fn serve_changed(
+        &mut self,
+        service: Service,
+        endpoints: &[(u8, u8)],
+        draining: &[(u8, u8)],
+        change: impl Fn(&mut ServicePlan),
+    ) {
+        let name = service.name.clone();
+        let ready = endpoints.iter().map(|one| (*one, true));
+        let all: Vec<_> = ready.chain(draining.iter().map(|one| (*one, false))).collect();
         self.cluster.apply(Event::Service(service));
         for family in [Family::V4, Family::V6] {
-            self.cluster.apply(Event::Slice(slice(name, family, endpoints)));
+            self.cluster.apply(Event::Slice(slice(&name, family, &all)));
         }
-        let plans = plan::plan(&self.cluster, &self.config, name);
-        let update = self.tables.replace(name, &plans, 0).unwrap();
+        let mut plans = plan::plan(&self.cluster, &self.config, &name);
+        plans.iter_mut().for_each(change);
+        let update = self.tables.replace(&name, &plans, 0).unwrap();
         assert_eq!(update.conflicts, [], "fixtures have no conflicts");
         self.datapath.store().apply(&update.ops).unwrap();
+    }
+
+    /// A grace period passes.
+    pub(crate) fn release(&mut self) {
+        self.tables.release();
+    }
+
+    /// Makes another node's pods unreachable.
+    pub(crate) fn remove_routes_to(&self, node: u8) {
+        for net in address::pod_cidrs(node) {
+            self.netns.ip(&format!("route replace unreachable {net}")).unwrap();
+        }
     }
 
     /// A client port that was not used yet.
@@ -179,6 +213,12 @@ impl Node {
     /// Runs a program on a frame that is at a device.
     #[track_caller]
     pub(crate) fn run(&self, hook: Hook, device: Device, frame: &[u8]) -> Outcome {
+        self.try_run(hook, device, frame).unwrap_or_else(|| panic!("the kernel runs nothing on {frame:02x?}"))
+    }
+
+    /// The same; none if the kernel refuses to run anything on such a frame.
+    #[track_caller]
+    pub(crate) fn try_run(&self, hook: Hook, device: Device, frame: &[u8]) -> Option<Outcome> {
         let name = format!("weir_{hook}");
         let program = self.datapath.program(&name).unwrap();
         let device = match device {
@@ -190,14 +230,18 @@ impl Node {
         let run = self.netns.enter(|| {
             let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
             let context = if hook == Hook::Xdp { Context::Xdp { ifindex } } else { Context::Skb { ifindex } };
-            prog_run(program.as_fd(), frame, Some(context), 1).unwrap()
+            prog_run(program.as_fd(), frame, Some(context), 1)
         });
+        let run = match run {
+            Err(error) if error.io_kind() == Some(ErrorKind::InvalidInput) => return None,
+            run => run.unwrap(),
+        };
         let after = self.counters(hook);
         let moved: Vec<_> = (0..abi::REASON_COUNT).filter(|i| before[*i] != after[*i]).collect();
         assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
         let (old, new) = (before[moved[0]], after[moved[0]]);
         assert_eq!((new.packets - old.packets, new.bytes - old.bytes), (1, frame.len() as u64), "packets, bytes");
-        Outcome { verdict: run.retval, reason: u32::try_from(moved[0]).unwrap(), frame: run.packet }
+        Some(Outcome { verdict: run.retval, reason: u32::try_from(moved[0]).unwrap(), frame: run.packet })
     }
 
     /// Runs a program on a packet.
@@ -220,7 +264,8 @@ impl Node {
 
 /// The service of most fixtures: TCP and UDP, at addresses of every kind.
 pub(crate) fn web() -> Service {
-    let port = |name: &str, protocol| ServicePort { name: name.into(), protocol, port: PORT, node_port: Some(NODE_PORT) };
+    let port =
+        |name: &str, protocol| ServicePort { name: name.into(), protocol, port: PORT, node_port: Some(NODE_PORT) };
     Service {
         name: ObjectName::new("shop", "web"),
         cluster_ips: CLUSTER_IP.both().to_vec(),
@@ -232,14 +277,18 @@ pub(crate) fn web() -> Service {
     }
 }
 
-fn slice(service: &ObjectName, family: Family, endpoints: &[(u8, Pair)]) -> Slice {
+/// Endpoints as (node, pod), and whether they are ready or drain.
+fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -> Slice {
     let port = |name: &str, protocol| SlicePort { name: name.into(), protocol, port: TARGET_PORT };
-    let endpoint = |(node, pair): &(u8, Pair)| Endpoint {
-        address: if family == Family::V4 { pair.v4.into() } else { pair.v6.into() },
+    let endpoint = |((node, pod), ready): &((u8, u8), bool)| Endpoint {
+        address: match family {
+            Family::V4 => address::pod(*node, *pod).v4.into(),
+            Family::V6 => address::pod(*node, *pod).v6.into(),
+        },
         node: Some(format!("node-{node}").into()),
-        ready: true,
+        ready: *ready,
         serving: true,
-        terminating: false,
+        terminating: !ready,
         zone_hints: Box::default(),
         node_hints: Box::default(),
     };
@@ -264,7 +313,9 @@ fn network() -> Result<(Netns, Netns)> {
     let peers = Netns::create(&unique_name())?;
     let mut script = String::new();
     let mut peer_script = String::new();
-    for (name, mac) in [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", Mac([2, 0, 0, 0, 1, 2])), ("pod1", Mac([2, 0, 0, 0, 1, 3]))] {
+    for (name, mac) in
+        [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", Mac([2, 0, 0, 0, 1, 2])), ("pod1", Mac([2, 0, 0, 0, 1, 3]))]
+    {
         script += &format!("link add {name} address {mac} type veth peer name peer-{name} netns {}\n", peers.name());
         // Without link-local addresses nobody says anything unasked.
         script += &format!("link set {name} addrgenmode none\nlink set {name} up\n");
@@ -283,12 +334,7 @@ fn addresses() -> String {
         let Pair { v4, v6 } = nic(device, 11);
         script += &format!("addr add {v4}/24 dev eth{device}\naddr add {v6}/64 dev eth{device} nodad\n");
     }
-    let neighbours = [
-        (0, 1, ROUTER_MAC),
-        (0, 12, NODE2_MAC),
-        (1, 13, NODE3_MAC),
-        (2, 14, Mac([2, 0, 0, 0, 2, 4])),
-    ];
+    let neighbours = [(0, 1, ROUTER_MAC), (0, 12, NODE2_MAC), (1, 13, NODE3_MAC), (2, 14, Mac([2, 0, 0, 0, 2, 4]))];
     for (device, host, mac) in neighbours {
         for ip in nic(device, host).both() {
             script += &format!("neigh add {ip} lladdr {mac} dev eth{device} nud permanent\n");

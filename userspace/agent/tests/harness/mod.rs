@@ -2,6 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its part of the harness")]
 
+pub(crate) mod busy;
+pub(crate) mod standalone;
+pub(crate) mod traffic;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -143,6 +147,8 @@ pub(crate) struct Agent {
     pub(crate) pins: PathBuf,
     pub(crate) cgroup: Cgroup,
     log: PathBuf,
+    /// Bytes of the log that are of earlier processes.
+    earlier: usize,
     arguments: Vec<String>,
 }
 
@@ -155,6 +161,13 @@ impl Agent {
     }
 
     pub(crate) fn with_source(world: &World, node: u8, source: [String; 2], options: &[&str]) -> Self {
+        let mut agent = Self::prepared(world, node, source, options);
+        agent.start_again(world);
+        agent
+    }
+
+    /// The same, not started yet.
+    pub(crate) fn prepared(world: &World, node: u8, source: [String; 2], options: &[&str]) -> Self {
         let name = format!("{}node{node}", world.prefix());
         let pins = Path::new("/sys/fs/bpf").join(&name);
         let cgroup = Cgroup::create(&name).unwrap();
@@ -174,17 +187,83 @@ impl Agent {
         ] {
             arguments.push(argument.to_owned());
         }
-        arguments.extend(options.iter().map(|option| (*option).to_owned()));
-        let mut agent = Self { node, process: None, pins, cgroup, log, arguments };
-        agent.start_again(world);
+        let mut agent = Self { node, process: None, pins, cgroup, log, earlier: 0, arguments };
+        options.iter().for_each(|option| agent.set_option(option));
         agent
+    }
+
+    /// Gives an option of the form `--name=value` another value, from the next start on; without `=` it is a switch.
+    pub(crate) fn set_option(&mut self, option: &str) {
+        self.remove_option(option.split_once('=').map_or(option, |(name, _)| name));
+        self.arguments.push(option.to_owned());
+    }
+
+    /// Takes an option away, from the next start on.
+    pub(crate) fn remove_option(&mut self, name: &str) {
+        // Some were given as two words.
+        if let Some(at) = self.arguments.iter().position(|argument| argument == name) {
+            let value = self.arguments.get(at + 1).filter(|value| !value.starts_with("--"));
+            self.arguments.drain(at..=at + usize::from(value.is_some()));
+        }
+        self.arguments.retain(|argument| !argument.starts_with(&format!("{name}=")));
     }
 
     /// Starts it after an end, with the same options.
     pub(crate) fn start_again(&mut self, world: &World) {
-        let mut command = world.node(self.node).netns().command(env!("CARGO_BIN_EXE_weir-agent"));
-        command.args(&self.arguments);
+        self.start_through(world, &[]);
+    }
+
+    /// Starts it by a program that becomes it, such as `setpriv` with its options.
+    pub(crate) fn start_through(&mut self, world: &World, wrapper: &[&str]) {
+        self.earlier = self.log().len();
+        let words: Vec<&str> = wrapper.iter().copied().chain([env!("CARGO_BIN_EXE_weir-agent")]).collect();
+        let mut command = world.node(self.node).netns().command(words[0]);
+        command.args(&words[1..]).args(&self.arguments);
         self.process = Some(Process::start(command, "weir-agent", &self.log).unwrap());
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn await_end(&mut self) -> std::process::ExitStatus {
+        let process = self.process.as_mut().unwrap();
+        let end = wait::until_some("the agent's end", SOON, || process.exit_status().unwrap().ok_or_else(String::new));
+        let status = end.unwrap_or_else(|e| panic!("{e}\n{}", self.log()));
+        self.process = None;
+        status
+    }
+
+    /// What it says on `/readyz`: the status code, and of each part whether it is ready, and a reason.
+    pub(crate) fn readiness(&self, world: &World) -> Option<(u16, Vec<(String, bool, String)>)> {
+        let (code, body) = self.get(world, 10256, "/readyz")?;
+        let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let part = |part: &serde_json::Value| {
+            let text = |name: &str| part[name].as_str().unwrap_or_default().to_owned();
+            (text("name"), part["ready"].as_bool().unwrap(), text("reason"))
+        };
+        Some((code, answer["components"].as_array().unwrap().iter().map(part).collect()))
+    }
+
+    /// Waits until a part is not ready, and returns its reason.
+    pub(crate) fn await_complaint(&self, world: &World, part: &str) -> String {
+        let look = || {
+            let seen = self.readiness(world);
+            let parts = seen.iter().filter(|(code, _)| *code == 503).flat_map(|(_, parts)| parts);
+            let reason = parts.filter(|(name, ready, _)| name == part && !ready).map(|(.., reason)| reason.clone()).next();
+            reason.ok_or_else(|| format!("{seen:?}"))
+        };
+        wait::until_some(&format!("{part} not ready"), SOON, look).unwrap_or_else(|e| panic!("{e}\n{}", self.log()))
+    }
+
+    /// Waits until the log has this text.
+    pub(crate) fn await_log(&self, text: &str) {
+        let what = format!("{text:?} in the log");
+        wait::until(&what, SOON, || self.log().contains(text)).unwrap_or_else(|e| panic!("{e}\n{}", self.log()));
+    }
+
+    /// The value of a metric without labels.
+    pub(crate) fn metric(&self, world: &World, name: &str) -> f64 {
+        let (_, text) = self.get(world, 10249, "/metrics").unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_else(|| panic!("no metric {name} in\n{text}"))
     }
 
     /// Ends it as a crash would.
@@ -203,6 +282,11 @@ impl Agent {
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The log of the process that was started last.
+    pub(crate) fn last_log(&self) -> String {
+        self.log().split_off(self.earlier)
     }
 
     /// The answer of a health or metrics path, status code and body.

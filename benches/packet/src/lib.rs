@@ -1,0 +1,144 @@
+//! Nanoseconds per packet of the XDP program, by `BPF_PROG_RUN` inside a wrapper that restores the packet in each round.
+//!
+//! What is reported is net of the null program in the same wrapper, on the same flows. All endpoints are on this node:
+//! the packet is translated and passed up. `wrapper.bpf.c` says how a round works.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Serialize;
+use weir_core::model::Family;
+
+mod bed;
+mod frame;
+
+use bed::Bed;
+
+const FLOWS: [u32; 3] = [1, 1000, 65_536];
+const SERVICES: [u32; 3] = [1, 1000, 10_000];
+/// Rounds of one timed run of packets that are all alike.
+const ROUNDS: u32 = 400_000;
+/// New flows of one timed run; with the flows before them they fit into the flow table without an eviction.
+const NEW_FLOWS: u32 = 24_576;
+/// Runs of which the median counts.
+const RUNS: usize = 5;
+
+/// What the packets are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Case {
+    /// Of flows that are known.
+    Established,
+    /// Each the first of its flow, while that many flows are known.
+    NewFlow,
+    /// To addresses that are no frontends.
+    NotOurs,
+}
+
+/// One figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// What the packets are.
+    pub case: Case,
+    /// `v4` or `v6`.
+    pub family: &'static str,
+    /// Flows that are known, or different packets.
+    pub flows: u32,
+    /// Services in the maps; flows are spread over all of them.
+    pub services: u32,
+    /// Nanoseconds per packet, the null program's subtracted.
+    pub net_ns: f64,
+    /// Nanoseconds per packet of the null program.
+    pub null_ns: f64,
+}
+
+/// Measures everything, prints a table and writes the figures as JSON.
+///
+/// # Errors
+/// Without root, with BPF statistics switched on, or when a packet does not come out as it should.
+pub fn run(output: &Path) -> Result<()> {
+    prepare()?;
+    let mut figures = Vec::new();
+    println!("{:<12} {:<6} {:>8} {:>9} {:>8} {:>8}", "CASE", "FAMILY", "FLOWS", "SERVICES", "NET ns", "NULL ns");
+    for case in [Case::Established, Case::NewFlow, Case::NotOurs] {
+        for family in [Family::V4, Family::V6] {
+            for services in SERVICES {
+                for flows in FLOWS {
+                    let figure = measure(case, family, flows, services)?;
+                    let Figure { family, net_ns, null_ns, .. } = &figure;
+                    let name = format!("{case:?}");
+                    println!("{name:<12} {family:<6} {flows:>8} {services:>9} {net_ns:>8.1} {null_ns:>8.1}");
+                    figures.push(figure);
+                }
+            }
+        }
+    }
+    if let Some(parent) = output.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    fs::write(output, serde_json::to_vec_pretty(&figures)?)
+        .with_context(|| format!("cannot write {}", output.display()))?;
+    println!("{}", output.display());
+    Ok(())
+}
+
+fn prepare() -> Result<()> {
+    if !weir_testbed::require_root("bench-packet") {
+        bail!("the benchmark needs root: sudo make bench-packet");
+    }
+    weir_testbed::bpffs::ensure_mounted()?;
+    let path = "/proc/sys/kernel/bpf_stats_enabled";
+    let stats = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    ensure!(stats.trim() == "0", "BPF statistics cost up to 70 ns a run: sysctl -w kernel.bpf_stats_enabled=0");
+    // One processor throughout: the flow table's free lists are per processor.
+    let mut cpus = nix::sched::CpuSet::new();
+    cpus.set(0)?;
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &cpus).context("cannot stay on one processor")
+}
+
+fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
+    let mut bed = Bed::new(family, services)?;
+    let (target, first) = match case {
+        Case::Established | Case::NewFlow => (services, bed::first_service(family)),
+        Case::NotOurs => (services, bed::first_stranger()),
+    };
+    let frame = frame::tcp(family, case == Case::NewFlow);
+    let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS };
+    // Makes the flows known, and the caches warm.
+    let plan = bed.plan(&frame, flows, target, first);
+    bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+    let mut weir = Vec::new();
+    let mut null = Vec::new();
+    for run in 0..RUNS {
+        let plan = match case {
+            // Numbers that no run before has used.
+            Case::NewFlow => plan.from(flows + NEW_FLOWS * u32::try_from(run)?),
+            Case::Established | Case::NotOurs => plan,
+        };
+        null.push(bed.run(bed::Program::Null, &plan, &frame, rounds)?.duration);
+        let ran = bed.run(bed::Program::Weir, &plan, &frame, rounds)?;
+        frame::check(family, &ran.packet, case != Case::NotOurs)?;
+        weir.push(ran.duration);
+    }
+    let (weir, null_ns) = (median(weir), median(null));
+    let family = match family {
+        Family::V4 => "v4",
+        Family::V6 => "v6",
+    };
+    Ok(Figure { case, family, flows, services, net_ns: weir - null_ns, null_ns })
+}
+
+fn median(mut times: Vec<std::time::Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e9
+}
+
+/// Address number `n` of the backends.
+pub(crate) fn backend(family: Family, n: u32) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::from(0x0af4_0000 + n).into(),
+        Family::V6 => Ipv6Addr::from((0xfd00_0244_u128 << 96) + u128::from(n)).into(),
+    }
+}

@@ -1,0 +1,81 @@
+//! Clients that are pods of this node.
+
+use weir_abi as abi;
+use weir_datapath::Hook;
+use weir_testbed::address;
+use weir_testbed::packet::Packet;
+
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_UNSPEC, web};
+
+fn from_pod(node: &Node, case: Case, pod: (u8, u8)) -> Packet {
+    case.first(case.at(address::pod(pod.0, pod.1), node.client_port()), case.at(CLUSTER_IP, PORT))
+}
+
+#[test]
+fn a_pod_reaches_a_backend_here_or_elsewhere_with_its_own_address_and_gets_its_answers_back() {
+    let Some(mut node) = Node::new("pod to ClusterIP") else { return };
+    for (pod, reason) in [((1, 2), abi::REASON_TO_LOCAL), ((2, 1), abi::REASON_TO_REMOTE)] {
+        node.serve(web(), &[pod]);
+        for case in CASES {
+            let sent = from_pod(&node, case, (1, 1));
+            let expected = sent.clone().with_destination(case.at(address::pod(pod.0, pod.1), TARGET_PORT));
+            node.send(Hook::PodIn, Device::Pod1, &sent).is(TC_UNSPEC, reason, &expected);
+
+            let answer = case.later(expected.destination_socket(), expected.source_socket());
+            let expected = answer.clone().with_source(sent.destination_socket());
+            node.send(Hook::PodOut, Device::Pod1, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_pod_may_use_every_endpoint_of_a_service_with_a_local_external_policy() {
+    let Some(mut node) = Node::new("short circuit") else { return };
+    let mut service = web();
+    service.external_policy = weir_core::model::TrafficPolicy::Local;
+    node.serve(service, &[(2, 1)]);
+    for case in CASES {
+        for (frontend, port) in [(address::node(1), NODE_PORT), (EXTERNAL_IP, PORT)] {
+            let from = case.at(address::pod(1, 1), node.client_port());
+            let sent = case.first(from, case.at(frontend, port));
+            let expected = sent.clone().with_destination(case.at(address::pod(2, 1), TARGET_PORT));
+            node.send(Hook::PodIn, Device::Pod1, &sent).is(TC_UNSPEC, abi::REASON_TO_REMOTE, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_meets_itself_sees_the_node_as_its_client() {
+    let Some(mut node) = Node::new("hairpin") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        let sent = from_pod(&node, case, (1, 1));
+        let outcome = node.send(Hook::PodIn, Device::Pod1, &sent);
+        let seen = outcome.packet();
+        let port = seen.source_socket().port();
+        assert!((SNAT_PORTS.0..=SNAT_PORTS.1).contains(&port), "port {port}");
+        let mut expected = sent
+            .clone()
+            .with_source(case.at(address::node(1), port))
+            .with_destination(case.at(address::pod(1, 1), TARGET_PORT));
+        expected.ttl -= 1;
+        outcome.is(TC_REDIRECT, abi::REASON_HAIRPIN, &expected);
+
+        let answer = case.later(seen.destination_socket(), seen.source_socket());
+        let mut expected = answer.clone().with_source(sent.destination_socket()).with_destination(sent.source_socket());
+        expected.ttl -= 1;
+        node.send(Hook::PodIn, Device::Pod1, &answer).is(TC_REDIRECT, abi::REASON_BACK, &expected);
+    }
+}
+
+#[test]
+fn what_a_pod_sends_to_others_is_not_ours() {
+    let Some(mut node) = Node::new("pod to others") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        let from = case.at(address::pod(1, 1), TARGET_PORT);
+        let frame = case.first(from, case.at(address::pod(2, 1), 5000)).to_bytes();
+        node.run(Hook::PodIn, Device::Pod1, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_FRONTEND, &frame);
+    }
+}

@@ -1,0 +1,133 @@
+//! The node's source ports.
+
+use std::collections::BTreeSet;
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_datapath::Hook;
+use weir_testbed::address::{self, CLIENT};
+use weir_testbed::packet::Packet;
+
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_TX, web};
+
+fn to_service(node: &Node, case: Case) -> Packet {
+    case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))
+}
+
+#[test]
+fn a_flow_for_which_no_port_is_left_is_dropped() {
+    let Some(mut node) = Node::new("SNAT exhaustion") else { return };
+    node.configure((50000, 50001), true);
+    node.serve(web(), &[(2, 1)]);
+    for case in CASES {
+        let flows = [to_service(&node, case), to_service(&node, case)];
+        let ports: BTreeSet<_> = flows
+            .iter()
+            .map(|sent| {
+                let outcome = node.send(Hook::Xdp, Device::Eth0, sent);
+                outcome.is_for(XDP_TX, abi::REASON_TO_REMOTE);
+                outcome.packet().source_socket().port()
+            })
+            .collect();
+        assert_eq!(ports, BTreeSet::from([50000, 50001]), "{case:?}");
+
+        let third = to_service(&node, case);
+        for (hook, verdict) in [(Hook::Xdp, XDP_DROP), (Hook::NicIn, TC_SHOT)] {
+            let outcome = node.send(hook, Device::Eth0, &third);
+            outcome.is_untouched(verdict, abi::REASON_SNAT_EXHAUSTED, &third.to_bytes());
+        }
+        for sent in &flows {
+            node.send(Hook::Xdp, Device::Eth0, sent).is_for(XDP_TX, abi::REASON_TO_REMOTE);
+        }
+    }
+}
+
+#[test]
+fn the_port_of_a_connection_that_its_client_closed_is_used_again() {
+    let Some(mut node) = Node::new("SNAT ports of closed connections") else { return };
+    node.configure((50000, 50001), true);
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Tcp) {
+        for _ in 0..10 {
+            let sent = to_service(&node, case);
+            node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
+            let fin = tcp(sent.source_socket(), sent.destination_socket(), fin);
+            node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        }
+    }
+}
+
+#[test]
+fn the_port_of_a_flow_that_went_on_to_another_backend_is_used_again() {
+    let Some(mut node) = Node::new("SNAT ports of moved flows") else { return };
+    node.configure((50000, 50001), true);
+    for case in cases(Protocol::Udp) {
+        let flows = [to_service(&node, case), to_service(&node, case)];
+        for pod in [1, 2, 1] {
+            node.serve(web(), &[(2, pod)]);
+            for sent in &flows {
+                node.send(Hook::NicIn, Device::Eth0, sent).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flow_to_a_backend_has_a_port_of_its_own_and_other_backends_may_share_it() {
+    let Some(mut node) = Node::new("SNAT ports") else { return };
+    node.serve(web(), &[(2, 1), (2, 2)]);
+    for case in CASES {
+        let mut seen = BTreeSet::new();
+        for _ in 0..200 {
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+            outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let packet = outcome.packet();
+            let port = packet.source_socket().port();
+            assert!((SNAT_PORTS.0..=SNAT_PORTS.1).contains(&port), "port {port}");
+            assert!(seen.insert((packet.destination_socket(), port)), "{packet:?} is the second of its kind");
+        }
+    }
+}
+
+#[test]
+fn without_an_address_of_the_node_nothing_leaves_in_its_name() {
+    let Some(mut node) = Node::new("SNAT without an address") else { return };
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { node4: abi::Addr::UNSET, node6: abi::Addr::UNSET, ..config }).unwrap();
+    node.serve(web(), &[(2, 1)]);
+    for case in CASES {
+        let sent = to_service(&node, case);
+        node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+    }
+}
+
+/// The backend would see two connections from one client port: the second one gets a port of the node.
+#[test]
+fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
+    let Some(mut node) = Node::new("two frontends, one backend") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        let client = case.at(CLIENT, node.client_port());
+        let first = case.first(client, case.at(CLUSTER_IP, PORT));
+        let seen = node.send(Hook::NicIn, Device::Eth0, &first).packet();
+        assert_eq!(seen.source_socket(), client);
+        for (frontend, port) in [(BALANCER_IP, PORT), (EXTERNAL_IP, PORT), (address::node(1), NODE_PORT)] {
+            let other = case.first(client, case.at(frontend, port));
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &other);
+            outcome.is_for(TC_REDIRECT, abi::REASON_TO_LOCAL);
+            let seen = outcome.packet();
+            assert_eq!(seen.destination_socket(), case.at(address::pod(1, 1), TARGET_PORT));
+            assert_eq!(seen.source, case.ip(address::node(1)));
+            let answer = case.later(seen.destination_socket(), seen.source_socket());
+            let mut expected = answer.clone().with_source(other.destination_socket()).with_destination(client);
+            expected.ttl -= 1;
+            node.send(Hook::PodIn, Device::Pod1, &answer).is(TC_REDIRECT, abi::REASON_BACK, &expected);
+        }
+        let answer = case.later(case.at(address::pod(1, 1), TARGET_PORT), client);
+        let expected = answer.clone().with_source(first.destination_socket());
+        node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
+    }
+}

@@ -1,0 +1,188 @@
+//! What is not ours leaves every program byte for byte as it came.
+
+use weir_abi as abi;
+use weir_core::model::{Family, Protocol};
+use weir_datapath::Hook;
+use weir_testbed::address::{self, CLIENT};
+use weir_testbed::packet::{Extension, Fragment, Packet, Transport};
+
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
+use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+
+/// Every program with its device and the verdict that lets a packet go on.
+const HOOKS: [(Hook, Device, u32); 5] = [
+    (Hook::Xdp, Device::Eth0, XDP_PASS),
+    (Hook::NicIn, Device::Eth0, TC_UNSPEC),
+    (Hook::NicOut, Device::Eth0, TC_UNSPEC),
+    (Hook::PodIn, Device::Pod1, TC_UNSPEC),
+    (Hook::PodOut, Device::Pod1, TC_UNSPEC),
+];
+/// Programs that see a client's packets: some of theirs would be ours if they were whole.
+const INWARD: [(Hook, Device, u32); 3] = [HOOKS[0], HOOKS[1], HOOKS[3]];
+
+fn node(what: &str) -> Option<Node> {
+    let mut node = Node::new(what)?;
+    node.serve(web(), &[(1, 1)]);
+    Some(node)
+}
+
+#[track_caller]
+fn passes_everywhere(node: &Node, reason: u32, frame: &[u8]) {
+    for (hook, device, verdict) in HOOKS {
+        node.run(hook, device, frame).is_untouched(verdict, reason, frame);
+    }
+}
+
+fn to_service(node: &Node, case: Case) -> Packet {
+    case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))
+}
+
+#[test]
+fn frames_without_ip_pass() {
+    let Some(node) = node("frames without IP") else { return };
+    // An ARP request for the cluster IP, and an ethertype of nobody.
+    let mut arp = [0xff; 6].to_vec();
+    arp.extend([2, 0, 0, 0, 0, 1, 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 198, 51, 100, 2]);
+    arp.extend([0, 0, 0, 0, 0, 0, 10, 96, 0, 1]);
+    passes_everywhere(&node, abi::REASON_NOT_IP, &arp);
+    arp[12..14].copy_from_slice(&[0x88, 0xb5]);
+    passes_everywhere(&node, abi::REASON_NOT_IP, &arp);
+}
+
+#[test]
+fn other_protocols_pass_even_at_the_address_of_a_service() {
+    let Some(node) = node("other protocols") else { return };
+    for family in [Family::V4, Family::V6] {
+        let case = Case { family, protocol: Protocol::Sctp };
+        let echo = Transport::Icmp {
+            kind: if family == Family::V4 { 8 } else { 128 },
+            code: 0,
+            rest: [0, 1, 0, 1],
+            body: vec![7; 33],
+        };
+        let echo = Packet::new(case.ip(CLIENT), case.ip(CLUSTER_IP), echo);
+        for packet in [to_service(&node, case), echo] {
+            passes_everywhere(&node, abi::REASON_NOT_TRANSPORT, &packet.to_bytes());
+        }
+    }
+}
+
+#[test]
+fn fragments_pass_the_first_as_well_as_the_later_ones() {
+    let Some(node) = node("fragments") else { return };
+    for case in CASES {
+        for fragment in [
+            Fragment { offset: 0, more: true },
+            Fragment { offset: 185, more: true },
+            Fragment { offset: 370, more: false },
+        ] {
+            let packet = Packet { dont_fragment: false, fragment: Some(fragment), ..to_service(&node, case) };
+            passes_everywhere(&node, abi::REASON_FRAGMENT, &packet.to_bytes());
+        }
+    }
+}
+
+#[test]
+fn other_ports_and_other_addresses_pass() {
+    let Some(node) = node("other ports") else { return };
+    for case in CASES {
+        let from = case.at(CLIENT, node.client_port());
+        for to in [case.at(CLUSTER_IP, PORT + 1), case.at(address::pod(2, 9), PORT), case.at(address::node(1), 22)] {
+            let frame = case.first(from, to).to_bytes();
+            for (hook, device, verdict) in INWARD {
+                node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
+            }
+        }
+        // From an endpoint, but to somebody whom it does not owe an answer.
+        let frame = case.first(case.at(address::pod(1, 1), TARGET_PORT), from).to_bytes();
+        for hook in [Hook::NicOut, Hook::PodOut] {
+            node.run(hook, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
+        }
+    }
+}
+
+#[test]
+fn a_port_of_the_snat_range_that_no_flow_has_is_not_ours() {
+    let Some(node) = node("free ports of the SNAT range") else { return };
+    for case in CASES {
+        let frame = case.later(case.at(address::pod(2, 1), TARGET_PORT), case.at(address::node(1), 50123)).to_bytes();
+        for (hook, device, verdict) in INWARD {
+            node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
+        }
+    }
+}
+
+/// Frames that would be translated if they were whole, without any payload, so that every cut is one in the headers.
+fn whole_frames(node: &Node) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    for case in CASES {
+        let mut packet = to_service(node, case);
+        match &mut packet.transport {
+            Transport::Tcp { payload, .. } | Transport::Udp { payload, .. } => payload.clear(),
+            Transport::Icmp { .. } | Transport::Other { .. } => {}
+        }
+        packets.push(packet.clone());
+        match case.family {
+            Family::V4 => packet.options = vec![1; 40],
+            Family::V6 => {
+                let data =
+                    |units: usize| [vec![1, 4 + 8 * u8::try_from(units).unwrap()], vec![0; 4 + 8 * units]].concat();
+                packet.extensions = vec![Extension { kind: 0, data: data(2) }, Extension { kind: 60, data: data(0) }];
+            }
+        }
+        packet.vlans = vec![0x2064, 100];
+        packets.push(packet);
+    }
+    packets
+}
+
+#[test]
+fn a_frame_that_is_cut_anywhere_in_its_headers_passes() {
+    let Some(node) = node("truncated frames") else { return };
+    for packet in whole_frames(&node) {
+        let frame = packet.to_bytes();
+        for (hook, device, verdict) in INWARD {
+            assert_ne!(node.run(hook, device, &frame).frame, frame, "the whole frame is translated");
+            // The kernel runs programs on nothing shorter than an Ethernet header.
+            for length in 14..frame.len() {
+                let cut = &frame[..length];
+                let Some(outcome) = node.try_run(hook, device, cut) else { continue };
+                assert_eq!((outcome.verdict, outcome.frame.as_slice()), (verdict, cut), "{length} bytes at {hook}");
+                let short = [abi::REASON_MALFORMED, abi::REASON_NOT_IP];
+                assert!(short.contains(&outcome.reason), "{length} bytes at {hook}: reason {}", outcome.reason);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_ip_header_that_contradicts_itself_passes() {
+    let Some(node) = node("malformed headers") else { return };
+    for case in cases(Protocol::Udp) {
+        let mut frame = to_service(&node, case).to_bytes();
+        // Version 5, and for IPv4 also a header shorter than any.
+        let wrong: &[u8] = if case.family == Family::V4 { &[0x55, 0x44] } else { &[0x50] };
+        for first in wrong {
+            frame[14] = *first;
+            for (hook, device, verdict) in INWARD {
+                let Some(outcome) = node.try_run(hook, device, &frame) else { continue };
+                outcome.is_untouched(verdict, abi::REASON_MALFORMED, &frame);
+            }
+        }
+    }
+}
+
+#[test]
+fn more_extension_headers_than_ipv6_knows_pass() {
+    let Some(node) = node("too many extension headers") else { return };
+    for case in cases(Protocol::Tcp).filter(|case| case.family == Family::V6) {
+        let mut packet = to_service(&node, case);
+        packet.extensions = vec![Extension { kind: 60, data: vec![1, 4, 0, 0, 0, 0] }; 7];
+        passes_everywhere(&node, abi::REASON_NOT_TRANSPORT, &packet.to_bytes());
+        // So long that the transport header is out of reach.
+        let mut long = vec![0; 6 + 8 * 31];
+        long[..2].copy_from_slice(&[1, 252]);
+        packet.extensions = vec![Extension { kind: 60, data: long }; 3];
+        passes_everywhere(&node, abi::REASON_MALFORMED, &packet.to_bytes());
+    }
+}

@@ -1,0 +1,87 @@
+//! Traffic that must not notice: streams of new connections and long connections, from every kind of client.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use weir_testbed::connection::LongConnection;
+use weir_testbed::load::{Load, RunningLoad};
+use weir_testbed::{Cgroup, Netns};
+
+/// New connections per second of each stream: enough that one is under way at any moment.
+const RATE: u32 = 80;
+/// A connection that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two exchanges of a long connection.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Where a stream comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Client<'a> {
+    /// A pod, or somebody outside.
+    Netns(&'a Netns),
+    /// A process of the node.
+    Host(&'a Netns, &'a Cgroup),
+}
+
+/// Streams under way. To be finished: dropping asserts nothing.
+#[derive(Default)]
+pub(crate) struct Traffic {
+    streams: Vec<(String, RunningLoad)>,
+    connections: Vec<(String, LongConnection)>,
+}
+
+impl Traffic {
+    /// Adds a stream of new HTTP connections.
+    pub(crate) fn stream(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
+        let load = Load::http(target).concurrency(4).rate(RATE).timeout(PATIENCE);
+        let running = match client {
+            Client::Netns(netns) => load.start(netns),
+            // Threads that are started in the cgroup stay in it.
+            Client::Host(netns, cgroup) => cgroup.enter(|| load.start(netns)).unwrap(),
+        };
+        self.streams.push((format!("{name} to {target}"), running.unwrap()));
+    }
+
+    /// Adds a long connection to an echo server.
+    pub(crate) fn connection(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
+        let open = |netns| LongConnection::open(netns, target, INTERVAL, PATIENCE);
+        let connection = match client {
+            Client::Netns(netns) => open(netns),
+            Client::Host(netns, cgroup) => cgroup.enter(|| open(netns)).unwrap(),
+        };
+        self.connections.push((format!("{name} to {target}"), connection.unwrap()));
+    }
+
+    /// Waits until everything has gone on for a while from now.
+    pub(crate) fn goes_on(&self) {
+        for (name, connection) in &self.connections {
+            connection.await_exchanges(40, super::SOON).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    }
+
+    /// Ends everything; nothing of it may have failed. `what` has happened meanwhile.
+    pub(crate) fn unharmed_by(self, what: &str) {
+        let mut harm = Vec::new();
+        let mut answers = 0;
+        for (name, stream) in self.streams {
+            let report = stream.stop().unwrap();
+            answers += report.answered();
+            if report.failed() > 0 || report.answered() == 0 {
+                harm.push(format!("{name}: {} answers, failures {:?}", report.answered(), report.errors));
+            }
+        }
+        let mut exchanges = 0;
+        for (name, connection) in self.connections {
+            let history = connection.close();
+            exchanges += history.exchanges;
+            harm.extend(history.error.map(|error| format!("{name}: {error} after {} exchanges", history.exchanges)));
+        }
+        assert!(harm.is_empty(), "{what}:\n{}", harm.join("\n"));
+        println!("{what}: {answers} new connections and {exchanges} exchanges of long ones, none failed");
+    }
+}
+
+/// A port on both of a node's addresses.
+pub(crate) fn both(addresses: [IpAddr; 2], port: u16) -> [SocketAddr; 2] {
+    addresses.map(|address| SocketAddr::new(address, port))
+}

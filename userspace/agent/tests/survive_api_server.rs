@@ -1,0 +1,109 @@
+//! The API server may be away, for a while or from the start: what is known stays in force.
+
+mod harness;
+
+use std::time::{Duration, Instant};
+
+use harness::busy::Busy;
+use harness::{Agent, HTTP, cluster_sockets};
+use weir_testbed::objects::service;
+use weir_testbed::{ask, wait};
+
+/// The longest pause between two attempts, with its jitter, and a little for the server itself.
+const BACK_OFF: Duration = Duration::from_secs(40);
+
+fn code(busy: &Busy, agent: &Agent, path: &str) -> u16 {
+    agent.get(&busy.cluster.world, 10256, path).unwrap().0
+}
+
+fn assert_unreachable(busy: &Busy) {
+    for agent in &busy.cluster.agents {
+        let reason = agent.await_complaint(&busy.cluster.world, "api-server");
+        assert!(reason.starts_with("API server unreachable: "), "{reason}");
+        assert_eq!([code(busy, agent, "/healthz"), code(busy, agent, "/livez")], [200, 200], "{}", agent.log());
+    }
+    busy.assert_no_panic();
+}
+
+fn await_ready(busy: &Busy, limit: Duration) {
+    for agent in &busy.cluster.agents {
+        let ready = || code(busy, agent, "/readyz") == 200;
+        wait::until("the agent to be ready", limit, ready).unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
+    }
+}
+
+fn outage(length: Duration) {
+    let what = format!("an API server that is away for {length:?}");
+    if !harness::can_run(&what) {
+        return;
+    }
+    let mut busy = Busy::start(&[]);
+    let traffic = busy.traffic();
+    traffic.goes_on();
+    let before: Vec<_> = busy.cluster.agents.iter().map(|agent| agent.view().dump().unwrap()).collect();
+    busy.cluster.api.stop().unwrap();
+    let gone = Instant::now();
+    assert_unreachable(&busy);
+    // The outage itself takes time.
+    std::thread::sleep(length.saturating_sub(gone.elapsed()));
+    assert_unreachable(&busy);
+    for (agent, before) in busy.cluster.agents.iter().zip(before) {
+        assert_eq!(agent.view().dump().unwrap(), before);
+    }
+    busy.cluster.api.start_again().unwrap();
+    let back = Instant::now();
+    let late = busy.cluster.publish(&service("late", 81, "TCP"), HTTP, &busy.cluster.world.node(2).pods());
+    busy.cluster.objects.delete(&busy.cluster.publish(&service("brief", 82, "TCP"), HTTP, &[])).unwrap();
+    for agent in &busy.cluster.agents {
+        let view = agent.view();
+        let there = |ip, port| view.dump().unwrap().frontends.iter().any(|(key, _)| key.address == ip && key.port == port);
+        let caught_up = || cluster_sockets(&late).iter().all(|socket| there(socket.ip(), socket.port()));
+        wait::until("the late service", BACK_OFF, caught_up).unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
+    }
+    println!("{what}: changes caught up {:?} after it was back", back.elapsed());
+    await_ready(&busy, BACK_OFF.saturating_sub(back.elapsed()));
+    for socket in cluster_sockets(&late) {
+        busy.cluster.world.node(1).pod(1).netns().enter(|| ask::http_ask(socket)).unwrap();
+    }
+    traffic.unharmed_by(&what);
+}
+
+#[test]
+fn traffic_goes_on_while_the_api_server_is_away_and_changes_are_caught_up_after() {
+    outage(Duration::from_secs(5));
+}
+
+#[test]
+#[ignore = "takes more than a minute"]
+fn traffic_goes_on_while_the_api_server_is_away_for_a_minute() {
+    outage(Duration::from_secs(60));
+}
+
+#[test]
+fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
+    if !harness::can_run("a start without an API server") {
+        return;
+    }
+    let mut busy = Busy::start(&[]);
+    let traffic = busy.traffic();
+    traffic.goes_on();
+    let seen = |agent: &Agent| (agent.view().dump().unwrap(), weir_datapath::PinDir::new(&agent.pins).link_names().unwrap());
+    let before: Vec<_> = busy.cluster.agents.iter().map(seen).collect();
+    busy.cluster.agents.iter_mut().for_each(Agent::kill);
+    busy.cluster.api.stop().unwrap();
+    for agent in &mut busy.cluster.agents {
+        agent.start_again(&busy.cluster.world);
+    }
+    assert_unreachable(&busy);
+    traffic.goes_on();
+    let after: Vec<_> = busy.cluster.agents.iter().map(seen).collect();
+    assert_eq!(after, before);
+    for agent in &busy.cluster.agents {
+        assert_eq!(agent.metric(&busy.cluster.world, "weir_map_operations_total"), 0.0);
+    }
+    busy.cluster.api.start_again().unwrap();
+    let back = Instant::now();
+    await_ready(&busy, BACK_OFF);
+    println!("a start without an API server: ready {:?} after it was back", back.elapsed());
+    traffic.unharmed_by("a start without an API server");
+}

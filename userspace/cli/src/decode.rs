@@ -1,0 +1,315 @@
+//! Keys and values of the maps as fields: numbers in host order, addresses and flags as text.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Serialize, Serializer};
+use weir_abi as abi;
+use weir_abi::names::kind_name;
+use weir_core::ops::FrontendKey;
+use weir_datapath::{FlowEntry, RawEntry};
+
+use crate::index::{protocol_name, text};
+use crate::output::NONE;
+use crate::services::{CLASSES, reference};
+
+/// A decoded key or value, or a part of one.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Value {
+    /// A number.
+    Number(u64),
+    /// An address, a name, flags.
+    Text(String),
+    /// A sequence.
+    List(Vec<Self>),
+    /// Fields, in their order.
+    Fields(Vec<(&'static str, Self)>),
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::List(values) => serializer.collect_seq(values),
+            Self::Fields(fields) => serializer.collect_map(fields.iter().map(|(name, value)| (name, value))),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) if text.is_empty() => f.write_str(NONE),
+            Self::Text(text) => f.write_str(text),
+            Self::List(values) => {
+                f.write_str("[")?;
+                separated(f, values.iter(), |f, value| write!(f, "{value}"))?;
+                f.write_str("]")
+            }
+            Self::Fields(fields) => separated(f, fields.iter(), |f, (name, value)| match value {
+                Self::Fields(_) => write!(f, "{name}={{{value}}}"),
+                Self::Number(_) | Self::Text(_) | Self::List(_) => write!(f, "{name}={value}"),
+            }),
+        }
+    }
+}
+
+fn separated<T>(
+    f: &mut fmt::Formatter<'_>,
+    items: impl Iterator<Item = T>,
+    write: impl Fn(&mut fmt::Formatter<'_>, T) -> fmt::Result,
+) -> fmt::Result {
+    for (i, item) in items.enumerate() {
+        if i > 0 {
+            f.write_str(" ")?;
+        }
+        write(f, item)?;
+    }
+    Ok(())
+}
+
+/// A number.
+pub(crate) fn number(number: impl Into<u64>) -> Value {
+    Value::Number(number.into())
+}
+
+fn word(value: impl Into<String>) -> Value {
+    Value::Text(value.into())
+}
+
+fn address(addr: abi::Addr) -> Value {
+    word(if addr.is_unset() { String::new() } else { addr.ip().to_string() })
+}
+
+fn end(ip: IpAddr, port: u16) -> Value {
+    word(SocketAddr::new(ip, port).to_string())
+}
+
+fn flags(value: u32, names: &[(u32, &str)]) -> Value {
+    let set: Vec<_> = names.iter().filter(|(bit, _)| value & bit != 0).map(|(_, name)| *name).collect();
+    word(set.join("|"))
+}
+
+fn flow_flags(value: u16) -> Value {
+    let names = [(abi::FLOW_SNAT, "snat"), (abi::FLOW_CLOSING, "closing"), (abi::FLOW_REPLIED, "replied")];
+    flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
+}
+
+/// Of `config`.
+pub(crate) fn config(config: &abi::Config) -> Value {
+    let abi::Config {
+        netns_cookie,
+        hash_seed,
+        node4,
+        node6,
+        snat_min,
+        snat_max,
+        flags: bits,
+        udp_idle,
+        tcp_idle,
+        abi_version,
+        pad: _,
+    } = config;
+    Value::Fields(vec![
+        ("netnsCookie", number(*netns_cookie)),
+        ("hashSeed", word(format!("{hash_seed:#018x}"))),
+        ("node4", address(*node4)),
+        ("node6", address(*node6)),
+        ("snatMin", number(*snat_min)),
+        ("snatMax", number(*snat_max)),
+        ("flags", flags(*bits, &[(abi::CONFIG_RESET_STALE, "reset_stale")])),
+        ("udpIdleTicks", number(*udp_idle)),
+        ("tcpIdleTicks", number(*tcp_idle)),
+        ("tcpIdleTicks", number(*tcp_idle)),
+        ("abiVersion", number(*abi_version)),
+    ])
+}
+
+/// Of `services`.
+pub(crate) fn service(service: &abi::Service) -> Value {
+    let abi::Service { tiers, endpoints, flags: bits, pad: _ } = service;
+    let tier = |tiers: &abi::Tiers| {
+        let abi::Tiers { spill, local, remote, pad: _ } = tiers;
+        let (local, remote) = (word(reference(*local)), word(reference(*remote)));
+        Value::Fields(vec![("spill", number(*spill)), ("local", local), ("remote", remote)])
+    };
+    let mut fields: Vec<_> = CLASSES.into_iter().zip(tiers).map(|(class, tiers)| (class, tier(tiers))).collect();
+    fields.push(("endpoints", number(*endpoints)));
+    fields.push(("flags", flags(*bits, &[(abi::SERVICE_USED, "used")])));
+    Value::Fields(fields)
+}
+
+/// Of `backends`.
+pub(crate) fn backend(backend: &abi::Backend) -> Value {
+    let abi::Backend { addr, port, proto, flags: bits, generation, service, node } = backend;
+    let names =
+        [(abi::BACKEND_USED, "used"), (abi::BACKEND_LOCAL, "local"), (abi::BACKEND_HOST_NETWORK, "host_network")];
+    Value::Fields(vec![
+        ("address", end(addr.ip(), port.get())),
+        ("protocol", word(protocol_name(*proto))),
+        ("flags", flags(u32::from(*bits), &names.map(|(bit, name)| (bit.into(), name)))),
+        ("generation", number(*generation)),
+        ("service", number(*service)),
+        ("node", number(*node)),
+    ])
+}
+
+/// Of `lines`: each entry with its inclusive upper bound.
+pub(crate) fn line(line: &abi::Line) -> Value {
+    let abi::Line { cumulative, r#ref } = line;
+    let used = cumulative.iter().position(|bound| *bound == u32::MAX).map_or(abi::LINE_ENTRIES, |last| last + 1);
+    let entry = |(bound, next): (&u32, &u32)| word(format!("{}<={bound:#010x}", reference(*next)));
+    Value::List(cumulative.iter().zip(r#ref).take(used).map(entry).collect())
+}
+
+/// Of `service_counters`.
+pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
+    let abi::ServiceCounters { local, remote, rejected, dropped } = counters;
+    let fields = [("local", local), ("remote", remote), ("rejected", rejected), ("dropped", dropped)];
+    Value::Fields(fields.map(|(name, count)| (name, number(*count))).into())
+}
+
+/// Of `backend_counters`.
+pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
+    let abi::BackendCounters { flows, snat_next, pad: _ } = counters;
+    Value::Fields(vec![("flows", number(*flows)), ("snatNext", number(*snat_next))])
+}
+
+/// Key and value of `frontends4` and `frontends6`.
+pub(crate) fn frontend(key: &FrontendKey, frontend: &abi::Frontend) -> (Value, Value) {
+    let FrontendKey { address, port, protocol } = key;
+    let abi::Frontend { service, kind } = frontend;
+    let key = vec![("address", end(*address, *port)), ("protocol", word(protocol_name(*protocol)))];
+    let value = vec![("service", number(*service)), ("kind", word(kind_name(*kind)))];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Of `service_names`.
+pub(crate) fn service_name(name: &abi::ServiceName) -> Value {
+    let abi::ServiceName { namespace, name, port_name, port, proto, family, created } = name;
+    Value::Fields(vec![
+        ("namespace", word(text(namespace))),
+        ("name", word(text(name))),
+        ("portName", word(text(port_name))),
+        ("port", number(*port)),
+        ("protocol", word(protocol_name(*proto))),
+        ("family", number(*family)),
+        ("created", number(*created)),
+    ])
+}
+
+/// Of `node_names`.
+pub(crate) fn node_name(name: &abi::NodeName) -> Value {
+    let abi::NodeName { name, zone } = name;
+    Value::Fields(vec![("name", word(text(name))), ("zone", word(text(zone)))])
+}
+
+/// Key and value of `flows4` and `flows6`.
+pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
+    let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
+    let abi::Flow { backend, generation, service, flags: bits, snat_port, created, last_seen } = flow;
+    let key = vec![
+        ("source", end(client.ip(), *client_port)),
+        ("destination", end(frontend.ip(), *frontend_port)),
+        ("protocol", word(protocol_name(*protocol))),
+    ];
+    let value = vec![
+        ("backend", number(*backend)),
+        ("generation", number(*generation)),
+        ("service", number(*service)),
+        ("flags", flow_flags(*bits)),
+        ("snatPort", number(snat_port.get())),
+        ("createdTicks", number(*created)),
+        ("lastSeenTicks", number(*last_seen)),
+    ];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Key of `replies4` and `replies6`.
+pub(crate) fn reply_key(from: SocketAddr, to: SocketAddr, protocol: u8) -> Value {
+    Value::Fields(vec![
+        ("source", word(from.to_string())),
+        ("destination", word(to.to_string())),
+        ("protocol", word(protocol_name(protocol))),
+    ])
+}
+
+/// Value of `replies4` and `replies6`.
+pub(crate) fn reply(reply: &abi::Reply) -> Value {
+    let abi::Reply { frontend, client, frontend_port, client_port, flags: bits, pad: _, backend, last_seen } = reply;
+    Value::Fields(vec![
+        ("frontend", end(frontend.ip(), frontend_port.get())),
+        ("client", end(client.ip(), client_port.get())),
+        ("flags", flow_flags(*bits)),
+        ("backend", number(*backend)),
+        ("lastSeenTicks", number(*last_seen)),
+    ])
+}
+
+/// Key and value of `socket_peers`.
+pub(crate) fn socket(key: &abi::SocketKey, peer: &abi::SocketPeer) -> (Value, Value) {
+    let abi::SocketKey { cookie, addr, port, proto, pad: _ } = key;
+    let key = vec![
+        ("cookie", number(*cookie)),
+        ("address", end(addr.ip(), port.get())),
+        ("protocol", word(protocol_name(*proto))),
+    ];
+    let abi::SocketPeer { addr, port, pad: _, backend, generation } = peer;
+    let value =
+        vec![("peer", end(addr.ip(), port.get())), ("backend", number(*backend)), ("generation", number(*generation))];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Of `devices`.
+pub(crate) fn device(device: &abi::Device) -> (Value, Value) {
+    let abi::Device { ifindex, program } = device;
+    (number(*ifindex), Value::Fields(vec![("ifindex", number(*ifindex)), ("program", number(*program))]))
+}
+
+/// Key and value of `frontend_filter`, from bytes: the word's index, and its bits.
+pub(crate) fn filter_word((index, bits): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let bits = bits.as_slice().try_into().map_or(u64::MAX, u64::from_ne_bytes);
+    (number(index), Value::Fields(vec![("bits", word(format!("{bits:#018x}")))]))
+}
+
+/// Of `counters`.
+pub(crate) fn counter(counter: &abi::Counter) -> Value {
+    let abi::Counter { packets, bytes } = counter;
+    Value::Fields(vec![("packets", number(*packets)), ("bytes", number(*bytes))])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn values_read_as_fields_with_addresses_and_names() {
+        let dump = sample::dump();
+        let texts = [
+            service(&dump.services[0].1).to_string(),
+            backend(&dump.backends[0].1).to_string(),
+            backend(&dump.backends[5].1).to_string(),
+            line(&dump.lines[0].1).to_string(),
+            service_name(&dump.service_names[2].1).to_string(),
+            frontend(&dump.frontends[3].0, &dump.frontends[3].1).0.to_string(),
+        ];
+        insta::assert_snapshot!(texts.join("\n"), @r"
+        internal={spill=6554 local=backend:1 remote=line:4} external={spill=0 local=backend:1 remote=<none>} shortCircuit={spill=6554 local=backend:1 remote=line:4} endpoints=3 flags=used
+        address=10.244.1.5:8080 protocol=TCP flags=used|local generation=3 service=1 node=1
+        address=10.244.3.1:8080 protocol=TCP flags=<none> generation=4 service=1 node=2
+        [backend:2<=0x7fffffff backend:3<=0xffffffff]
+        namespace=default name=dns portName=<none> port=53 protocol=UDP family=4 created=99800
+        address=[fd00:96::20]:80 protocol=TCP
+        ");
+    }
+
+    #[test]
+    fn json_keeps_the_order_of_the_fields() {
+        let text = serde_json::to_string(&node_name(&sample::dump().node_names[0].1)).unwrap();
+        assert_eq!(text, r#"{"name":"edge-1","zone":"a"}"#);
+    }
+}

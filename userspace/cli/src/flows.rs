@@ -1,0 +1,336 @@
+//! `weir flows`: the flow table, joined with the reply table, which knows whether the backend has answered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use serde::Serialize;
+use weir_abi as abi;
+use weir_datapath::{FlowEntry, View};
+
+use crate::args::{FlowsArgs, Scope};
+use crate::exit::Answer;
+use crate::index::{Filter, Index, Port, protocol_name};
+use crate::output::{Output, Row, Tone};
+use crate::time::{self, Now};
+
+/// How far a flow is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// The backend has not answered yet.
+    New,
+    /// The backend has answered.
+    Replied,
+    /// The client has ended it.
+    Closing,
+    /// Its backend is gone.
+    Stale,
+}
+
+impl State {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Replied => "replied",
+            Self::Closing => "closing",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FlowRow {
+    protocol: String,
+    client: String,
+    frontend: String,
+    /// Null if the slot of the backend has another owner by now.
+    backend: Option<String>,
+    state: State,
+    node: String,
+    /// What the backend sees in place of the client.
+    snat: Option<String>,
+    age_seconds: u32,
+    idle_seconds: u32,
+    namespace: String,
+    service: String,
+    #[serde(skip)]
+    port: String,
+}
+
+impl Row for FlowRow {
+    const KIND: &'static str = "FlowList";
+
+    fn headers(wide: bool) -> Vec<&'static str> {
+        let mut headers = vec!["PROTO", "CLIENT", "FRONTEND", "BACKEND", "STATE", "NODE", "SNAT", "AGE", "IDLE"];
+        headers.extend(wide.then_some("SERVICE"));
+        headers
+    }
+
+    fn cells(&self, wide: bool) -> Vec<String> {
+        let mut cells = vec![
+            self.protocol.clone(),
+            self.client.clone(),
+            self.frontend.clone(),
+            self.backend.clone().unwrap_or_default(),
+            self.state.name().to_owned(),
+            self.node.clone(),
+            self.snat.clone().unwrap_or_default(),
+            time::age(self.age_seconds),
+            time::age(self.idle_seconds),
+        ];
+        cells.extend(wide.then(|| format!("{}/{}:{}", self.namespace, self.service, self.port)));
+        cells
+    }
+
+    fn name(&self) -> String {
+        format!("flow/{}/{}/{}", self.protocol, self.client, self.frontend)
+    }
+
+    fn tone(&self) -> Tone {
+        match self.state {
+            State::New | State::Replied => Tone::Plain,
+            State::Closing => Tone::Faded,
+            State::Stale => Tone::Alert,
+        }
+    }
+}
+
+/// A packet as a backend sends it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct ReplyKey {
+    from: SocketAddr,
+    to: SocketAddr,
+    protocol: u8,
+}
+
+/// The reply entries of both families.
+#[derive(Debug, Default)]
+struct Replies(HashMap<ReplyKey, abi::Reply>);
+
+impl Replies {
+    fn read(view: &View) -> Result<Self> {
+        let v4 = view.replies4()?.into_iter().map(|(key, reply)| {
+            let abi::FlowKey4 { src, dst, sport, dport, proto, pad: _ } = key;
+            let ip = |word: abi::Be32| IpAddr::V4(word.get().into());
+            (ReplyKey { from: socket(ip(src), sport), to: socket(ip(dst), dport), protocol: proto }, reply)
+        });
+        let v6 = view.replies6()?.into_iter().map(|(key, reply)| {
+            let abi::FlowKey6 { src, dst, sport, dport, proto, pad: _ } = key;
+            let ip = |word| abi::Addr { word }.ip();
+            (ReplyKey { from: socket(ip(src), sport), to: socket(ip(dst), dport), protocol: proto }, reply)
+        });
+        Ok(Self(v4.chain(v6).collect()))
+    }
+
+    /// The entry that answers a flow, unless a newer flow of the same client and backend took its place.
+    fn of(&self, flow: &FlowEntry, backend: &abi::Backend, node: abi::Addr) -> Option<&abi::Reply> {
+        let snat = flow.flow.flags & abi::FLOW_SNAT != 0;
+        let client = SocketAddr::new(flow.client.ip(), flow.client_port);
+        let to = if snat { socket(node.ip(), flow.flow.snat_port) } else { client };
+        let key = ReplyKey { from: socket(backend.addr.ip(), backend.port), to, protocol: flow.protocol };
+        self.0.get(&key).filter(|reply| {
+            (reply.client, reply.client_port.get()) == (flow.client, flow.client_port)
+                && (reply.frontend, reply.frontend_port.get()) == (flow.frontend, flow.frontend_port)
+        })
+    }
+}
+
+const fn socket(ip: IpAddr, port: abi::Be16) -> SocketAddr {
+    SocketAddr::new(ip, port.get())
+}
+
+/// Addresses that SNAT puts in place of the client's.
+#[derive(Clone, Copy, Debug)]
+struct NodeAddresses {
+    v4: abi::Addr,
+    v6: abi::Addr,
+}
+
+impl NodeAddresses {
+    const fn of(&self, client: IpAddr) -> abi::Addr {
+        match client {
+            IpAddr::V4(_) => self.v4,
+            IpAddr::V6(_) => self.v6,
+        }
+    }
+}
+
+fn rows(
+    index: &Index<'_>,
+    filter: Option<&Filter>,
+    flows: &[FlowEntry],
+    replies: &Replies,
+    nodes: NodeAddresses,
+    now: Now,
+) -> Vec<FlowRow> {
+    let admitted = |entry: &&FlowEntry| {
+        filter.is_none_or(|filter| index.ports.get(&entry.flow.service).is_some_and(|port| filter.admits(port)))
+    };
+    flows.iter().filter(admitted).map(|entry| row(index, entry, replies, nodes, now)).collect()
+}
+
+fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, nodes: NodeAddresses, now: Now) -> FlowRow {
+    let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
+    let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen } = flow;
+    let live = index.backends.get(id).copied().filter(|backend| backend.generation == *generation);
+    // A slot keeps its address until its next owner comes, with a generation one higher.
+    let gone = || index.vacant.get(id).copied().filter(|slot| slot.generation == generation.wrapping_add(1));
+    let backend = live.or_else(gone);
+    let node_address = nodes.of(client.ip());
+    let reply = backend.and_then(|backend| replies.of(entry, backend, node_address));
+    let replied = reply.is_some_and(|reply| reply.flags & abi::FLOW_REPLIED != 0);
+    let state = match (live, flags & abi::FLOW_CLOSING != 0, replied) {
+        (None, _, _) => State::Stale,
+        (Some(_), true, _) => State::Closing,
+        (Some(_), false, true) => State::Replied,
+        (Some(_), false, false) => State::New,
+    };
+    let port: Option<&Port> = index.ports.get(service);
+    let last_packet = reply.map_or(*last_seen, |reply| reply.last_seen.max(*last_seen));
+    FlowRow {
+        protocol: protocol_name(*protocol),
+        client: SocketAddr::new(client.ip(), *client_port).to_string(),
+        frontend: SocketAddr::new(frontend.ip(), *frontend_port).to_string(),
+        backend: backend.map(|backend| socket(backend.addr.ip(), backend.port).to_string()),
+        state,
+        node: backend.map_or_else(String::new, |backend| index.node(backend.node).to_owned()),
+        snat: (flags & abi::FLOW_SNAT != 0).then(|| socket(node_address.ip(), *snat_port).to_string()),
+        age_seconds: now.seconds_since_tick(*created),
+        idle_seconds: now.seconds_since_tick(last_packet),
+        namespace: port.map_or_else(String::new, |port| port.namespace.clone()),
+        service: port.map_or_else(|| format!("#{service}"), |port| port.name.clone()),
+        port: port.map_or_else(String::new, Port::number),
+    }
+}
+
+/// Runs the command once: the answer as text.
+pub(crate) fn frame(view: &View, args: &FlowsArgs, output: &Output) -> Result<String> {
+    let dump = view.dump()?;
+    let index = Index::new(&dump);
+    let scope = Scope { namespace: args.namespace.clone(), all_namespaces: false };
+    let filter = args.service.as_deref().map(|name| Filter::new(&scope, Some(name)));
+    if let Some(filter) = &filter {
+        filter.require(&index)?;
+    }
+    let config = view.config()?;
+    let nodes = NodeAddresses { v4: config.node4, v6: config.node6 };
+    let rows = rows(&index, filter.as_ref(), &view.flows()?, &Replies::read(view)?, nodes, Now::read()?);
+    output.list(&rows)
+}
+
+/// How many flows there are in each state, for `status`.
+pub(crate) fn states(view: &View, index: &Index<'_>) -> Result<BTreeMap<&'static str, usize>> {
+    let config = view.config()?;
+    let nodes = NodeAddresses { v4: config.node4, v6: config.node6 };
+    let rows = rows(index, None, &view.flows()?, &Replies::read(view)?, nodes, Now::read()?);
+    let mut states = BTreeMap::new();
+    for row in rows {
+        *states.entry(row.state.name()).or_default() += 1;
+    }
+    Ok(states)
+}
+
+/// Runs the command.
+pub(crate) fn run(view: &View, args: &FlowsArgs, output: &Output) -> Result<Answer> {
+    let text = frame(view, args, output)?;
+    if text.is_empty() && output.is_table() {
+        eprintln!("no flows");
+    }
+    output.print(&text)?;
+    Ok(Answer::Yes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Format;
+    use crate::output::tests::plain;
+    use crate::sample::{self, ip};
+
+    const NODES: NodeAddresses = NodeAddresses { v4: abi::Addr::UNSET, v6: abi::Addr::UNSET };
+
+    fn flow(client: &str, frontend: &str, service: u32, backend: u32, generation: u32, flags: u16) -> FlowEntry {
+        let (client, frontend): (SocketAddr, SocketAddr) = (client.parse().unwrap(), frontend.parse().unwrap());
+        let snat_port = abi::Be16::new(if flags & abi::FLOW_SNAT != 0 { 40_001 } else { 0 });
+        FlowEntry {
+            client: client.ip().into(),
+            client_port: client.port(),
+            frontend: frontend.ip().into(),
+            frontend_port: frontend.port(),
+            protocol: 6,
+            flow: abi::Flow {
+                backend,
+                generation,
+                service,
+                flags,
+                snat_port,
+                created: sample::tick(500),
+                last_seen: sample::tick(60),
+            },
+        }
+    }
+
+    fn reply(entry: &FlowEntry, from: &str, to: &str, flags: u16) -> (ReplyKey, abi::Reply) {
+        let key = ReplyKey { from: from.parse().unwrap(), to: to.parse().unwrap(), protocol: 6 };
+        let reply = abi::Reply {
+            frontend: entry.frontend,
+            client: entry.client,
+            frontend_port: abi::Be16::new(entry.frontend_port),
+            client_port: abi::Be16::new(entry.client_port),
+            flags,
+            pad: 0,
+            backend: entry.flow.backend,
+            last_seen: sample::tick(2),
+        };
+        (key, reply)
+    }
+
+    fn shown(format: Format, filter: Option<&Filter>) -> String {
+        let dump = sample::dump();
+        let answered = flow("10.244.1.40:5000", "10.96.0.20:80", 1, 1, 3, 0);
+        let snat = flow("198.51.100.9:4242", "192.168.0.11:30080", 1, 2, 3, abi::FLOW_SNAT);
+        let v6 = flow("[fd00:244::77]:5001", "[fd00:96::20]:80", 2, 5, 3, abi::FLOW_CLOSING);
+        let gone = flow("10.244.1.41:5002", "10.96.0.20:80", 1, 6, 3, 0);
+        let retaken = flow("10.244.1.42:5003", "10.96.0.20:80", 1, 3, 1, 0);
+        // The backend knows this client through another frontend by now.
+        let other = flow("198.51.100.9:4242", "203.0.113.7:80", 1, 2, 3, 0);
+        let unanswered = flow("10.244.1.43:5004", "10.96.0.20:80", 1, 3, 3, 0);
+        let replies = Replies(HashMap::from([
+            reply(&answered, "10.244.1.5:8080", "10.244.1.40:5000", abi::FLOW_REPLIED),
+            reply(&other, "10.244.2.6:8080", "192.168.0.11:40001", abi::FLOW_SNAT | abi::FLOW_REPLIED),
+        ]));
+        let nodes = NodeAddresses { v4: ip("192.168.0.11").into(), ..NODES };
+        let flows = [answered, snat, v6, gone, retaken, unanswered];
+        let rows = rows(&Index::new(&dump), filter, &flows, &replies, nodes, sample::now());
+        anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
+    }
+
+    #[test]
+    fn flows_show_their_state_from_both_tables() {
+        insta::assert_snapshot!(shown(Format::Wide, None), @r"
+        PROTO   CLIENT                FRONTEND             BACKEND              STATE     NODE     SNAT                 AGE     IDLE   SERVICE
+        TCP     10.244.1.40:5000      10.96.0.20:80        10.244.1.5:8080      replied   edge-1   <none>               8m20s   2s     shop/web:80/TCP
+        TCP     198.51.100.9:4242     192.168.0.11:30080   10.244.2.6:8080      new       edge-2   192.168.0.11:40001   8m20s   60s    shop/web:80/TCP
+        TCP     [fd00:244::77]:5001   [fd00:96::20]:80     [fd00:244::5]:8080   closing   edge-2   <none>               8m20s   60s    shop/web:80/TCP
+        TCP     10.244.1.41:5002      10.96.0.20:80        10.244.3.1:8080      stale     edge-2   <none>               8m20s   60s    shop/web:80/TCP
+        TCP     10.244.1.42:5003      10.96.0.20:80        <none>               stale     <none>   <none>               8m20s   60s    shop/web:80/TCP
+        TCP     10.244.1.43:5004      10.96.0.20:80        10.244.2.7:8080      new       edge-2   <none>               8m20s   60s    shop/web:80/TCP
+        ");
+    }
+
+    #[test]
+    fn a_service_narrows_the_list_to_its_flows_in_both_families() {
+        let flows = shown(Format::Name, Some(&sample::filter(Some("shop"), Some("web"))));
+        assert_eq!(flows.lines().count(), 6);
+        assert_eq!(shown(Format::Name, Some(&sample::filter(Some("default"), Some("dns")))), "");
+    }
+
+    #[test]
+    fn json_leaves_no_doubt_about_an_unknown_backend() {
+        let document: serde_json::Value = serde_json::from_str(&shown(Format::Json, None)).unwrap();
+        assert_eq!(document["items"][4]["backend"], serde_json::Value::Null);
+        assert_eq!(document["items"][1]["snat"], "192.168.0.11:40001");
+    }
+}

@@ -1,0 +1,257 @@
+//! `weir map list` and `weir map dump`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use weir_abi as abi;
+use weir_abi::names::{hook_name, reason_name};
+use weir_core::ops::Dump;
+use weir_datapath::{MapUse, RawEntry, View};
+
+use crate::decode::{self, Value, number};
+use crate::exit::Answer;
+use crate::output::{Output, Row, Tone};
+
+/// Above this many per cent a map that does not evict soon refuses entries.
+pub(crate) const NEARLY_FULL: u64 = 85;
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MapRow {
+    name: &'static str,
+    r#type: &'static str,
+    used: usize,
+    max_entries: u32,
+    key_bytes: u32,
+    value_bytes: u32,
+}
+
+impl Row for MapRow {
+    const KIND: &'static str = "MapList";
+
+    fn headers(_wide: bool) -> Vec<&'static str> {
+        vec!["NAME", "TYPE", "USED", "MAX", "KEY-BYTES", "VALUE-BYTES"]
+    }
+
+    fn cells(&self, _wide: bool) -> Vec<String> {
+        let Self { name, r#type, used, max_entries, key_bytes, value_bytes } = self;
+        let numbers = [used.to_string(), max_entries.to_string(), key_bytes.to_string(), value_bytes.to_string()];
+        [(*name).to_owned(), (*r#type).to_owned()].into_iter().chain(numbers).collect()
+    }
+
+    fn name(&self) -> String {
+        format!("map/{}", self.name)
+    }
+
+    fn tone(&self) -> Tone {
+        let refuses =
+            !matches!(self.r#type, "lru_hash" | "percpu_array") && !matches!(self.name, "config" | "frontend_filter");
+        if refuses && is_nearly_full(self.used, self.max_entries) { Tone::Alert } else { Tone::Plain }
+    }
+}
+
+/// Whether entries are about to be refused.
+pub(crate) fn is_nearly_full(used: usize, max: u32) -> bool {
+    used as u64 * 100 >= u64::from(max) * NEARLY_FULL
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct EntryRow {
+    key: Value,
+    value: Value,
+}
+
+impl Row for EntryRow {
+    const KIND: &'static str = "MapEntryList";
+
+    fn headers(_wide: bool) -> Vec<&'static str> {
+        vec!["KEY", "VALUE"]
+    }
+
+    fn cells(&self, _wide: bool) -> Vec<String> {
+        vec![self.key.to_string(), self.value.to_string()]
+    }
+
+    fn name(&self) -> String {
+        format!("entry/{}", self.key)
+    }
+}
+
+fn entry((key, value): (Value, Value)) -> EntryRow {
+    EntryRow { key, value }
+}
+
+fn slot<V>((id, value): &(u32, V), decode: impl Fn(&V) -> Value) -> EntryRow {
+    EntryRow { key: number(*id), value: decode(value) }
+}
+
+/// Lists the maps.
+pub(crate) fn list(view: &View, output: &Output) -> Result<Answer> {
+    let dump = view.dump()?;
+    let row = |map: MapUse| {
+        let MapUse { name, kind, max_entries, key_size, value_size } = map;
+        Ok(MapRow {
+            name,
+            r#type: kind,
+            used: entries(view, &dump, name)?.map_or(0, |entries| entries.len()),
+            max_entries,
+            key_bytes: key_size,
+            value_bytes: value_size,
+        })
+    };
+    let rows = view.maps()?.into_iter().map(row).collect::<Result<Vec<_>>>()?;
+    output.print(&output.list(&rows)?)?;
+    Ok(Answer::Yes)
+}
+
+/// Prints a map.
+pub(crate) fn dump(view: &View, name: &str, raw: bool, output: &Output) -> Result<Answer> {
+    let entries = if raw { raw_entries(view, name)? } else { entries(view, &view.dump()?, name)? };
+    let Some(entries) = entries else {
+        let names: Vec<_> = view.maps()?.into_iter().map(|map| map.name).collect();
+        bail!("there is no map {name}; there are {}", names.join(", "));
+    };
+    if entries.is_empty() && output.is_table() {
+        eprintln!("map {name} is empty");
+    }
+    output.print(&output.list(&entries)?)?;
+    Ok(Answer::Yes)
+}
+
+fn raw_entries(view: &View, name: &str) -> Result<Option<Vec<EntryRow>>> {
+    let hex = |bytes: Vec<u8>| Value::Text(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+    let row = |(key, value)| entry((hex(key), hex(value)));
+    Ok(used_raw(view, name)?.map(|entries| entries.into_iter().map(row).collect()))
+}
+
+/// The entries of a map as bytes, in order: by index, or by the bytes of the key. Those of an array are left out if they
+/// are zero. `None` if there is no such map.
+fn used_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
+    let Some(mut entries) = view.raw(name)? else { return Ok(None) };
+    let is_array = view.maps()?.iter().any(|map| map.name == name && map.kind.ends_with("array"));
+    entries.retain(|(_, value)| !is_array || value.iter().any(|byte| *byte != 0));
+    let order = |key: &[u8]| match <[u8; 4]>::try_from(key) {
+        Ok(index) => (u32::from_ne_bytes(index), Vec::new()),
+        Err(_) => (0, key.to_vec()),
+    };
+    entries.sort_by_cached_key(|(key, _)| order(key));
+    Ok(Some(entries))
+}
+
+/// The entries in use of a map, decoded and in order; `None` if there is no such map.
+fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>> {
+    let is_v4 = |ip: IpAddr| ip.is_ipv4();
+    let used_backends = || dump.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_USED != 0);
+    let mut rows = match name {
+        "config" => vec![EntryRow { key: number(0u32), value: decode::config(&view.config()?) }],
+        "services" => dump.services.iter().map(|service| slot(service, decode::service)).collect(),
+        "backends" => used_backends().map(|backend| slot(backend, decode::backend)).collect(),
+        "lines" => dump.lines.iter().map(|line| slot(line, decode::line)).collect(),
+        "service_counters" => {
+            let ids = dump.services.iter().map(|(id, _)| *id);
+            let read = |id| Ok(slot(&(id, view.service_counters(id)?), decode::service_counters));
+            ids.map(read).collect::<Result<_>>()?
+        }
+        "backend_counters" => {
+            let read = |(id, _): &(u32, _)| Ok(slot(&(*id, view.backend_counters(*id)?), decode::backend_counters));
+            used_backends().map(read).collect::<Result<_>>()?
+        }
+        "frontends4" | "frontends6" => {
+            let mut frontends = dump.frontends.clone();
+            frontends.retain(|(key, _)| is_v4(key.address) == (name == "frontends4"));
+            frontends.sort_unstable_by_key(|(key, _)| *key);
+            frontends.iter().map(|(key, frontend)| entry(decode::frontend(key, frontend))).collect()
+        }
+        "service_names" => {
+            let mut names: Vec<_> = dump.service_names.iter().collect();
+            names.sort_unstable_by_key(|(id, _)| *id);
+            names.into_iter().map(|name| slot(name, decode::service_name)).collect()
+        }
+        "node_names" => {
+            let mut names: Vec<_> = dump.node_names.iter().collect();
+            names.sort_unstable_by_key(|(id, _)| *id);
+            names.into_iter().map(|name| slot(name, decode::node_name)).collect()
+        }
+        "flows4" | "flows6" => {
+            let flows = view.flows()?.into_iter();
+            flows
+                .filter(|flow| is_v4(flow.client.ip()) == (name == "flows4"))
+                .map(|flow| entry(decode::flow(&flow)))
+                .collect()
+        }
+        "replies4" => replies4(view)?,
+        "replies6" => replies6(view)?,
+        "socket_peers" => {
+            let mut sockets = view.sockets()?;
+            sockets.sort_unstable_by_key(|(key, _)| (key.cookie, key.addr.octets(), key.port.get(), key.proto));
+            sockets.iter().map(|(key, peer)| entry(decode::socket(key, peer))).collect()
+        }
+        "counters" => counters(view)?,
+        "devices" => view.devices()?.iter().map(|device| entry(decode::device(device))).collect(),
+        "frontend_filter" => {
+            used_raw(view, name)?.unwrap_or_default().iter().map(|word| entry(decode::filter_word(word))).collect()
+        }
+        _ => return Ok(None),
+    };
+    rows.shrink_to_fit();
+    Ok(Some(rows))
+}
+
+fn replies4(view: &View) -> Result<Vec<EntryRow>> {
+    let end = |word: abi::Be32, port: abi::Be16| SocketAddr::new(IpAddr::V4(word.get().into()), port.get());
+    let replies = view.replies4()?.into_iter();
+    Ok(replies_of(replies.map(|(key, reply)| {
+        let abi::FlowKey4 { src, dst, sport, dport, proto, pad: _ } = key;
+        (end(src, sport), end(dst, dport), proto, reply)
+    })))
+}
+
+fn replies6(view: &View) -> Result<Vec<EntryRow>> {
+    let end = |word: [abi::Be32; 4], port: abi::Be16| SocketAddr::new(abi::Addr { word }.ip(), port.get());
+    let replies = view.replies6()?.into_iter();
+    Ok(replies_of(replies.map(|(key, reply)| {
+        let abi::FlowKey6 { src, dst, sport, dport, proto, pad: _ } = key;
+        (end(src, sport), end(dst, dport), proto, reply)
+    })))
+}
+
+fn replies_of(replies: impl Iterator<Item = (SocketAddr, SocketAddr, u8, abi::Reply)>) -> Vec<EntryRow> {
+    let mut replies: Vec<_> = replies.collect();
+    replies.sort_unstable_by_key(|(from, to, protocol, _)| (*from, *to, *protocol));
+    replies
+        .iter()
+        .map(|(from, to, protocol, reply)| entry((decode::reply_key(*from, *to, *protocol), decode::reply(reply))))
+        .collect()
+}
+
+/// Those that are not zero.
+fn counters(view: &View) -> Result<Vec<EntryRow>> {
+    let mut rows = Vec::new();
+    for hook in 0..abi::HOOK_COUNT {
+        for reason in 0..abi::REASON_COUNT {
+            let counter = view.counter(hook, reason)?;
+            if counter.packets > 0 {
+                let hook = u32::try_from(hook).map_or("unknown", hook_name);
+                let key = [("hook", hook), ("reason", reason_name(reason))];
+                let key = key.map(|(name, value)| (name, Value::Text(value.to_owned())));
+                rows.push(EntryRow { key: Value::Fields(key.into()), value: decode::counter(&counter) });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_that_refuses_entries_soon_stands_out_and_one_that_evicts_does_not() {
+        let row =
+            |kind, used| MapRow { name: "some", r#type: kind, used, max_entries: 100, key_bytes: 4, value_bytes: 8 };
+        assert_eq!(row("hash", 85).tone(), Tone::Alert);
+        assert_eq!(row("hash", 84).tone(), Tone::Plain);
+        assert_eq!(row("lru_hash", 100).tone(), Tone::Plain);
+    }
+}

@@ -1,0 +1,174 @@
+//! A node's maps in a pin directory of their own, filled as the agent would fill them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use serde_json::Value;
+use weir_abi as abi;
+use weir_core::cluster::{Cluster, Event};
+use weir_core::model::{
+    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+};
+use weir_core::ops::Capacity;
+use weir_core::plan::{PlanConfig, Spread, plan};
+use weir_core::tables::Tables;
+use weir_datapath::{Datapath, MapStore, PinDir};
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Small maps: tests run side by side.
+const CAPACITY: Capacity =
+    Capacity { services: 64, backends: 256, lines: 64, frontends: 64, nodes: 16, flows: 1024, sockets: 64 };
+
+/// A pin directory that goes away with the test.
+pub(crate) struct Pins(pub(crate) PathBuf);
+
+impl Pins {
+    /// None, loudly, where no maps can be pinned.
+    pub(crate) fn new(test: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIPPED: {test}: maps need root; run it with sudo");
+            return None;
+        }
+        let bpffs = nix::sys::statfs::statfs(BPFFS).map(|stat| stat.filesystem_type());
+        if bpffs != Ok(nix::sys::statfs::BPF_FS_MAGIC) {
+            eprintln!("SKIPPED: {test}: no BPF file system at {BPFFS}; mount -t bpf bpf {BPFFS}");
+            return None;
+        }
+        Some(Self(Path::new(BPFFS).join(format!("weir-cli-{test}-{}", std::process::id()))))
+    }
+
+    /// As the library has it.
+    pub(crate) fn dir(&self) -> PinDir {
+        PinDir::new(&self.0)
+    }
+
+    /// Runs the binary.
+    pub(crate) fn weir(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env("WEIR_PIN_DIR", &self.0).output().unwrap()
+    }
+
+    /// In a network namespace of its own: cleanup takes tc filters from all interfaces, and others test here too.
+    pub(crate) fn weir_alone(&self, args: &[&str]) -> Output {
+        let weir = env!("CARGO_BIN_EXE_weir");
+        Command::new("unshare").args(["--net", weir]).args(args).env("WEIR_PIN_DIR", &self.0).output().unwrap()
+    }
+
+    /// A command's JSON.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let output = self.weir(&[args, &["-o", "json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"))
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let removed = self.dir().remove_all(false);
+        assert!(removed.is_ok() || std::thread::panicking(), "{removed:?}");
+    }
+}
+
+/// What was printed.
+pub(crate) fn text(output: &[u8]) -> String {
+    String::from_utf8(output.to_vec()).unwrap()
+}
+
+fn endpoint(address: &str, node: &str, ready: bool) -> Endpoint {
+    Endpoint {
+        address: address.parse().unwrap(),
+        node: Some(node.into()),
+        ready,
+        serving: true,
+        terminating: !ready,
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+    }
+}
+
+fn slice(name: &str, family: Family, endpoints: Vec<Endpoint>) -> Slice {
+    Slice {
+        name: ObjectName::new("shop", name),
+        service: ObjectName::new("shop", "web"),
+        family,
+        ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints,
+    }
+}
+
+/// A dual-stack web service: one endpoint here, one elsewhere, one draining; in IPv6 one elsewhere.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::default();
+    let node = |name: &str, address: &str| Node {
+        name: name.into(),
+        zone: "a".into(),
+        addresses: vec![address.parse().unwrap()],
+    };
+    let events = [
+        Event::Nodes(vec![node("edge-1", "192.168.0.11"), node("edge-2", "192.168.0.12")]),
+        Event::Services(vec![Service {
+            name: ObjectName::new("shop", "web"),
+            cluster_ips: vec!["10.96.0.20".parse().unwrap(), "fd00:96::20".parse().unwrap()],
+            external_ips: Vec::new(),
+            load_balancer_ips: vec!["203.0.113.7".parse().unwrap()],
+            ports: vec![ServicePort {
+                name: "http".into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: Some(30_080),
+            }],
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Local,
+        }]),
+        Event::Slices(vec![
+            slice(
+                "web-4",
+                Family::V4,
+                vec![
+                    endpoint("10.244.1.5", "edge-1", true),
+                    endpoint("10.244.2.6", "edge-2", true),
+                    endpoint("10.244.2.7", "edge-2", false),
+                ],
+            ),
+            slice("web-6", Family::V6, vec![endpoint("fd00:244::6", "edge-2", true)]),
+        ]),
+    ];
+    for event in events {
+        cluster.apply(event);
+    }
+    cluster
+}
+
+/// Fills the maps as the agent does, and leaves them behind as a dead one would.
+pub(crate) fn fill(pins: &Pins) -> Datapath {
+    let mut datapath = Datapath::open(pins.dir(), &CAPACITY).unwrap();
+    let config = PlanConfig {
+        node: Arc::from("edge-1"),
+        node_port_addresses: vec!["192.168.0.11".parse().unwrap()],
+        external_ips: true,
+        spread: Spread::Random,
+    };
+    let name = ObjectName::new("shop", "web");
+    let plans = plan(&cluster(), &config, &name);
+    let update = Tables::new(CAPACITY).replace(&name, &plans, 1).unwrap();
+    datapath.store().apply(&update.ops).unwrap();
+    let node4 = "192.168.0.11".parse::<std::net::IpAddr>().unwrap().into();
+    let config = abi::Config {
+        netns_cookie: 0,
+        hash_seed: 1,
+        node4,
+        node6: abi::Addr::UNSET,
+        snat_min: 40_000,
+        snat_max: 50_000,
+        flags: abi::CONFIG_RESET_STALE,
+        udp_idle: 120,
+        tcp_idle: 7200,
+        tcp_idle: 120,
+        abi_version: abi::ABI_VERSION,
+        pad: 0,
+        pad: 0,
+    };
+    datapath.configure(&config).unwrap();
+    datapath
+}

@@ -1,0 +1,127 @@
+//! One `weir-agent` in a node of the world.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use weir_testbed::process::Process;
+use weir_testbed::{Cgroup, World, wait};
+
+use super::guard;
+
+/// Patience with an agent that starts or stops.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Port of the health checks.
+const HEALTH: u16 = 10256;
+
+/// What `--spread` is set to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Spread {
+    /// As kube-proxy does.
+    Random,
+    /// The node's own endpoints as long as there are any.
+    LocalFirst,
+}
+
+impl Spread {
+    /// As on the command line.
+    pub(super) const fn argument(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::LocalFirst => "local-first",
+        }
+    }
+}
+
+/// An agent. Ended on drop; its pins stay until the demo's end.
+#[derive(Debug)]
+pub(super) struct Agent {
+    node: u8,
+    process: Process,
+    program: PathBuf,
+    services: PathBuf,
+    log: PathBuf,
+    cgroup: Cgroup,
+}
+
+impl Agent {
+    /// Starts one that reads `services`, and logs to a file in `logs`. It is not ready yet.
+    ///
+    /// # Errors
+    /// When its cgroup cannot be made or the program cannot be started.
+    pub(super) fn start(
+        world: &World,
+        node: u8,
+        spread: Spread,
+        program: &Path,
+        services: &Path,
+        logs: &Path,
+    ) -> Result<Self> {
+        let log = logs.join(format!("node{node}.log"));
+        let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
+        let process = launch(world, node, spread, program, services, &cgroup, &log)?;
+        Ok(Self { node, process, program: program.to_owned(), services: services.to_owned(), log, cgroup })
+    }
+
+    /// Stops it as an operator would and starts it with another spread. Returns when the new one is ready.
+    ///
+    /// # Errors
+    /// When it does not end or the new one does not get ready; the error quotes its log.
+    pub(super) fn restart(self, world: &World, spread: Spread) -> Result<Self> {
+        let Self { node, process, program, services, log, cgroup } = self;
+        process.terminate(SOON)?;
+        let process = launch(world, node, spread, &program, &services, &cgroup, &log)?;
+        let agent = Self { node, process, program, services, log, cgroup };
+        agent.await_ready(world)?;
+        Ok(agent)
+    }
+
+    /// Waits until it has written everything that its file says.
+    ///
+    /// # Errors
+    /// When that takes too long; the error quotes its log.
+    pub(super) fn await_ready(&self, world: &World) -> Result<()> {
+        let what = format!("the readiness of weir-agent on node {}", self.node);
+        let look = || match status_line(world, self.node) {
+            Ok(line) if line.contains(" 200 ") => Ok(()),
+            Ok(line) => Err(line),
+            Err(error) => Err(error.to_string()),
+        };
+        wait::until_some(&what, SOON, look).with_context(|| format!("it has logged:\n{}", self.process.log_tail()))
+    }
+}
+
+fn launch(
+    world: &World,
+    node: u8,
+    spread: Spread,
+    program: &Path,
+    services: &Path,
+    cgroup: &Cgroup,
+    log: &Path,
+) -> Result<Process> {
+    let mut command = world.node(node).netns().command(program);
+    command.arg("--static").arg(services);
+    command.arg("--node-name").arg(world.node(node).name());
+    command.arg("--spread").arg(spread.argument());
+    command.arg("--pin-dir").arg(guard::pin_dir(node).root());
+    command.arg("--cgroup").arg(cgroup.path());
+    // Three sets of maps on one machine: a small world needs small ones.
+    command.args(["--max-flows=65536", "--max-sockets=4096", "--max-backends=1024", "--max-services=1024"]);
+    Ok(Process::start(command, "weir-agent", log)?)
+}
+
+/// The first line of what the agent answers when it is asked whether it is ready.
+fn status_line(world: &World, node: u8) -> std::io::Result<String> {
+    world.node(node).netns().enter(|| {
+        let mut stream = TcpStream::connect(("127.0.0.1", HEALTH))?;
+        stream.set_read_timeout(Some(SOON))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.lines().next().unwrap_or_default().to_owned())
+    })
+}

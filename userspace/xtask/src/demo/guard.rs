@@ -1,0 +1,227 @@
+//! The demo's end. A child process plays, its parent waits for it, passes signals on, and removes what is left.
+//!
+//! A release build aborts on a panic, so destructors alone would leave namespaces and pins behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
+use tokio::signal::unix::{SignalKind, signal};
+use weir_datapath::PinDir;
+use weir_testbed::{Cgroup, World, bpffs};
+
+/// Names of pin directories start with this and the id of the process that plays.
+const PIN_PREFIX: &str = "weir-demo-";
+
+/// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// Longest sleep without a look at the stop sign.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Somebody pressed Ctrl-C.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+struct Interrupted;
+
+/// The stop sign: set by SIGINT, SIGTERM and SIGHUP.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Sleeps.
+    ///
+    /// # Errors
+    /// As soon as the demo is to end.
+    pub(super) fn sleep(&self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(NAP));
+        }
+    }
+
+    /// Waits until the demo is to end.
+    pub(super) fn wait(&self) {
+        while self.check().is_ok() {
+            thread::sleep(NAP);
+        }
+    }
+
+    /// # Errors
+    /// When the demo is to end.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.0.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
+    }
+}
+
+/// The pin directory of a node of this process' world.
+pub(super) fn pin_dir(node: u8) -> PinDir {
+    PinDir::new(Path::new(bpffs::PATH).join(format!("{PIN_PREFIX}{}-node{node}", getpid())))
+}
+
+/// Calls `work` in a child process, with a directory for its files, and cleans up after it.
+///
+/// # Errors
+/// When `work` fails or what it has made cannot be removed.
+pub(super) fn supervise(work: impl FnOnce(&Path, &Stop) -> Result<()>) -> Result<ExitCode> {
+    let directory = tempfile::Builder::new().prefix(PIN_PREFIX).tempdir().context("cannot make a directory")?;
+    let parent = getpid();
+    // SAFETY: this process has a single thread so far, so the child finds no lock taken by a thread that it lacks.
+    match unsafe { fork() }.context("cannot start the demo's process")? {
+        ForkResult::Child => std::process::exit(play(parent, directory.path(), work)),
+        ForkResult::Parent { child } => {
+            let status = await_child(child);
+            eprintln!("removing namespaces, maps and cgroups ...");
+            let swept = sweep();
+            let code = exit_code(status?)?;
+            swept.context("not everything could be removed")?;
+            Ok(code)
+        }
+    }
+}
+
+/// The child's life; returns its exit code.
+fn play(parent: Pid, directory: &Path, work: impl FnOnce(&Path, &Stop) -> Result<()>) -> i32 {
+    let stop = Stop::default();
+    let flag = stop.clone();
+    let ready = become_child(parent).and_then(|()| on_signal(move || flag.0.store(true, Ordering::Relaxed)));
+    match ready.and_then(|()| work(directory, &stop)) {
+        Ok(()) => 0,
+        Err(error) if error.is::<Interrupted>() || stop.check().is_err() => INTERRUPTED.into(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            1
+        }
+    }
+}
+
+fn become_child(parent: Pid) -> Result<()> {
+    // A Ctrl-C must not reach the commands that build the world and take it down: it comes by way of the parent.
+    setpgid(Pid::from_raw(0), Pid::from_raw(0)).context("cannot leave the process group")?;
+    nix::sys::prctl::set_pdeathsig(Signal::SIGTERM).context("cannot be tied to the parent's life")?;
+    if getppid() != parent {
+        bail!("the parent is gone");
+    }
+    Ok(())
+}
+
+/// Calls `react` at each signal that asks to end, from a thread of its own.
+fn on_signal(react: impl Fn() + Send + 'static) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = runtime.context("cannot start the runtime")?;
+    let entered = runtime.enter();
+    let cannot = "cannot wait for signals";
+    let mut interrupt = signal(SignalKind::interrupt()).context(cannot)?;
+    let mut terminate = signal(SignalKind::terminate()).context(cannot)?;
+    let mut hangup = signal(SignalKind::hangup()).context(cannot)?;
+    drop(entered);
+    let listen = move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+                react();
+            }
+        });
+    };
+    thread::Builder::new().name("signals".into()).spawn(listen).context(cannot)?;
+    Ok(())
+}
+
+fn await_child(child: Pid) -> Result<WaitStatus> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let gone = Arc::clone(&ended);
+    on_signal(move || {
+        // After its end the id may be somebody else's.
+        if !gone.load(Ordering::Relaxed) {
+            let _ = kill(child, Signal::SIGTERM);
+        }
+    })?;
+    loop {
+        match waitpid(child, None) {
+            Err(Errno::EINTR) => {}
+            status => {
+                ended.store(true, Ordering::Relaxed);
+                return status.context("cannot wait for the demo's process");
+            }
+        }
+    }
+}
+
+fn exit_code(status: WaitStatus) -> Result<ExitCode> {
+    match status {
+        // The child has said what was wrong.
+        WaitStatus::Exited(_, code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
+        WaitStatus::Signaled(_, signal, _) => bail!("the demo's process was ended by {signal}"),
+        other @ (WaitStatus::Stopped(..)
+        | WaitStatus::PtraceEvent(..)
+        | WaitStatus::PtraceSyscall(_)
+        | WaitStatus::Continued(_)
+        | WaitStatus::StillAlive) => bail!("the demo's process is in an unknown state: {other:?}"),
+    }
+}
+
+/// Removes pins, namespaces and cgroups whose process is gone. Tries all, and reports the first failure.
+pub(super) fn sweep() -> Result<()> {
+    let results = [sweep_pins(), World::sweep().map_err(Into::into), Cgroup::sweep().map_err(Into::into)];
+    results.into_iter().collect()
+}
+
+fn sweep_pins() -> Result<()> {
+    let root = Path::new(bpffs::PATH);
+    for entry in fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))? {
+        let entry = entry.with_context(|| format!("cannot list {}", root.display()))?;
+        let name = entry.file_name();
+        if name.to_str().and_then(owner).is_some_and(|pid| !is_alive(pid)) {
+            PinDir::new(entry.path()).remove_all(false)?;
+        }
+    }
+    Ok(())
+}
+
+/// The process that a pin directory of this name belongs to, if it is a demo's.
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix(PIN_PREFIX)?.split_once("-node")?.0.parse().ok()
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pins_of_a_demo_have_an_owner() {
+        assert_eq!(owner("weir-demo-4711-node1"), Some(4711));
+        for foreign in ["weir", "weir-demo-node1", "weir-4711-node1", "w4711-0-node1"] {
+            assert_eq!(owner(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_set_stop_sign_ends_a_sleep_with_an_error_that_is_an_interruption() {
+        let stop = Stop::default();
+        assert!(stop.sleep(Duration::ZERO).is_ok());
+        stop.0.store(true, Ordering::Relaxed);
+        assert!(stop.sleep(Duration::from_secs(3600)).unwrap_err().is::<Interrupted>());
+    }
+}
