@@ -288,6 +288,7 @@ enum reason {
 	REASON_BROKEN_TABLE = 53, /* a reference led nowhere: a bug, or a map of another writer */
 	REASON_REWRITE_FAILED = 54,
 	REASON_FLOW_TABLE = 55, /* the flow could not be stored */
+	REASON_TOO_BIG = 56,	/* for the MTU of the way to the other node */
 	REASON_COUNT = 64,
 };
 

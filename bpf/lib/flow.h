@@ -102,37 +102,46 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 }
 
 /*
- * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
- * this client address and port through another frontend, or the table is full.
- */
-static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
-					       const struct reply *reply, const bool v6)
-{
-	const struct reply *old;
-
-	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, v6))
-		return 0;
-	old = reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
-	if (old && (old->frontend_port != reply->frontend_port || !addr_equal(&old->frontend, &reply->frontend, v6)))
-		return -1;
-	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
-}
-
-/*
- * Whether the flow that a reply entry belongs to is over, so that its source port may be taken: it was evicted, has moved
- * on to another backend or port, was closed by its client, or is idle. Nothing else ever frees a port.
+ * Whether the flow that a reply entry belongs to is over, so that another may take its place: it was evicted, has moved
+ * on to another backend or port, lost its endpoint, was closed by its client, or is idle. Nothing else ever frees an entry. port is the flow's SNAT port, or 0.
  */
 static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
 					  const struct config *config, const bool v6)
 {
 	const struct flow *flow =
 		flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+	const struct backend *backend;
 
 	if (!flow || flow->backend != reply->backend || flow->snat_port != port)
+		return true;
+	/* An endpoint that left and came back has the same address and starts to number its ports anew. */
+	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	if (!backend || backend->generation != flow->generation)
 		return true;
 	if (proto == IPPROTO_TCP)
 		return flow->flags & FLOW_CLOSING || now_ticks() - flow->last_seen > config->tcp_idle;
 	return now_ticks() - flow->last_seen > config->udp_idle;
+}
+
+/*
+ * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
+ * this client address and port through another frontend, or the table is full.
+ */
+static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
+					       const struct config *config, const struct reply *reply, const bool v6)
+{
+	const struct reply *old;
+	bool same;
+
+	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, v6))
+		return 0;
+	old = reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
+	if (old) {
+		same = old->frontend_port == reply->frontend_port && addr_equal(&old->frontend, &reply->frontend, v6);
+		if (!same && !reply_is_over(old, 0, p->proto, config, v6))
+			return -1;
+	}
+	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
 }
 
 /* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */

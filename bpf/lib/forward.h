@@ -21,7 +21,7 @@ struct ends {
 
 /*
  * Finds the way for a packet before anything is written to it.
- * Returns 0, -REASON_NO_ROUTE, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
+ * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
  */
 static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const struct ends *to,
 				      struct bpf_fib_lookup *fib, const bool v6)
@@ -37,6 +37,8 @@ static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const 
 	fib->l4_protocol = p->proto;
 	fib->sport = to->sport;
 	fib->dport = to->dport;
+	/* Asks for a look at the MTU. tc leaves it at 0: the kernel then knows of segments that the card will cut. */
+	fib->tot_len = CTX_XDP ? p->length : 0;
 	fib->ifindex = ctx_ifindex(ctx);
 	if (v6) {
 		__builtin_memcpy(fib->ipv6_src, &to->src, sizeof(to->src));
@@ -54,6 +56,8 @@ static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const 
 			return -REASON_LEFT_TO_TC;
 		return 0;
 	}
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return -REASON_TOO_BIG;
 	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return -REASON_NO_ROUTE;

@@ -71,7 +71,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	/* The node cannot be sent its own packets, so of two such flows to a process on it the newer one wins. */
 	if (!snat && (backend->flags & BACKEND_HERE) == BACKEND_HERE)
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
-	else if (snat || reply_store_direct(p, backend, &reply, v6)) {
+	else if (snat || reply_store_direct(p, backend, config, &reply, v6)) {
 		reply.flags = FLOW_SNAT;
 		flow->flags = FLOW_SNAT;
 		flow->snat_port = reply_store_snat(backend, flow->backend, config, &reply, v6);

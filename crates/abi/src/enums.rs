@@ -125,5 +125,7 @@ pub const REASON_BROKEN_TABLE: u32 = 53;
 pub const REASON_REWRITE_FAILED: u32 = 54;
 /// The flow could not be stored.
 pub const REASON_FLOW_TABLE: u32 = 55;
+/// For the MTU of the way to the other node.
+pub const REASON_TOO_BIG: u32 = 56;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

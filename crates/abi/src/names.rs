@@ -32,6 +32,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         53 => "broken_table",
         54 => "rewrite_failed",
         55 => "flow_table",
+        56 => "too_big",
         _ => "unknown",
     }
 }

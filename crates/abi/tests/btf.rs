@@ -1,6 +1,7 @@
 //! `bpf/abi.h` as the compiler saw it, compared with its Rust view: every struct field by field, every constant by value.
 //!
 //! A new field or constant on either side that the other does not have fails here or does not compile.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "btf/reader.rs"]
 mod reader;
@@ -55,7 +56,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, pad }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
         Counter = "counter" { packets, bytes }
@@ -122,7 +123,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_TTL_EXCEEDED,
         REASON_BROKEN_TABLE,
         REASON_REWRITE_FAILED,
-        REASON_FLOW_TABLE,
+        REASON_FLOW_TABLE, REASON_TOO_BIG,
         REASON_COUNT
     ]
 }

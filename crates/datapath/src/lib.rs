@@ -3,6 +3,7 @@
 //! I/O only. What to write is decided in `weir-core`; [`Datapath`] is for the one writer, [`View`] for readers.
 
 mod attach;
+mod capabilities;
 mod clsact;
 mod error;
 mod filter;

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::Capacity;
 
+use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
@@ -51,6 +52,11 @@ impl Datapath {
     /// # Errors
     /// No bpffs, another agent, a missing capability, an object that the verifier refuses.
     pub fn open(pins: PinDir, capacity: &Capacity) -> Result<Self> {
+        // The loader finds other ways without some of them, and fails with words that do not say so.
+        let missing = capabilities::missing();
+        if !missing.is_empty() {
+            return Err(Error::Capability { action: format!("cannot load programs without {missing}") });
+        }
         pins.create()?;
         let lock = pins.lock()?;
         let mut resized = Vec::new();
@@ -202,10 +208,11 @@ fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
     let mut reason = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
-            if matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES)) && !reason.contains("processed") {
-                return Error::Capability { action: format!("cannot load {object}") };
-            }
+        if let Some(io) = inner.downcast_ref::<std::io::Error>()
+            && matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES))
+            && !reason.contains("processed")
+        {
+            return Error::Capability { action: format!("cannot load {object}") };
         }
         reason = format!("{reason}: {inner}");
         cause = inner.source();

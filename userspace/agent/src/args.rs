@@ -103,7 +103,7 @@ impl std::str::FromStr for NodePortAddresses {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "primary" => Ok(Self::Primary),
-            cidr => cidr.parse().map(Self::Within).map_err(|_| format!("{cidr:?} is neither `primary` nor a CIDR")),
+            cidr => cidr.parse().map(Self::Within).map_err(|e| format!("{cidr:?} is neither `primary` nor a CIDR: {e}")),
         }
     }
 }
@@ -151,8 +151,8 @@ pub(crate) struct DatapathOptions {
 fn parse_ports(text: &str) -> Result<(u16, u16), String> {
     let wrong = || format!("{text:?} is not a range of ports such as 16384-29999");
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
-    let first: u16 = first.parse().map_err(|_| wrong())?;
-    let last: u16 = last.parse().map_err(|_| wrong())?;
+    let port = |text: &str| text.parse::<u16>().map_err(|e| format!("{}: {e}", wrong()));
+    let (first, last) = (port(first)?, port(last)?);
     if first < 1024 || first > last {
         return Err(format!("{text:?}: the first port must be 1024 or more and not above the last"));
     }

@@ -203,8 +203,10 @@ fn cgroup_dir(option: Option<PathBuf>) -> Result<Option<PathBuf>> {
         None => {
             let found = host::cgroup_root();
             if found.is_none() {
-                warn!("no cgroup v2 hierarchy is mounted: processes on the host cannot reach services; mount one with \
-                       `mount -t cgroup2 none DIR` and pass --cgroup DIR");
+                warn!(
+                    "no cgroup v2 hierarchy is mounted: processes on the host cannot reach services; mount one with \
+                       `mount -t cgroup2 none DIR` and pass --cgroup DIR"
+                );
             }
             Ok(found)
         }

@@ -93,6 +93,7 @@ impl Writer {
             Some(cgroup) => writer.datapath.attach_cgroup(&cgroup)?,
             None => writer.datapath.detach_cgroup()?,
         }
+        writer.publish();
         Ok(writer)
     }
 
@@ -188,8 +189,7 @@ impl Writer {
 
     /// Plans and writes services; those that are gone first, to make room and to free their addresses.
     fn write_services(&mut self, services: &BTreeSet<ObjectName>) -> Result<()> {
-        let (present, gone): (Vec<_>, Vec<_>) =
-            services.iter().partition(|name| self.cluster.service(name).is_some());
+        let (present, gone): (Vec<_>, Vec<_>) = services.iter().partition(|name| self.cluster.service(name).is_some());
         for name in gone.into_iter().chain(present) {
             self.write_service(name)?;
         }

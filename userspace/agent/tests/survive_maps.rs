@@ -36,7 +36,7 @@ fn one_too_many(option: &str, map: &str, fit: u8) {
     fitting.iter().for_each(|service| node.assert_served(service));
 
     node.write(&yaml(&all));
-    let complaint = node.agent.await_complaint(&node.world, "maps");
+    let complaint = node.agent.await_complaint(&node.world, "maps", "full");
     assert_eq!(complaint, format!("default/{}: map {map} is full (16 entries): raise {option}", more.name));
     let log = node.agent.log();
     let told = log.lines().find(|line| line.contains("ERROR")).unwrap();
@@ -76,7 +76,7 @@ fn a_service_that_grows_beyond_a_full_map_keeps_its_old_endpoints() {
     let node = Standalone::start(2, &yaml(&services), &["--max-backends=16"]);
     services[6] = Web::new("web07", 7, &[1, 2]);
     node.write(&yaml(&services));
-    let complaint = node.agent.await_complaint(&node.world, "maps");
+    let complaint = node.agent.await_complaint(&node.world, "maps", "full");
     assert!(complaint.starts_with("default/web07: map backends is full"), "{complaint}");
     for target in services[6].sockets() {
         assert_eq!(node.ask(target).unwrap().name, "node1-pod1");

@@ -122,7 +122,6 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("flags", flags(*bits, &[(abi::CONFIG_RESET_STALE, "reset_stale")])),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
-        ("tcpIdleTicks", number(*tcp_idle)),
         ("abiVersion", number(*abi_version)),
     ])
 }

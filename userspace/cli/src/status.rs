@@ -225,9 +225,7 @@ mod tests {
                 flags: 0,
                 udp_idle: 60,
                 tcp_idle: 7200,
-                tcp_idle: 60,
                 abi_version: abi::ABI_VERSION,
-                pad: 0,
                 pad: 0,
             },
             maps: vec![

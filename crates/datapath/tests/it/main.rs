@@ -1,4 +1,5 @@
 //! The programs and maps in the running kernel. All of it needs root and skips loudly without.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod backends;
 mod case;

@@ -149,16 +149,16 @@ fn compare(node: &Node, maps: &Maps, seed: u64, flow: &Flow, number: u16) -> Res
     match model {
         Pick::Backend { id, tier } => {
             let reason = if tier == Tier::Local { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
-            prop_assert_eq!(outcome.reason, reason);
+            prop_assert_eq!(outcome.reason, reason, "{:?} of {:?} from {}", model, flow, from);
             let backend = maps.backends[&id];
             let expected = SocketAddr::new(backend.addr.ip(), backend.port.get());
             prop_assert_eq!(outcome.packet().destination_socket(), expected, "{:?} of {:?}", model, flow);
         }
         Pick::NoEndpoints => {
-            prop_assert_eq!((outcome.verdict, outcome.reason), (TC_REDIRECT, abi::REASON_NO_ENDPOINTS))
+            prop_assert_eq!((outcome.verdict, outcome.reason), (TC_REDIRECT, abi::REASON_NO_ENDPOINTS));
         }
         Pick::NoneAllowed => {
-            prop_assert_eq!((outcome.verdict, outcome.reason), (TC_SHOT, abi::REASON_NO_LOCAL_ENDPOINTS))
+            prop_assert_eq!((outcome.verdict, outcome.reason), (TC_SHOT, abi::REASON_NO_LOCAL_ENDPOINTS));
         }
         Pick::Broken => prop_assert!(false, "the planner wrote a table that leads nowhere"),
     }

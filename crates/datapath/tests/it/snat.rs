@@ -76,6 +76,23 @@ fn the_port_of_a_flow_that_went_on_to_another_backend_is_used_again() {
 }
 
 #[test]
+fn an_endpoint_that_returns_takes_new_flows_although_old_ones_had_its_first_ports() {
+    let Some(mut node) = Node::new("SNAT ports of an endpoint that returns") else { return };
+    for case in CASES {
+        for _ in 0..3 {
+            node.serve(web(), &[(2, 1)]);
+            for _ in 0..100 {
+                let outcome = node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+                outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            }
+            node.serve(web(), &[]);
+            node.release();
+            node.release();
+        }
+    }
+}
+
+#[test]
 fn every_flow_to_a_backend_has_a_port_of_its_own_and_other_backends_may_share_it() {
     let Some(mut node) = Node::new("SNAT ports") else { return };
     node.serve(web(), &[(2, 1), (2, 2)]);

@@ -1,6 +1,9 @@
 //! A cluster whose traffic crosses nodes, so that every table of the kernel is in use.
 
+use std::net::SocketAddr;
+
 use k8s_openapi::api::core::v1::Service;
+use weir_testbed::node::Pod;
 use weir_testbed::objects::service;
 
 use super::traffic::{Client, Traffic, both};
@@ -16,6 +19,8 @@ fn with_node_port(name: &str, port: u16) -> Service {
 /// Two nodes with two pods each, and two Services whose endpoints are all on node 2: `web` (HTTP) and `echo` (lines).
 pub(crate) struct Busy {
     pub(crate) cluster: Cluster,
+    /// A client on node 1.
+    pod: Pod,
     web: Service,
     echo: Service,
 }
@@ -31,32 +36,38 @@ impl Busy {
                 cluster.await_frontend(socket.ip(), socket.port());
             }
         }
-        Self { cluster, web, echo }
+        let pod = cluster.world.node(1).pod(1);
+        Self { cluster, pod, web, echo }
     }
 
     /// From outside through node 1, from a pod of node 1, from a process on node 1; both families, short and long.
     pub(crate) fn traffic(&self) -> Traffic {
-        let world = &self.cluster.world;
-        let node = world.node(1);
-        let outside = Client::Netns(world.client());
-        let pod = node.pod(1);
-        let host = Client::Host(node.netns(), &self.cluster.agents[0].cgroup);
-        let mut traffic = Traffic::default();
-        for target in both(node.address().both(), node_port(&self.web)) {
-            traffic.stream("outside", outside, target);
-        }
-        for target in cluster_sockets(&self.web) {
-            traffic.stream("pod", Client::Netns(pod.netns()), target);
-            traffic.stream("host", host, target);
-        }
-        for target in both(node.address().both(), node_port(&self.echo)) {
-            traffic.connection("outside", outside, target);
-        }
-        for target in cluster_sockets(&self.echo) {
-            traffic.connection("pod", Client::Netns(pod.netns()), target);
-            traffic.connection("host", host, target);
+        let mut traffic = self.connections();
+        for (name, client, target) in self.routes(&self.web) {
+            traffic.stream(name, client, target);
         }
         traffic
+    }
+
+    /// Of that only the long connections.
+    pub(crate) fn connections(&self) -> Traffic {
+        let mut traffic = Traffic::default();
+        for (name, client, target) in self.routes(&self.echo) {
+            traffic.connection(name, client, target);
+        }
+        traffic
+    }
+
+    fn routes(&self, service: &Service) -> Vec<(&'static str, Client<'_>, SocketAddr)> {
+        let (world, node) = (&self.cluster.world, self.cluster.world.node(1));
+        let outside =
+            both(node.address().both(), node_port(service)).map(|to| ("outside", Client::Netns(world.client()), to));
+        let mut routes = outside.to_vec();
+        for target in cluster_sockets(service) {
+            routes.push(("pod", Client::Netns(self.pod.netns()), target));
+            routes.push(("host", Client::Host(node.netns(), &self.cluster.agents[0].cgroup), target));
+        }
+        routes
     }
 
     pub(crate) fn agents(&mut self, act: impl FnMut(&mut Agent)) {

@@ -1,8 +1,11 @@
 //! Everybody who asks a Service: pods, processes on the nodes, a client outside.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
 
+use weir_testbed::ask::{Answer, PATIENCE};
+use weir_testbed::connection::LongConnection;
 use weir_testbed::{Pod, address};
 
 use super::Cluster;
@@ -27,13 +30,19 @@ impl fmt::Display for Caller {
 }
 
 impl Caller {
-    /// The node that translates what it sends to `target`.
+    /// The node that translates what it sends to `target`. A node's own address is served by that node only; the router
+    /// sends everything else to node 1.
     pub(crate) fn entry(&self, target: IpAddr) -> u8 {
+        let owner = (1..address::MAX).find(|node| address::node(*node).like(target) == target);
+        owner.or(self.node()).unwrap_or(1)
+    }
+
+    /// The node that it lives on.
+    pub(crate) fn node(&self) -> Option<u8> {
         match self {
-            Self::Pod(pod) => pod.node(),
-            Self::Host(node) => *node,
-            // The router sends to node 1 what is no node's own address.
-            Self::Outside => (1..address::MAX).find(|node| address::node(*node).like(target) == target).unwrap_or(1),
+            Self::Pod(pod) => Some(pod.node()),
+            Self::Host(node) => Some(*node),
+            Self::Outside => None,
         }
     }
 }
@@ -57,4 +66,40 @@ impl Cluster {
             Caller::Outside => self.world.client().enter(work),
         }
     }
+
+    /// A long TCP connection of the caller to an echo server.
+    pub(crate) fn connect(&self, caller: &Caller, target: SocketAddr) -> LongConnection {
+        /// Between two exchanges.
+        const INTERVAL: Duration = Duration::from_millis(10);
+        let open = |netns| LongConnection::open(netns, target, INTERVAL, PATIENCE);
+        let opened = match caller {
+            Caller::Pod(pod) => open(pod.netns()),
+            Caller::Host(node) => {
+                let cgroup = &self.agents[usize::from(*node) - 1].cgroup;
+                cgroup.enter(|| open(self.world.node(*node).netns())).unwrap()
+            }
+            Caller::Outside => open(self.world.client()),
+        };
+        opened.unwrap_or_else(|e| panic!("{caller} to {target}: {e}"))
+    }
+
+    /// A UDP socket of the caller for the family of `target`.
+    pub(crate) fn socket(&self, caller: &Caller, target: SocketAddr) -> UdpSocket {
+        let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = self.run_as(caller, || UdpSocket::bind(any).unwrap());
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+}
+
+/// Sends one datagram over a socket, to its peer or to `target`, and returns who answered.
+pub(crate) fn say(socket: &UdpSocket, target: Option<SocketAddr>) -> std::io::Result<Answer> {
+    match target {
+        Some(target) => socket.send_to(b"who", target)?,
+        None => socket.send(b"who")?,
+    };
+    let mut buffer = [0; 256];
+    let length = socket.recv(&mut buffer)?;
+    let text = String::from_utf8_lossy(&buffer[..length]);
+    Ok(text.parse().unwrap_or_else(|()| panic!("{text:?} is no answer")))
 }

@@ -1,8 +1,13 @@
 //! A cluster in network namespaces: a real API server, nodes with a `weir-agent` each, pods that answer.
 
 #![allow(dead_code, reason = "each test file uses its part of the harness")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 pub(crate) mod busy;
+pub(crate) mod callers;
+pub(crate) mod echo;
+pub(crate) mod matrix;
+pub(crate) mod shared;
 pub(crate) mod standalone;
 pub(crate) mod traffic;
 
@@ -117,7 +122,8 @@ impl Cluster {
     }
 }
 
-fn serve_in(pod: &Pod) -> [Server; 3] {
+/// The servers of a pod.
+pub(crate) fn serve_in(pod: &Pod) -> [Server; 3] {
     let name = pod.name();
     [
         serve::http(pod.netns(), &name, HTTP).unwrap(),
@@ -139,6 +145,9 @@ pub(crate) fn node_port(service: &Service) -> u16 {
     let port = service.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].node_port.unwrap();
     u16::try_from(port).unwrap()
 }
+
+/// The status code, and of each part its name, whether it is ready, and a reason.
+pub(crate) type Readiness = (u16, Vec<(String, bool, String)>);
 
 /// One node's agent. Its programs and maps are removed on drop; in between it may be killed and started.
 pub(crate) struct Agent {
@@ -231,8 +240,8 @@ impl Agent {
         status
     }
 
-    /// What it says on `/readyz`: the status code, and of each part whether it is ready, and a reason.
-    pub(crate) fn readiness(&self, world: &World) -> Option<(u16, Vec<(String, bool, String)>)> {
+    /// What it says on `/readyz`.
+    pub(crate) fn readiness(&self, world: &World) -> Option<Readiness> {
         let (code, body) = self.get(world, 10256, "/readyz")?;
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
         let part = |part: &serde_json::Value| {
@@ -242,15 +251,17 @@ impl Agent {
         Some((code, answer["components"].as_array().unwrap().iter().map(part).collect()))
     }
 
-    /// Waits until a part is not ready, and returns its reason.
-    pub(crate) fn await_complaint(&self, world: &World, part: &str) -> String {
+    /// Waits until a part is not ready for a reason with this text, and returns the reason.
+    pub(crate) fn await_complaint(&self, world: &World, part: &str, text: &str) -> String {
         let look = || {
             let seen = self.readiness(world);
             let parts = seen.iter().filter(|(code, _)| *code == 503).flat_map(|(_, parts)| parts);
-            let reason = parts.filter(|(name, ready, _)| name == part && !ready).map(|(.., reason)| reason.clone()).next();
-            reason.ok_or_else(|| format!("{seen:?}"))
+            let mut reasons = parts.filter(|(name, ready, _)| name == part && !ready).map(|(.., reason)| reason);
+            let reason = reasons.find(|reason| reason.contains(text));
+            reason.cloned().ok_or_else(|| format!("{seen:?}"))
         };
-        wait::until_some(&format!("{part} not ready"), SOON, look).unwrap_or_else(|e| panic!("{e}\n{}", self.log()))
+        let what = format!("{part} not ready because of {text:?}");
+        wait::until_some(&what, SOON, look).unwrap_or_else(|e| panic!("{e}\n{}", self.log()))
     }
 
     /// Waits until the log has this text.
@@ -329,9 +340,8 @@ impl Agent {
         let what = format!("backends {addresses:?} of {service} on node {}", self.node);
         let backends = || {
             let dump = view.dump().unwrap();
-            let named = |id: u32| {
-                dump.service_names.iter().any(|(known, name)| *known == id && text(&name.name) == service)
-            };
+            let named =
+                |id: u32| dump.service_names.iter().any(|(known, name)| *known == id && text(&name.name) == service);
             let used = dump.backends.iter().filter(|(_, backend)| backend.flags & weir_abi::BACKEND_USED != 0);
             let mut found: Vec<_> = used.filter(|(_, b)| named(b.service)).map(|(_, b)| b.addr.ip()).collect();
             found.sort();

@@ -8,7 +8,7 @@ use weir_testbed::load::{Load, RunningLoad};
 use weir_testbed::{Cgroup, Netns};
 
 /// New connections per second of each stream: enough that one is under way at any moment.
-const RATE: u32 = 80;
+const RATE: u32 = 50;
 /// A connection that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two exchanges of a long connection.

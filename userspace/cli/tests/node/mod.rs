@@ -164,9 +164,7 @@ pub(crate) fn fill(pins: &Pins) -> Datapath {
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 120,
         tcp_idle: 7200,
-        tcp_idle: 120,
         abi_version: abi::ABI_VERSION,
-        pad: 0,
         pad: 0,
     };
     datapath.configure(&config).unwrap();

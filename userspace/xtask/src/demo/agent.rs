@@ -5,14 +5,17 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, wait};
 
 use super::guard;
 
 /// Patience with an agent that starts or stops.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
+
+/// Patience with one answer: while it loads its programs it does not answer at all.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Port of the health checks.
 const HEALTH: u16 = 10256;
@@ -74,7 +77,7 @@ impl Agent {
         let Self { node, process, program, services, log, cgroup } = self;
         process.terminate(SOON)?;
         let process = launch(world, node, spread, &program, &services, &cgroup, &log)?;
-        let agent = Self { node, process, program, services, log, cgroup };
+        let mut agent = Self { node, process, program, services, log, cgroup };
         agent.await_ready(world)?;
         Ok(agent)
     }
@@ -82,15 +85,27 @@ impl Agent {
     /// Waits until it has written everything that its file says.
     ///
     /// # Errors
-    /// When that takes too long; the error quotes its log.
-    pub(super) fn await_ready(&self, world: &World) -> Result<()> {
-        let what = format!("the readiness of weir-agent on node {}", self.node);
-        let look = || match status_line(world, self.node) {
-            Ok(line) if line.contains(" 200 ") => Ok(()),
-            Ok(line) => Err(line),
-            Err(error) => Err(error.to_string()),
+    /// When it ends or takes too long; the error quotes its log.
+    pub(super) fn await_ready(&mut self, world: &World) -> Result<()> {
+        let Self { node, process, .. } = self;
+        let what = format!("the readiness of weir-agent on node {node}");
+        let mut ended = None;
+        let look = || {
+            ended = process.exit_status().map_err(|error| error.to_string())?;
+            match status_line(world, *node) {
+                _ if ended.is_some() => Ok(()),
+                Ok(line) if line.contains(" 200 ") => Ok(()),
+                Ok(line) => Err(line),
+                Err(error) => Err(error.to_string()),
+            }
         };
-        wait::until_some(&what, SOON, look).with_context(|| format!("it has logged:\n{}", self.process.log_tail()))
+        let ready = wait::until_some(&what, SOON, look);
+        let tail = || process.log_tail();
+        match (ended, ready) {
+            (Some(status), _) => bail!("weir-agent on node {node} has ended ({status}), its log says:\n{}", tail()),
+            (None, Err(error)) => bail!("{error}; its log says:\n{}", tail()),
+            (None, Ok(())) => Ok(()),
+        }
     }
 }
 
@@ -118,7 +133,7 @@ fn launch(
 fn status_line(world: &World, node: u8) -> std::io::Result<String> {
     world.node(node).netns().enter(|| {
         let mut stream = TcpStream::connect(("127.0.0.1", HEALTH))?;
-        stream.set_read_timeout(Some(SOON))?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

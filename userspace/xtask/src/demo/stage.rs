@@ -74,7 +74,7 @@ impl Stage {
             let agent = Agent::start(&self.world, node, spread, &programs.agent, &self.services, &self.logs)?;
             self.agents.push(agent);
         }
-        self.agents.iter().try_for_each(|agent| agent.await_ready(&self.world))
+        self.agents.iter_mut().try_for_each(|agent| agent.await_ready(&self.world))
     }
 
     /// Restarts the agents one after the other.
