@@ -144,29 +144,59 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
 }
 
+/* A search for a free source port. */
+struct snat_search {
+	const struct backend *backend;
+	const struct config *config;
+	const struct reply *reply;
+	struct backend_counters *counters;
+	__be16 port; /* BE, what was found; 0 so far */
+};
+
+/* Tries one port, the one that was used longest ago. Returns whether the search is over. */
+static __always_inline long snat_try(struct snat_search *search, const bool v6)
+{
+	const struct backend *backend = search->backend;
+	const struct config *config = search->config;
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	__u32 range = config->snat_max - config->snat_min + 1;
+	__u32 number = __sync_fetch_and_add(&search->counters->snat_next, 1);
+	__be16 port = bpf_htons(config->snat_min + number % range);
+	const struct reply *old;
+
+	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, v6)) {
+		old = reply_find(&backend->addr, node, backend->port, port, backend->proto, v6);
+		if (!old || !reply_is_over(old, port, backend->proto, config, v6) ||
+		    reply_store(backend, node, port, search->reply, BPF_ANY, v6))
+			return 0;
+	}
+	search->port = port;
+	return 1;
+}
+
+static long snat_try4(__u32 round __attribute__((unused)), struct snat_search *search)
+{
+	return snat_try(search, false);
+}
+
+static long snat_try6(__u32 round __attribute__((unused)), struct snat_search *search)
+{
+	return snat_try(search, true);
+}
+
 /* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
 static __always_inline __be16 reply_store_snat(const struct backend *backend, __u32 backend_id,
 					       const struct config *config, const struct reply *reply, const bool v6)
 {
 	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &backend_id);
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	__u32 range = config->snat_max - config->snat_min + 1;
-	const struct reply *old;
+	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counters = counters };
 
 	if (!counters || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
 		return 0;
-	for (int i = 0; i < SNAT_PROBES; i++) {
-		__u32 number = __sync_fetch_and_add(&counters->snat_next, 1);
-		__be16 port = bpf_htons(config->snat_min + number % range);
-
-		if (!reply_store(backend, node, port, reply, BPF_NOEXIST, v6))
-			return port;
-		old = reply_find(&backend->addr, node, backend->port, port, backend->proto, v6);
-		if (old && reply_is_over(old, port, backend->proto, config, v6) &&
-		    !reply_store(backend, node, port, reply, BPF_ANY, v6))
-			return port;
-	}
-	return 0;
+	/* A loop of the kernel's: the verifier walks one round of it. */
+	bpf_loop(SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	return search.port;
 }
 
 #endif

@@ -77,6 +77,10 @@ impl Datapath {
             resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
         }
         let store = open_store(&pins, 0)?;
+        if !adopted {
+            // A new filter beside old frontends would hide them.
+            store.rebuild_filter()?;
+        }
         let config = mapped(&pins, "config", 0)?;
         let devices = table(&pins, "devices", 0)?;
         Ok(Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock })

@@ -1,5 +1,7 @@
 //! What is wrong is said: which object, why, and what to do; and what worked before goes on.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! Endpoints come, go and rest while connections run.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::net::SocketAddr;

@@ -1,5 +1,7 @@
 //! Services and pods come, go and change.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::io::ErrorKind;
@@ -113,8 +115,9 @@ fn a_pod_that_comes_later_asks_and_answers_within_2_seconds() {
     for talk in Talk::ALL {
         for target in served.cluster_ips(talk) {
             let what = format!("an answer to {} from {talk:?} {target}", pod.name());
-            let asked = wait::until_some(&what, Duration::from_secs(2), || asks(talk, target).map_err(|e| e.to_string()));
-            assert_eq!(asked.unwrap().client.ip(), pod.address().like(target.ip()));
+            let answer = || asks(talk, target).map_err(|e| e.to_string());
+            let answer = wait::until_some(&what, Duration::from_secs(2), answer).unwrap();
+            assert_eq!(answer.client.ip(), pod.address().like(target.ip()));
         }
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
@@ -148,8 +151,11 @@ fn a_deleted_pod_leaves_no_link_behind() {
     };
     wait::until_some("both links of the pod", SOON, all).unwrap();
     pod.delete().unwrap();
-    wait::until_some("no link of the pod", SOON, || if links().is_empty() { Ok(()) } else { Err(format!("{:?}", links())) })
-        .unwrap();
+    let none = || {
+        let found = links();
+        if found.is_empty() { Ok(()) } else { Err(format!("{found:?}")) }
+    };
+    wait::until_some("no link of the pod", SOON, none).unwrap();
 }
 
 /// The pods of a node that every test may count on; others come and go.

@@ -1,5 +1,7 @@
 //! Every type of Service from every kind of client, in both families, over TCP and UDP, against the real API server.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};

@@ -1,5 +1,7 @@
 //! Where the programs run: XDP does the outside's packets; without it, and without TCX links, everything works the same.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use harness::callers::Caller;
@@ -35,7 +37,8 @@ fn xdp_translates_what_comes_from_outside_and_what_comes_back_from_other_nodes()
         let before = (seen(abi::HOOK_XDP), seen(abi::HOOK_NIC_INGRESS), back());
         ask_from_outside(&cluster, &served, COUNT);
         // Both families, all three ports; a UDP question is one packet.
-        assert!(seen(abi::HOOK_XDP) >= before.0 + 2 * (2 * FROM_CLIENT + COUNT), "{name}: {}", seen(abi::HOOK_XDP) - before.0);
+        let translated = seen(abi::HOOK_XDP) - before.0;
+        assert!(translated >= 2 * (2 * FROM_CLIENT + COUNT), "{name}: {translated}");
         assert_eq!(seen(abi::HOOK_NIC_INGRESS), before.1, "{name}: tc had to help");
         if node == 2 {
             assert!(back() >= before.2 + 2 * (2 * 3 * COUNT + COUNT), "{name}: {}", back() - before.2);
@@ -81,8 +84,9 @@ fn everything_is_served_with_clsact_filters_in_place_of_tcx_links() {
         assert!(!links(agent).iter().any(|name| tcx.iter().any(|kind| name.starts_with(kind))), "{:?}", links(agent));
         for device in [node::NIC.to_owned(), node.pod(1).host_interface()] {
             for direction in ["ingress", "egress"] {
-                let shown = node.netns().command("tc").args(["filter", "show", "dev", &device, direction]).output().unwrap();
-                let shown = String::from_utf8(shown.stdout).unwrap();
+                let mut tc = node.netns().command("tc");
+                let shown = tc.args(["filter", "show", "dev", &device, direction]).output().unwrap().stdout;
+                let shown = String::from_utf8(shown).unwrap();
                 assert_eq!(shown.matches("direct-action").count(), 1, "{device} {direction}:\n{shown}");
             }
         }

@@ -1,5 +1,7 @@
 //! Services that nobody can answer: refused at once where there is no endpoint at all, dropped where a policy allows none.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::io::ErrorKind;

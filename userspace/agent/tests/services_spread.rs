@@ -1,5 +1,7 @@
 //! How many connections each endpoint gets, and that many and large ones pass a node without endpoints.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use harness::echo::{Echo, Talk, echo, ready};
 use harness::shared::Shared;
 use harness::{Cluster, SOON, cluster_sockets, node_port};
 use weir_testbed::ask::{self, PATIENCE};
-use weir_testbed::{Netns, Pod, address, objects};
+use weir_testbed::{Netns, Node, Pod, address, objects};
 
 static LOCAL_FIRST: Shared = Shared::new(&[]);
 static RANDOM: Shared = Shared::new(&["--spread=random"]);
@@ -137,7 +139,7 @@ fn ways(cluster: &Cluster, cluster_ips: &[SocketAddr], node_port: u16) -> Vec<(C
 }
 
 fn all_pods(cluster: &Cluster) -> Vec<Pod> {
-    cluster.world.nodes().iter().flat_map(|node| node.pods()).collect()
+    cluster.world.nodes().iter().flat_map(Node::pods).collect()
 }
 
 /// Answers of [`COUNT`] new connections from one caller, and what the service's counters said about them.
@@ -155,7 +157,8 @@ impl Count {
         let agent = &cluster.agents[usize::from(entry) - 1];
         let before = agent.flows_of(served, talk, v6);
         let mut answers = BTreeMap::new();
-        for answer in cluster.run_as(caller, || (0..COUNT).map(|_| talk.ask(target, PATIENCE).unwrap()).collect::<Vec<_>>()) {
+        let ask = || (0..COUNT).map(|_| talk.ask(target, PATIENCE).unwrap()).collect::<Vec<_>>();
+        for answer in cluster.run_as(caller, ask) {
             *answers.entry(answer.name).or_default() += 1;
         }
         let after = agent.flows_of(served, talk, v6);

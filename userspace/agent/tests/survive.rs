@@ -1,5 +1,7 @@
 //! The agent may die, stop and start again, also with other options: traffic does not notice.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::net::IpAddr;

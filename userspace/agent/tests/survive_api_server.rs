@@ -1,5 +1,7 @@
 //! The API server may be away, for a while or from the start: what is known stays in force.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::time::{Duration, Instant};

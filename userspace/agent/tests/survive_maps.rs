@@ -1,5 +1,7 @@
 //! Maps that are full, maps that people look at, and interfaces that vanish: others are served all the same.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 mod harness;
 
 use std::net::IpAddr;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
 use weir_testbed::ask::{Answer, PATIENCE};
-use weir_testbed::{Pod, address};
+use weir_testbed::{Node, Pod, address};
 
 use super::Cluster;
 use super::callers::Caller;
@@ -47,9 +47,7 @@ impl Kind {
     pub(crate) fn targets(self, cluster: &Cluster, echo: &Echo, number: u8, talk: Talk) -> Vec<SocketAddr> {
         match self {
             Self::ClusterIp => echo.cluster_ips(talk).to_vec(),
-            Self::NodePort => {
-                cluster.world.nodes().iter().flat_map(|node| echo.node_ports(node, talk)).collect()
-            }
+            Self::NodePort => cluster.world.nodes().iter().flat_map(|node| echo.node_ports(node, talk)).collect(),
             Self::LoadBalancer | Self::ExternalIp => {
                 external(number).map(|ip| SocketAddr::new(ip, talk.port())).to_vec()
             }
@@ -65,7 +63,7 @@ pub(crate) fn external(number: u8) -> [IpAddr; 2] {
 /// Asks a Service of this kind from everybody, over everything, in both families: once with endpoints on all nodes and
 /// once with endpoints on node 2 only. Panics with a list of all wrong answers.
 pub(crate) fn assert_serves(cluster: &Cluster, kind: Kind, number: u8) {
-    let everywhere: Vec<Pod> = cluster.world.nodes().iter().flat_map(|node| node.pods()).collect();
+    let everywhere: Vec<Pod> = cluster.world.nodes().iter().flat_map(Node::pods).collect();
     let far = cluster.world.node(2).pods();
     let mut wrong = Vec::new();
     for (pods, place, number) in [(everywhere, "all", number), (far, "far", number + 1)] {

@@ -97,9 +97,9 @@ pub(super) fn summary(spread: &Row, local: &Row, restart: &Disturbance, takeover
     let (Takeover { first_answer, last_failure }, disturbance) = takeover;
     let last = last_failure.map_or_else(String::new, |time| format!(", the last after {} ms", time.as_millis()));
     format!(
-        "local first   {:.1} x the requests at 1/{:.0} of the median latency ({:.0}/s at {:.2} ms, spread evenly {:.0}/s at {:.2} ms)\n\
+        "local first   {:.1} x the requests at 1/{:.0} of the median latency ({:.0}/s, {:.2} ms; spread evenly {:.0}/s, {:.2} ms)\n\
          restart       {NODES} agents restarted under load: {restart}\n\
-         takeover      first answer from another node {} ms after the local pods died: {disturbance}{last}",
+         takeover      first answer from elsewhere {} ms after the local pods died: {disturbance}{last}",
         ratio(local.per_second, spread.per_second),
         ratio(spread.p50_ms, local.p50_ms),
         local.per_second,
