@@ -40,14 +40,15 @@ cargo test "${quiet[@]}" --no-fail-fast --no-run "${packages[@]}"
 status=0
 cargo test --no-fail-fast "${packages[@]}" -- --show-output "$@" 2>&1 </dev/null | tee "$log" | show || status=$?
 
-awk '/^test result:/ { passed += $4; failed += $6; ignored += $8 }
-	END { printf "\n  %d passed, %d failed, %d ignored\n", passed, failed, ignored }' "$log"
+read -r passed failed ignored < <(awk '/^test result:/ { passed += $4; failed += $6; ignored += $8 }
+	END { print passed + 0, failed + 0, ignored + 0 }' "$log")
 skipped=$(grep -c 'SKIPPED: ' "$log" || :)
+echo
 if [[ $skipped -gt 0 ]]; then
-	echo "  $skipped of them skipped:"
+	echo "  skipped:"
 	sed -n 's/.*SKIPPED: /    /p' "$log" | sort | uniq -c | sed -E 's/^ *([0-9]+) +(.*)/    \1 x \2/'
-else
-	echo "  0 skipped"
 fi
+[[ $ignored == 0 ]] || echo "  $ignored take minutes and are run by name (#[ignore])"
 [[ $status == 0 ]] || echo "  failed: the whole output is in $log" >&2
+echo "$passed passed, $failed failed, $skipped skipped"
 exit "$status"

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -72,7 +73,7 @@ impl PinDir {
             if parent.is_dir() && !on_bpffs(parent)? {
                 return Err(Error::NoBpffs { path: self.root.clone() });
             }
-            match fs::create_dir(&dir) {
+            match fs::DirBuilder::new().mode(0o700).create(&dir) {
                 Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                     return Err(Error::io(format!("cannot make directory {}", dir.display()), e));
                 }
