@@ -5,6 +5,7 @@
 mod attach;
 mod capabilities;
 mod clsact;
+mod counters;
 mod error;
 mod filter;
 mod layout;
@@ -18,9 +19,10 @@ mod view;
 
 pub use attach::{AttachOptions, Hook, Role};
 pub use clsact::detach as detach_clsact;
+pub use counters::{Counters, MapUse};
 pub use error::{Error, Result};
 pub use load::{Datapath, objects};
 pub use map::{Mapped, Pod, Table};
 pub use pins::{DEFAULT_PIN_DIR, PinDir};
 pub use store::{KernelStore, MapStore, MemoryStore};
-pub use view::{FlowEntry, MapUse, RawEntry, View};
+pub use view::{FlowEntry, RawEntry, View};

@@ -6,6 +6,7 @@ use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
 use weir_core::ops::Dump;
 
+use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::layout::{MAPS, MapSpec};
 use crate::load::{mapped, open_store, table};
@@ -14,7 +15,7 @@ use crate::pins::PinDir;
 use crate::store::{KernelStore, MapStore};
 use crate::sys;
 
-const READ_ONLY: u32 = 1 << 3;
+pub(crate) const READ_ONLY: u32 = 1 << 3;
 /// Entries that one system call reads as bytes.
 const RAW_BATCH: usize = 1024;
 
@@ -35,35 +36,19 @@ pub struct FlowEntry {
     pub flow: abi::Flow,
 }
 
-/// What a map can hold.
-#[derive(Clone, Copy, Debug)]
-pub struct MapUse {
-    /// Name of the map.
-    pub name: &'static str,
-    /// Type, as bpftool calls it.
-    pub kind: &'static str,
-    /// Limit.
-    pub max_entries: u32,
-    /// Bytes of a key and of a value.
-    pub key_size: u32,
-    /// Bytes of a value.
-    pub value_size: u32,
-}
-
 /// The pinned maps, open for reading.
 #[derive(Debug)]
 pub struct View {
     pins: PinDir,
     store: KernelStore,
     config: Mapped<abi::Config>,
-    counters: Table<u32, abi::Counter>,
+    counters: Counters,
     flows4: Table<abi::FlowKey4, abi::Flow>,
     flows6: Table<abi::FlowKey6, abi::Flow>,
     replies4: Table<abi::FlowKey4, abi::Reply>,
     replies6: Table<abi::FlowKey6, abi::Reply>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
     devices: Table<u32, abi::Device>,
-    cpus: usize,
 }
 
 /// Key and value of an entry as they lie in memory.
@@ -78,14 +63,13 @@ impl View {
         Ok(Self {
             store: open_store(&pins, READ_ONLY)?,
             config: mapped(&pins, "config", READ_ONLY)?,
-            counters: table(&pins, "counters", READ_ONLY)?,
+            counters: Counters::open(pins.clone())?,
             flows4: table(&pins, "flows4", READ_ONLY)?,
             flows6: table(&pins, "flows6", READ_ONLY)?,
             replies4: table(&pins, "replies4", READ_ONLY)?,
             replies6: table(&pins, "replies6", READ_ONLY)?,
             sockets: table(&pins, "socket_peers", READ_ONLY)?,
             devices: table(&pins, "devices", READ_ONLY)?,
-            cpus: aya::util::nr_cpus().unwrap_or(1),
             pins,
         })
     }
@@ -136,17 +120,10 @@ impl View {
         self.store.backend_counters.get(id)
     }
 
-    /// A hook's counter of a reason, summed over all CPUs.
-    ///
-    /// # Errors
-    /// When the map cannot be read.
-    pub fn counter(&self, hook: usize, reason: usize) -> Result<abi::Counter> {
-        let index = u32::try_from(hook * abi::REASON_COUNT + reason).unwrap_or(u32::MAX);
-        let all = self.counters.get_per_cpu(&index, self.cpus)?.unwrap_or_default();
-        Ok(all.iter().fold(abi::Counter { packets: 0, bytes: 0 }, |sum, one| abi::Counter {
-            packets: sum.packets.wrapping_add(one.packets),
-            bytes: sum.bytes.wrapping_add(one.bytes),
-        }))
+    /// The counters by hook and reason.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// All flows, in order of client, port and frontend.
@@ -230,7 +207,7 @@ impl View {
             return Ok(Some(self.devices()?.into_iter().map(bytes).collect()));
         }
         let value = match spec.kind {
-            bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => spec.value.next_multiple_of(8) * self.cpus,
+            bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => spec.value.next_multiple_of(8) * self.counters.cpus(),
             _ => spec.value,
         };
         self.raw_entries(spec, value).map(Some)
@@ -257,36 +234,5 @@ impl View {
                 None => return Ok(entries),
             }
         }
-    }
-
-    /// Name, limit and sizes of every map.
-    ///
-    /// # Errors
-    /// When a pin cannot be opened.
-    pub fn maps(&self) -> Result<Vec<MapUse>> {
-        MAPS.iter()
-            .map(|spec| {
-                let (_, max_entries) = self.pins.open_map(spec, READ_ONLY)?;
-                let (key, value) = (u32::try_from(spec.key), u32::try_from(spec.value));
-                Ok(MapUse {
-                    name: spec.name,
-                    kind: kind_name(spec.kind),
-                    max_entries,
-                    key_size: key.unwrap_or(u32::MAX),
-                    value_size: value.unwrap_or(u32::MAX),
-                })
-            })
-            .collect()
-    }
-}
-
-const fn kind_name(kind: bpf_map_type) -> &'static str {
-    match kind {
-        bpf_map_type::BPF_MAP_TYPE_ARRAY => "array",
-        bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => "percpu_array",
-        bpf_map_type::BPF_MAP_TYPE_HASH => "hash",
-        bpf_map_type::BPF_MAP_TYPE_LRU_HASH => "lru_hash",
-        bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH => "devmap_hash",
-        _ => "other",
     }
 }

@@ -68,6 +68,15 @@ pub(crate) fn tick_clock() -> Result<TickClock> {
     Ok(TickClock::new(jiffy.into()))
 }
 
+/// Gives memory that is free back to the system. The lists of a start need much more than what is kept of them.
+pub(crate) fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call only touches the allocator's own free memory, under its lock.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Warns of settings under which traffic would be lost.
 pub(crate) fn check(snat: (u16, u16)) {
     for (path, name) in [

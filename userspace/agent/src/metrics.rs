@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use weir_abi as abi;
 use weir_abi::names::{hook_name, reason_name};
-use weir_datapath::View;
+use weir_datapath::Counters;
 use weir_kube_watch::status::{Kind, Status};
 use weir_telemetry::metrics::Metrics;
 
@@ -74,11 +74,11 @@ impl WriterMetrics {
 }
 
 /// Registers what is read at each scrape: the kernel's counters and the source's status.
-pub(crate) fn register_collectors(metrics: &mut Metrics, view: View, source: watch::Receiver<Status>) {
+pub(crate) fn register_collectors(metrics: &mut Metrics, counters: Counters, source: watch::Receiver<Status>) {
     let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION")), ("abi_version", "1")]);
     let registry: &mut Registry = metrics.weir();
     registry.register("build", "Version of the agent", build);
-    registry.register_collector(Box::new(KernelCollector(view)));
+    registry.register_collector(Box::new(KernelCollector(counters)));
     registry.register_collector(Box::new(SourceCollector(source)));
 }
 
@@ -100,7 +100,7 @@ struct Watched {
 
 /// Counters by hook and reason, selections by tier, sizes of maps.
 #[derive(Debug)]
-struct KernelCollector(View);
+struct KernelCollector(Counters);
 
 impl Collector for KernelCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {

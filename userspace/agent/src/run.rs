@@ -16,7 +16,7 @@ use weir_core::cluster::Event;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
-use weir_datapath::{AttachOptions, Datapath, PinDir, View};
+use weir_datapath::{AttachOptions, Counters, Datapath, PinDir};
 use weir_kube_watch::client::{self, ClientOptions};
 use weir_kube_watch::status::StatusWriter;
 use weir_kube_watch::watch::WatchOptions;
@@ -69,7 +69,7 @@ async fn serve(options: Options) -> Result<()> {
     let writer_metrics = WriterMetrics::register(&mut metrics);
     let probe_counters = ProbeCounters::register(metrics.root());
     let (writer_status, writer) = watch::channel(WriterStatus::default());
-    register_collectors(&mut metrics, View::open(pins)?, source.clone());
+    register_collectors(&mut metrics, Counters::open(pins)?, source.clone());
 
     let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
     let writer_task = Writer::new(datapath, settings, writer_status, writer_metrics)?;

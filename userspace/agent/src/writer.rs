@@ -184,6 +184,7 @@ impl Writer {
         self.metrics.synced(took);
         self.publish();
         info!(services = services.len(), seconds = took.as_secs_f64(), "synced");
+        host::release_free_memory();
         Ok(())
     }
 

@@ -21,7 +21,7 @@ static RANDOM: Shared = Shared::new(&["--spread=random"]);
 
 /// Connections in each count.
 const COUNT: u32 = 240;
-/// Sum of squared deviations, each over its expectation, that one in a million fair draws exceeds: 1 and 3 degrees of freedom.
+/// Sums of squared deviations, each over its expectation, that one in a million fair draws exceeds: 1 and 3 degrees of freedom.
 const FAIR_OF_2: f64 = 24.0;
 const FAIR_OF_4: f64 = 31.0;
 
@@ -32,8 +32,7 @@ fn connections_stay_on_the_node_as_long_as_it_has_endpoints_and_its_counters_say
     for caller in cluster.callers() {
         for v6 in [false, true] {
             let count = Count::new(&cluster, &served, &caller, Talk::Http, v6);
-            let names: Vec<_> = count.near().into_iter().collect();
-            assert_eq!(names.len(), 2, "{caller}: {:?}", count.answers);
+            assert_eq!(count.near().len(), 2, "{caller}: {:?}", count.answers);
             assert_eq!(count.local, u64::from(COUNT), "{caller}: {:?}", count.answers);
             assert_eq!((count.remote, count.far()), (0, 0), "{caller}: {:?}", count.answers);
             assert!(count.unfairness(2) < FAIR_OF_2, "{caller}: {:?}", count.answers);
@@ -109,7 +108,7 @@ fn a_node_without_endpoints_passes_many_connections_on_one_after_another_and_at_
 
 #[test]
 fn large_transfers_arrive_whole_in_both_directions_on_every_way() {
-    /// Port of the copying servers.
+    /// Port of the copying server.
     const PORT: u16 = 9000;
     let Some(cluster) = LOCAL_FIRST.join("large transfers") else { return };
     let mut service = objects::service("large", PORT, "TCP");
@@ -122,8 +121,8 @@ fn large_transfers_arrive_whole_in_both_directions_on_every_way() {
     cluster.agents.iter().for_each(|agent| agent.await_backends("large", pod.address().both().to_vec()));
     let ways = ways(&cluster, &cluster_sockets(&made), node_port(&made));
     let server = copying_server(pod.netns(), PORT, ways.len());
+    let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[usize::from(n % 7 == 0)]).collect();
     for (caller, target) in ways {
-        let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[usize::from(n % 7 == 0)]).collect();
         let received = cluster.run_as(&caller, || exchange(target, &sent));
         assert!(received == sent, "{caller} to {target}: {} of {} bytes, or other bytes", received.len(), sent.len());
     }
@@ -132,10 +131,14 @@ fn large_transfers_arrive_whole_in_both_directions_on_every_way() {
 
 /// From outside through a node without and one with the endpoint, from pods and hosts of both nodes.
 fn ways(cluster: &Cluster, cluster_ips: &[SocketAddr], node_port: u16) -> Vec<(Caller, SocketAddr)> {
-    let node_ports = cluster.world.nodes().iter().flat_map(|node| node.address().both());
-    let outside = node_ports.map(|ip| (Caller::Outside, SocketAddr::new(ip, node_port)));
-    let inside = cluster.callers().into_iter().flat_map(|caller| cluster_ips.iter().map(move |ip| (caller.clone(), *ip)));
-    outside.chain(inside).collect()
+    let mut ways = Vec::new();
+    for node in cluster.world.nodes() {
+        ways.extend(node.address().both().map(|ip| (Caller::Outside, SocketAddr::new(ip, node_port))));
+    }
+    for caller in cluster.callers() {
+        ways.extend(cluster_ips.iter().map(|target| (caller.clone(), *target)));
+    }
+    ways
 }
 
 fn all_pods(cluster: &Cluster) -> Vec<Pod> {
@@ -156,8 +159,8 @@ impl Count {
         let entry = caller.entry(target.ip());
         let agent = &cluster.agents[usize::from(entry) - 1];
         let before = agent.flows_of(served, talk, v6);
-        let mut answers = BTreeMap::new();
         let ask = || (0..COUNT).map(|_| talk.ask(target, PATIENCE).unwrap()).collect::<Vec<_>>();
+        let mut answers = BTreeMap::new();
         for answer in cluster.run_as(caller, ask) {
             *answers.entry(answer.name).or_default() += 1;
         }
@@ -187,15 +190,14 @@ impl Count {
 /// Sends back what it gets, until the client has sent everything; so many connections, one after another.
 fn copying_server(netns: &Netns, port: u16, connections: usize) -> JoinHandle<()> {
     let listener = netns.enter(|| TcpListener::bind(("::", port)).unwrap());
-    netns
-        .spawn("copy", move || {
-            for _ in 0..connections {
-                let (stream, _) = listener.accept().unwrap();
-                // A client that fails tells by itself.
-                let _ = std::io::copy(&mut &stream, &mut &stream);
-            }
-        })
-        .unwrap()
+    let copy = move || {
+        for _ in 0..connections {
+            let (stream, _) = listener.accept().unwrap();
+            // A client that fails tells by itself.
+            let _ = std::io::copy(&mut &stream, &mut &stream);
+        }
+    };
+    netns.spawn("copy", copy).unwrap()
 }
 
 /// Sends everything and reads until the server closes.

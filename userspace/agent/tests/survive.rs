@@ -173,7 +173,7 @@ fn a_restart_without_a_change_writes_nothing_and_flows_and_counters_survive() {
             let counters: Vec<_> = dump.services.iter().map(|(id, _)| view.service_counters(*id).unwrap()).collect();
             const POD_IN: usize = weir_abi::HOOK_POD_INGRESS as usize;
             const REMOTE: usize = weir_abi::REASON_TO_REMOTE as usize;
-            let packets = view.counter(POD_IN, REMOTE).unwrap();
+            let packets = view.counters().counter(POD_IN, REMOTE).unwrap();
             (dump, flows, counters, packets)
         });
         agents.collect::<Vec<_>>()
@@ -206,7 +206,7 @@ fn connections_survive_a_restart_with_larger_and_with_smaller_maps() {
         busy.start_again();
         busy.await_ready();
         for agent in &busy.cluster.agents {
-            let sizes = agent.view().maps().unwrap();
+            let sizes = agent.view().counters().maps().unwrap();
             let size = |name| sizes.iter().find(|map| map.name == name).map(|map| map.max_entries);
             assert_eq!(
                 [size("flows4"), size("replies6"), size("backends")],

@@ -64,7 +64,7 @@ fn read(view: &View) -> Result<Counters> {
     let mut counters = Vec::new();
     for hook in 0..abi::HOOK_COUNT {
         for reason in 0..abi::REASON_COUNT {
-            let counter = view.counter(hook, reason)?;
+            let counter = view.counters().counter(hook, reason)?;
             if counter.packets > 0 {
                 counters.push(((hook, reason), counter));
             }

@@ -100,7 +100,7 @@ pub(crate) fn list(view: &View, output: &Output) -> Result<Answer> {
             value_bytes: value_size,
         })
     };
-    let rows = view.maps()?.into_iter().map(row).collect::<Result<Vec<_>>>()?;
+    let rows = view.counters().maps()?.into_iter().map(row).collect::<Result<Vec<_>>>()?;
     output.print(&output.list(&rows)?)?;
     Ok(Answer::Yes)
 }
@@ -109,7 +109,7 @@ pub(crate) fn list(view: &View, output: &Output) -> Result<Answer> {
 pub(crate) fn dump(view: &View, name: &str, raw: bool, output: &Output) -> Result<Answer> {
     let entries = if raw { raw_entries(view, name)? } else { entries(view, &view.dump()?, name)? };
     let Some(entries) = entries else {
-        let names: Vec<_> = view.maps()?.into_iter().map(|map| map.name).collect();
+        let names: Vec<_> = view.counters().maps()?.into_iter().map(|map| map.name).collect();
         bail!("there is no map {name}; there are {}", names.join(", "));
     };
     if entries.is_empty() && output.is_table() {
@@ -129,7 +129,7 @@ fn raw_entries(view: &View, name: &str) -> Result<Option<Vec<EntryRow>>> {
 /// are zero. `None` if there is no such map.
 fn used_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
     let Some(mut entries) = view.raw(name)? else { return Ok(None) };
-    let is_array = view.maps()?.iter().any(|map| map.name == name && map.kind.ends_with("array"));
+    let is_array = view.counters().maps()?.iter().any(|map| map.name == name && map.kind.ends_with("array"));
     entries.retain(|(_, value)| !is_array || value.iter().any(|byte| *byte != 0));
     let order = |key: &[u8]| match <[u8; 4]>::try_from(key) {
         Ok(index) => (u32::from_ne_bytes(index), Vec::new()),
@@ -230,7 +230,7 @@ fn counters(view: &View) -> Result<Vec<EntryRow>> {
     let mut rows = Vec::new();
     for hook in 0..abi::HOOK_COUNT {
         for reason in 0..abi::REASON_COUNT {
-            let counter = view.counter(hook, reason)?;
+            let counter = view.counters().counter(hook, reason)?;
             if counter.packets > 0 {
                 let hook = u32::try_from(hook).map_or("unknown", hook_name);
                 let key = [("hook", hook), ("reason", reason_name(reason))];

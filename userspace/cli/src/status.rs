@@ -184,7 +184,7 @@ pub(crate) fn run(view: &View, args: &StatusArgs, output: &Output) -> Result<Ans
     let facts = Facts {
         maps_dir: view.pins().maps().display().to_string(),
         config: view.config()?,
-        maps: view.maps()?,
+        maps: view.counters().maps()?,
         flows,
         links: Links::new(&view.pins().link_names()?, interface_name),
         agent: agent::ask(args.agent)?,

@@ -258,7 +258,7 @@ impl Node {
             Hook::PodIn => abi::HOOK_POD_INGRESS,
             Hook::PodOut => abi::HOOK_POD_EGRESS,
         };
-        (0..abi::REASON_COUNT).map(|reason| self.view.counter(hook as usize, reason).unwrap()).collect()
+        (0..abi::REASON_COUNT).map(|reason| self.view.counters().counter(hook as usize, reason).unwrap()).collect()
     }
 }
 

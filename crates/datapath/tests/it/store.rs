@@ -263,7 +263,7 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
         assert_eq!(flows(&pins), before);
         datapath.finish_resize().unwrap();
         assert_eq!(flows(&pins), before);
-        let sizes = View::open(pins.dir.clone()).unwrap().maps().unwrap();
+        let sizes = View::open(pins.dir.clone()).unwrap().counters().maps().unwrap();
         let size = |name| sizes.iter().find(|map| map.name == name).unwrap().max_entries;
         assert_eq!((size("backends"), size("flows4"), size("config")), (capacity.backends, capacity.flows, 1));
     }

@@ -275,7 +275,7 @@ impl Agent {
 
     /// Packets that left a hook for a reason so far.
     pub(crate) fn packets(&self, hook: u32, reason: u32) -> u64 {
-        self.view().counter(hook as usize, reason as usize).unwrap().packets
+        self.view().counters().counter(hook as usize, reason as usize).unwrap().packets
     }
 }
 

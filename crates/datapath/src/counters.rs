@@ -1,0 +1,94 @@
+//! What the programs count, and how large the maps are: all that a scrape needs, without mapping any memory.
+
+use aya_obj::generated::bpf_map_type;
+use weir_abi as abi;
+
+use crate::error::Result;
+use crate::layout::MAPS;
+use crate::load::table;
+use crate::map::Table;
+use crate::pins::PinDir;
+use crate::view::READ_ONLY;
+
+/// What a map can hold.
+#[derive(Clone, Copy, Debug)]
+pub struct MapUse {
+    /// Name of the map.
+    pub name: &'static str,
+    /// Type, as bpftool calls it.
+    pub kind: &'static str,
+    /// Limit.
+    pub max_entries: u32,
+    /// Bytes of a key and of a value.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+}
+
+/// The counters by hook and reason, open for reading.
+#[derive(Debug)]
+pub struct Counters {
+    pins: PinDir,
+    counters: Table<u32, abi::Counter>,
+    cpus: usize,
+}
+
+impl Counters {
+    /// Opens the map.
+    ///
+    /// # Errors
+    /// No pins there, no right to read them, or another layout.
+    pub fn open(pins: PinDir) -> Result<Self> {
+        let counters = table(&pins, "counters", READ_ONLY)?;
+        Ok(Self { pins, counters, cpus: aya::util::nr_cpus().unwrap_or(1) })
+    }
+
+    /// Possible CPUs: so many values has an entry of a per-CPU map.
+    pub(crate) const fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    /// A hook's counter of a reason, summed over all CPUs.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn counter(&self, hook: usize, reason: usize) -> Result<abi::Counter> {
+        let index = u32::try_from(hook * abi::REASON_COUNT + reason).unwrap_or(u32::MAX);
+        let all = self.counters.get_per_cpu(&index, self.cpus)?.unwrap_or_default();
+        Ok(all.iter().fold(abi::Counter { packets: 0, bytes: 0 }, |sum, one| abi::Counter {
+            packets: sum.packets.wrapping_add(one.packets),
+            bytes: sum.bytes.wrapping_add(one.bytes),
+        }))
+    }
+
+    /// Name, limit and sizes of every map.
+    ///
+    /// # Errors
+    /// When a pin cannot be opened.
+    pub fn maps(&self) -> Result<Vec<MapUse>> {
+        MAPS.iter()
+            .map(|spec| {
+                let (_, max_entries) = self.pins.open_map(spec, READ_ONLY)?;
+                let (key, value) = (u32::try_from(spec.key), u32::try_from(spec.value));
+                Ok(MapUse {
+                    name: spec.name,
+                    kind: kind_name(spec.kind),
+                    max_entries,
+                    key_size: key.unwrap_or(u32::MAX),
+                    value_size: value.unwrap_or(u32::MAX),
+                })
+            })
+            .collect()
+    }
+}
+
+const fn kind_name(kind: bpf_map_type) -> &'static str {
+    match kind {
+        bpf_map_type::BPF_MAP_TYPE_ARRAY => "array",
+        bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => "percpu_array",
+        bpf_map_type::BPF_MAP_TYPE_HASH => "hash",
+        bpf_map_type::BPF_MAP_TYPE_LRU_HASH => "lru_hash",
+        bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH => "devmap_hash",
+        _ => "other",
+    }
+}
