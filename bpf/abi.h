@@ -209,6 +209,7 @@ struct socket_peer {
 
 enum config_flags {
 	CONFIG_RESET_STALE = 1, /* answer TCP packets of vanished backends with a reset; else drop them */
+	CONFIG_HOLD = 2, /* flow tables are being replaced: the first packet of a new flow is dropped, to come again */
 };
 
 struct config {
@@ -289,6 +290,7 @@ enum reason {
 	REASON_REWRITE_FAILED = 54,
 	REASON_FLOW_TABLE = 55, /* the flow could not be stored */
 	REASON_TOO_BIG = 56,	/* for the MTU of the way to the other node */
+	REASON_HELD = 57,	/* a new flow while the flow tables are being replaced */
 	REASON_COUNT = 64,
 };
 

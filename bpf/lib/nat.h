@@ -96,6 +96,8 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
 	if (p->reset)
 		return -REASON_STALE;
+	if (config->flags & CONFIG_HOLD)
+		return -REASON_HELD;
 	flow->service = frontend->service;
 	service = bpf_map_lookup_elem(&services, &flow->service);
 	if (!service)

@@ -61,6 +61,8 @@ pub const FLOW_REPLIED: u16 = 4;
 // enum config_flags
 /// Answer TCP packets of vanished backends with a reset; else drop them.
 pub const CONFIG_RESET_STALE: u32 = 1;
+/// Flow tables are being replaced: the first packet of a new flow is dropped, to come again.
+pub const CONFIG_HOLD: u32 = 2;
 
 // enum hook
 /// `HOOK_XDP` of `enum hook`.
@@ -127,5 +129,7 @@ pub const REASON_REWRITE_FAILED: u32 = 54;
 pub const REASON_FLOW_TABLE: u32 = 55;
 /// For the MTU of the way to the other node.
 pub const REASON_TOO_BIG: u32 = 56;
+/// A new flow while the flow tables are being replaced.
+pub const REASON_HELD: u32 = 57;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

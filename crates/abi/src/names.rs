@@ -33,6 +33,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         54 => "rewrite_failed",
         55 => "flow_table",
         56 => "too_big",
+        57 => "held",
         _ => "unknown",
     }
 }

@@ -104,9 +104,11 @@ impl Datapath {
     /// # Errors
     /// When tc cannot be attached. XDP is best effort: what it does not do, tc does.
     pub fn attach_interface(&mut self, index: u32, name: &str, role: Role, options: AttachOptions) -> Result<()> {
-        let (ingress, egress) = match role {
-            Role::Nic => (Hook::NicIn, Hook::NicOut),
-            Role::Pod => (Hook::PodIn, Hook::PodOut),
+        const NIC: (Hook, Hook) = (Hook::NicIn, Hook::NicOut);
+        const POD: (Hook, Hook) = (Hook::PodIn, Hook::PodOut);
+        let ((ingress, egress), former) = match role {
+            Role::Nic => (NIC, POD),
+            Role::Pod => (POD, NIC),
         };
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;
@@ -117,7 +119,9 @@ impl Datapath {
             self.drop_link(&link_name(Hook::Xdp, index))?;
             self.devices.remove(&index)?;
         }
-        Ok(())
+        // It may have been taken for something else before the node's addresses were known.
+        self.drop_link(&link_name(former.0, index))?;
+        self.drop_link(&link_name(former.1, index))
     }
 
     fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {

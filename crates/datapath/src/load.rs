@@ -131,16 +131,45 @@ impl Datapath {
         self.programs.get(name)?.try_clone().ok()
     }
 
-    /// To be called when every link runs the new programs: flows that began on the old maps since the first copy follow.
+    /// To be called before the links get the new programs, where maps were replaced: new flows are held back, and those
+    /// that began since the first copy follow. Nothing to do otherwise.
     ///
     /// # Errors
     /// When a map cannot be read or written.
-    pub fn finish_resize(&mut self) -> Result<()> {
-        for (spec, old) in std::mem::take(&mut self.resized) {
-            let (new, _) = self.pins.open_map(&spec, 0)?;
-            resize::copy(&spec, old.as_fd(), new.as_fd(), false)?;
+    pub fn begin_switch(&self) -> Result<()> {
+        if self.resized.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.hold(true)?;
+        self.copy_flows()
+    }
+
+    /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn finish_switch(&mut self) -> Result<()> {
+        if self.resized.is_empty() {
+            return Ok(());
+        }
+        let copied = self.copy_flows();
+        self.resized.clear();
+        self.hold(false)?;
+        copied
+    }
+
+    fn hold(&self, hold: bool) -> Result<()> {
+        let config = self.config.get(0)?;
+        let others = config.flags & !abi::CONFIG_HOLD;
+        let flags = if hold { others | abi::CONFIG_HOLD } else { others };
+        self.config.set(0, &abi::Config { flags, ..config })
+    }
+
+    fn copy_flows(&self) -> Result<()> {
+        self.resized.iter().try_for_each(|(spec, old)| {
+            let (new, _) = self.pins.open_map(spec, 0)?;
+            resize::copy(spec, old.as_fd(), new.as_fd(), false)
+        })
     }
 }
 

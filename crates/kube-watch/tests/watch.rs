@@ -170,8 +170,8 @@ async fn a_list_that_keeps_failing_is_retried_ever_more_slowly_and_forever() {
     let asked = api.asked();
     let pauses: Vec<_> = asked.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
     assert!(pauses[0] >= Duration::from_millis(800), "{pauses:?}");
-    assert!(pauses[7..].iter().all(|pause| *pause >= Duration::from_secs(30)), "{pauses:?}");
-    assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(61)), "{pauses:?}");
+    assert!(pauses[7..].iter().all(|pause| *pause >= Duration::from_secs(15)), "{pauses:?}");
+    assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(31)), "{pauses:?}");
     assert!(pauses.len() > 50, "never gives up: {}", pauses.len());
 }
 

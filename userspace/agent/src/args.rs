@@ -103,7 +103,9 @@ impl std::str::FromStr for NodePortAddresses {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "primary" => Ok(Self::Primary),
-            cidr => cidr.parse().map(Self::Within).map_err(|e| format!("{cidr:?} is neither `primary` nor a CIDR: {e}")),
+            cidr => {
+                cidr.parse().map(Self::Within).map_err(|e| format!("{cidr:?} is neither `primary` nor a CIDR: {e}"))
+            }
         }
     }
 }

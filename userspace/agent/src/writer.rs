@@ -308,6 +308,9 @@ impl Writer {
             .iter()
             .filter_map(|i| Some((i.index, (i.name.clone(), attachment(i, &node, &self.settings.patterns)?))))
             .collect();
+        if let Err(cause) = self.datapath.begin_switch() {
+            error!(%cause, "flows are left behind in maps of the old size");
+        }
         for (index, (name, kind)) in &wanted {
             if self.attached.get(index) == Some(&(name.clone(), *kind)) {
                 continue;
@@ -327,7 +330,7 @@ impl Writer {
             }
         }
         self.detach_all_but(&wanted);
-        if let Err(cause) = self.datapath.finish_resize() {
+        if let Err(cause) = self.datapath.finish_switch() {
             error!(%cause, "flows were left behind in maps of the old size");
         }
         self.publish();

@@ -261,7 +261,8 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
         let mut datapath = pins.open_with(&capacity).unwrap();
         assert_eq!(datapath.store().dump().unwrap(), all());
         assert_eq!(flows(&pins), before);
-        datapath.finish_resize().unwrap();
+        datapath.begin_switch().unwrap();
+        datapath.finish_switch().unwrap();
         assert_eq!(flows(&pins), before);
         let sizes = View::open(pins.dir.clone()).unwrap().counters().maps().unwrap();
         let size = |name| sizes.iter().find(|map| map.name == name).unwrap().max_entries;

@@ -5,10 +5,13 @@
 
 use std::fmt::Debug;
 use std::pin::pin;
+use std::time::Duration;
 
+use backon::ExponentialBuilder;
 use futures::{StreamExt, TryStreamExt, future};
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -29,6 +32,13 @@ mod report;
 /// is long for an edge node; one request in 40 s for each node is little for the server.
 const WATCH_SECONDS: u32 = 120;
 
+/// The first pause after a failure. Jitter makes each up to twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(800);
+/// The longest pause, without its jitter. The library's 30 s can make a node miss a change for a minute after an outage.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// Pauses are short again when the last failure is this long ago.
+const FORGIVEN: Duration = Duration::from_secs(120);
+
 /// What to watch, and how.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WatchOptions {
@@ -46,7 +56,7 @@ impl Default for WatchOptions {
 }
 
 /// Follows the Kubernetes API until `sink` is closed. It never gives up on the server: it retries with growing pauses of
-/// up to half a minute or so and tells `status` what is wrong meanwhile.
+/// up to half a minute and tells `status` what is wrong meanwhile.
 pub async fn run(client: Client, options: WatchOptions, sink: mpsc::Sender<Event>, status: StatusWriter) {
     let services = follow::<k8s::Service>(&client, &options, &sink, &status);
     let slices = follow::<EndpointSlice>(&client, &options, &sink, &status);
@@ -156,6 +166,16 @@ impl Watched for k8s::Node {
     }
 }
 
+fn back_off() -> impl Backoff {
+    let pauses = ExponentialBuilder::default()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_factor(2.0)
+        .without_max_times()
+        .with_jitter();
+    ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), FORGIVEN)
+}
+
 /// Follows one kind until the sink is closed.
 async fn follow<K: Watched>(
     client: &Client,
@@ -175,7 +195,7 @@ async fn follow<K: Watched>(
     // it for success and never grow while lists fail.
     let events = watcher(api, config)
         .try_filter(|event| future::ready(!matches!(event, watcher::Event::Init)))
-        .default_backoff();
+        .backoff(back_off());
     let mut events = pin!(events);
     let mut delivery =
         Delivery::<K> { proxy_name: &options.service_proxy_name, list: Vec::new(), objections: Objections::default() };
