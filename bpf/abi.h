@@ -26,6 +26,8 @@ enum abi {
 	/* Bits of the frontend filter, as a power of two, and of its words. */
 	FILTER_BITS = 20,
 	FILTER_WORD_BITS = 6,
+	/* Counters of source ports: endpoints whose address and port hash alike share one. */
+	SNAT_COUNTERS = 4096,
 	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
 	NAME_SIZE = 64,
 };
@@ -125,8 +127,15 @@ struct backend {
 };
 
 struct backend_counters {
-	__u64 flows;	 /* HOST, new flows sent here since the slot was taken */
-	__u32 snat_next; /* HOST, running number of the next source port tried */
+	__u64 flows; /* HOST, new flows sent here since the slot was taken */
+};
+
+/*
+ * By the hash of an endpoint's address, port and protocol. Slots of several services may be one endpoint, which remembers
+ * their source ports alike; and it outlives the slots.
+ */
+struct snat_counter {
+	__u32 next; /* HOST, running number of the next source port tried */
 	__u32 pad;
 };
 
@@ -309,7 +318,8 @@ ABI_SIZE(tiers, 16);
 ABI_SIZE(service, 64);
 ABI_SIZE(line, 128);
 ABI_SIZE(backend, 32);
-ABI_SIZE(backend_counters, 16);
+ABI_SIZE(backend_counters, 8);
+ABI_SIZE(snat_counter, 8);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);

@@ -149,7 +149,7 @@ struct snat_search {
 	const struct backend *backend;
 	const struct config *config;
 	const struct reply *reply;
-	struct backend_counters *counters;
+	struct snat_counter *counter;
 	__be16 port; /* BE, what was found; 0 so far */
 };
 
@@ -160,7 +160,7 @@ static __always_inline long snat_try(struct snat_search *search, const bool v6)
 	const struct config *config = search->config;
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
 	__u32 range = config->snat_max - config->snat_min + 1;
-	__u32 number = __sync_fetch_and_add(&search->counters->snat_next, 1);
+	__u32 number = __sync_fetch_and_add(&search->counter->next, 1);
 	__be16 port = bpf_htons(config->snat_min + number % range);
 	const struct reply *old;
 
@@ -184,15 +184,26 @@ static long snat_try6(__u32 round __attribute__((unused)), struct snat_search *s
 	return snat_try(search, true);
 }
 
-/* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
-static __always_inline __be16 reply_store_snat(const struct backend *backend, __u32 backend_id,
-					       const struct config *config, const struct reply *reply, const bool v6)
+/* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
+static __always_inline struct snat_counter *snat_counter_of(const struct backend *backend)
 {
-	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &backend_id);
-	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counters = counters };
+	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
+	__u32 slot;
 
-	if (!counters || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
+	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
+	slot = (h >> 32) & (SNAT_COUNTERS - 1);
+	return bpf_map_lookup_elem(&snat_counters, &slot);
+}
+
+/* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
+static __always_inline __be16 reply_store_snat(const struct backend *backend, const struct config *config,
+					       const struct reply *reply, const bool v6)
+{
+	struct snat_counter *counter = snat_counter_of(backend);
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counter = counter };
+
+	if (!counter || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
 		return 0;
 	/* A loop of the kernel's: the verifier walks one round of it. */
 	bpf_loop(SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);

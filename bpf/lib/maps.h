@@ -60,6 +60,7 @@ HASH(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072)
 HASH(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
 MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
 MMAPABLE_ARRAY(service_counters, service_counters, 32768);
+MMAPABLE_ARRAY(snat_counters, snat_counter, SNAT_COUNTERS);
 
 /* Index: hook * REASON_COUNT + reason. */
 HASH(counters, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct counter, (HOOK_COUNT * REASON_COUNT));

@@ -74,7 +74,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	else if (snat || reply_store_direct(p, backend, config, &reply, v6)) {
 		reply.flags = FLOW_SNAT;
 		flow->flags = FLOW_SNAT;
-		flow->snat_port = reply_store_snat(backend, flow->backend, config, &reply, v6);
+		flow->snat_port = reply_store_snat(backend, config, &reply, v6);
 		if (!flow->snat_port)
 			return -REASON_SNAT_EXHAUSTED;
 	}

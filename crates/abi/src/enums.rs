@@ -15,6 +15,8 @@ pub const TICK_SHIFT: u32 = 8;
 pub const FILTER_BITS: u32 = 20;
 /// Bits of a word of the frontend filter, as a power of two.
 pub const FILTER_WORD_BITS: u32 = 6;
+/// `SNAT_COUNTERS` of `enum abi`.
+pub const SNAT_COUNTERS: usize = 4096;
 /// `NAME_SIZE` of `enum abi`.
 pub const NAME_SIZE: usize = 64;
 

@@ -123,8 +123,14 @@ pub struct Backend {
 pub struct BackendCounters {
     /// New flows sent here since the slot was taken.
     pub flows: u64,
+}
+
+/// See `struct snat_counter` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SnatCounter {
     /// Running number of the next source port tried.
-    pub snat_next: u32,
+    pub next: u32,
     /// Zero.
     pub pad: u32,
 }

@@ -48,7 +48,8 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Service = "service" { tiers, endpoints, flags, pad }
         Line = "line" { cumulative, r#ref }
         Backend = "backend" { addr, port, proto, flags, generation, service, node }
-        BackendCounters = "backend_counters" { flows, snat_next, pad }
+        BackendCounters = "backend_counters" { flows }
+        SnatCounter = "snat_counter" { next, pad }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
@@ -76,6 +77,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REF_LINE,
         NAME_SIZE,
         TICK_SHIFT,
+        SNAT_COUNTERS,
         FILTER_BITS,
         FILTER_WORD_BITS,
         KIND_CLUSTER_IP,

@@ -145,11 +145,11 @@ impl Datapath {
             Ok(()) => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
             Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EBUSY) => {
                 warn!(interface = name, "another XDP program is attached; leaving it, tc does the work");
-                Ok(())
+                self.devices.remove(&index).map(drop)
             }
             Err(Error::Io { cause, .. }) => {
                 info!(interface = name, reason = %cause, "no native XDP, tc does the work");
-                Ok(())
+                self.devices.remove(&index).map(drop)
             }
             Err(e) => Err(e),
         }
@@ -184,7 +184,10 @@ impl Datapath {
         for hook in Hook::ALL {
             self.drop_link(&link_name(hook, index))?;
         }
-        clsact::detach(name);
+        // Filters go by name, and a name may belong to another interface by now; those of a gone one went with it.
+        if nix::net::if_::if_nametoindex(name) == Ok(index) {
+            clsact::detach(name);
+        }
         self.devices.remove(&index).map(drop)
     }
 

@@ -49,7 +49,7 @@ const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services"
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 18] = [
+pub(crate) const MAPS: [MapSpec; 19] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -57,6 +57,7 @@ pub(crate) const MAPS: [MapSpec; 18] = [
     array::<abi::Line>("lines", Some(|c| c.lines), "--max-lines"),
     array::<abi::ServiceCounters>("service_counters", Some(SERVICES.0), SERVICES.1),
     array::<abi::BackendCounters>("backend_counters", Some(BACKENDS.0), BACKENDS.1),
+    array::<abi::SnatCounter>("snat_counters", None, ""),
     hash::<abi::FrontendKey4, abi::Frontend>("frontends4", FRONTENDS.0, FRONTENDS.1),
     hash::<abi::FrontendKey6, abi::Frontend>("frontends6", FRONTENDS.0, FRONTENDS.1),
     hash::<u32, abi::ServiceName>("service_names", SERVICES.0, SERVICES.1),

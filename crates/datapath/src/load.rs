@@ -68,14 +68,7 @@ impl Datapath {
                 Existing::Resized(fd) => resized.push((spec, fd)),
             }
         }
-        let mut programs = BTreeMap::new();
-        load("xdp.bpf.o", XDP, &pins, capacity, &mut programs)?;
-        load("sock.bpf.o", SOCK, &pins, capacity, &mut programs)?;
-        let tc = load("tc.bpf.o", TC, &pins, capacity, &mut programs)?;
-        for (spec, old) in &resized {
-            let (new, _) = pins.open_map(spec, 0)?;
-            resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
-        }
+        let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
         let store = open_store(&pins, 0)?;
         if !adopted {
             // A new filter beside old frontends would hide them.
@@ -202,6 +195,35 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
     };
     fs::remove_file(&path).map_err(|e| Error::io(format!("cannot remove {}", path.display()), e))?;
     Ok(existing)
+}
+
+/// Loads the programs and fills the maps of another size from those that they replace.
+fn load_all(
+    pins: &PinDir,
+    capacity: &Capacity,
+    resized: &[(MapSpec, OwnedFd)],
+) -> Result<(Ebpf, BTreeMap<String, ProgramFd>)> {
+    let mut programs = BTreeMap::new();
+    load("xdp.bpf.o", XDP, pins, capacity, &mut programs)?;
+    load("sock.bpf.o", SOCK, pins, capacity, &mut programs)?;
+    let tc = load("tc.bpf.o", TC, pins, capacity, &mut programs)?;
+    for (spec, old) in resized {
+        let (new, _) = pins.open_map(spec, 0)?;
+        resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
+    }
+    Ok((tc, programs))
+}
+
+/// Puts the maps of the old size back: a size that the kernel refuses must not cost the flows and slots in them.
+fn restore(pins: &PinDir, resized: &[(MapSpec, OwnedFd)]) {
+    for (spec, old) in resized {
+        let path = pins.map(spec.name);
+        // Missing, if the new map was not made.
+        let _ = fs::remove_file(&path);
+        if let Err(cause) = sys::obj_pin(old.as_fd(), &path) {
+            warn!(map = spec.name, %cause, "cannot pin the old map again; the next start begins with an empty one");
+        }
+    }
 }
 
 fn load(

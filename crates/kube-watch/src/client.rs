@@ -99,6 +99,8 @@ pub async fn connect(options: &ClientOptions) -> Result<Client, ClientError> {
     config.read_timeout = Some(READ_TIMEOUT);
     // Else the idle time of a pooled connection counts against the next answer.
     config.reset_reader_on_write = true;
+    // Watches retry by themselves; both together take a minute to notice that a server is back.
+    config.default_retry = false;
     let mut servers = Vec::new();
     if options.api_servers.is_empty() {
         servers.push(Server::new(config.clone())?);

@@ -75,7 +75,8 @@ impl WriterMetrics {
 
 /// Registers what is read at each scrape: the kernel's counters and the source's status.
 pub(crate) fn register_collectors(metrics: &mut Metrics, counters: Counters, source: watch::Receiver<Status>) {
-    let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION")), ("abi_version", "1")]);
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let build = Info::new(vec![("version", version), ("abi_version", abi::ABI_VERSION.to_string())]);
     let registry: &mut Registry = metrics.weir();
     registry.register("build", "Version of the agent", build);
     registry.register_collector(Box::new(KernelCollector(counters)));
@@ -98,7 +99,7 @@ struct Watched {
     kind: &'static str,
 }
 
-/// Counters by hook and reason, selections by tier, sizes of maps.
+/// Counters by hook and reason, sizes of maps.
 #[derive(Debug)]
 struct KernelCollector(Counters);
 

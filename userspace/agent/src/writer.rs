@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use weir_abi as abi;
@@ -52,6 +53,8 @@ pub(crate) struct Writer {
     dirty: Dirty,
     interfaces: Vec<Interface>,
     attached: BTreeMap<u32, (String, Attachment)>,
+    /// Interfaces that could not be attached to, and why. Tried again with the grace period.
+    unattached: BTreeMap<u32, String>,
     /// Services that could not be written, and why; what the maps held before stays.
     failed: BTreeMap<ObjectName, String>,
     synced: bool,
@@ -80,6 +83,7 @@ impl Writer {
             dirty: Dirty::default(),
             interfaces: Vec::new(),
             attached: BTreeMap::new(),
+            unattached: BTreeMap::new(),
             failed: BTreeMap::new(),
             synced: false,
             adopted: !dump.services.is_empty(),
@@ -105,6 +109,8 @@ impl Writer {
         stop: CancellationToken,
     ) -> Result<()> {
         let mut grace = tokio::time::interval(GRACE);
+        // Ticks that were missed must not come at once: slots would not have rested.
+        grace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 event = events.recv() => {
@@ -121,8 +127,8 @@ impl Writer {
                         return Ok(());
                     }
                     self.interfaces = interfaces.borrow_and_update().clone();
-                    self.attach();
                     self.node_changed()?;
+                    self.attach();
                     if self.synced {
                         self.write(Instant::now())?;
                     }
@@ -130,6 +136,9 @@ impl Writer {
                 _ = grace.tick() => {
                     self.tables.release();
                     self.retry()?;
+                    if !self.unattached.is_empty() {
+                        self.attach();
+                    }
                 }
                 () = stop.cancelled() => return Ok(()),
             }
@@ -184,6 +193,10 @@ impl Writer {
         self.metrics.synced(took);
         self.publish();
         info!(services = services.len(), seconds = took.as_secs_f64(), "synced");
+        let node = &self.settings.plan.node;
+        if self.cluster.node(node).is_none() {
+            warn!(%node, "the cluster has no node of this name: no endpoint counts as local; see --node-name");
+        }
         host::release_free_memory();
         Ok(())
     }
@@ -302,12 +315,8 @@ impl Writer {
         if self.interfaces.is_empty() {
             return;
         }
-        let node = self.node_addresses();
-        let wanted: BTreeMap<u32, (String, Attachment)> = self
-            .interfaces
-            .iter()
-            .filter_map(|i| Some((i.index, (i.name.clone(), attachment(i, &node, &self.settings.patterns)?))))
-            .collect();
+        let wanted = self.wanted();
+        self.unattached.retain(|index, _| wanted.contains_key(index));
         if let Err(cause) = self.datapath.begin_switch() {
             error!(%cause, "flows are left behind in maps of the old size");
         }
@@ -322,11 +331,18 @@ impl Writer {
             match self.datapath.attach_interface(*index, name, role, self.settings.attach) {
                 Ok(()) => {
                     info!(interface = name, index, ?kind, "attached");
+                    self.unattached.remove(index);
                     self.attached.insert(*index, (name.clone(), *kind));
                 }
                 // It went away meanwhile; the next listing will say so.
                 Err(cause) if cause.is_not_found() => debug!(interface = name, %cause, "not attached"),
-                Err(cause) => error!(interface = name, %cause, "not attached, its clients are not served"),
+                Err(cause) => {
+                    let cause = cause.to_string();
+                    if self.unattached.get(index) != Some(&cause) {
+                        error!(interface = name, %cause, "not attached, its clients are not served; trying again");
+                    }
+                    self.unattached.insert(*index, cause);
+                }
             }
         }
         self.detach_all_but(&wanted);
@@ -334,6 +350,19 @@ impl Writer {
             error!(%cause, "flows were left behind in maps of the old size");
         }
         self.publish();
+    }
+
+    /// What to attach to, by index.
+    fn wanted(&self) -> BTreeMap<u32, (String, Attachment)> {
+        let node = self.node_addresses();
+        // Clients of node ports at further addresses are behind the interfaces that carry those.
+        let served = [node.as_slice(), &self.settings.plan.node_port_addresses].concat();
+        let decide = |i: &Interface| {
+            // The host's end of a pod's interface may carry the pod's gateway address.
+            let addresses = if i.peer_elsewhere { &node } else { &served };
+            Some((i.index, (i.name.clone(), attachment(i, addresses, &self.settings.patterns)?)))
+        };
+        self.interfaces.iter().filter_map(decide).collect()
     }
 
     /// What is attached and not wanted is left alone before the first sync: who knows what is still to come.
@@ -345,7 +374,10 @@ impl Writer {
             if wanted.contains_key(&index) || (present.contains(&index) && !self.synced) {
                 continue;
             }
-            let name = self.attached.remove(&index).map(|(name, _)| name).unwrap_or_default();
+            // Filters of an earlier agent are known by the interface's name alone.
+            let listed = self.interfaces.iter().find(|interface| interface.index == index);
+            let known = self.attached.remove(&index).map(|(name, _)| name);
+            let name = listed.map(|interface| interface.name.clone()).or(known).unwrap_or_default();
             info!(interface = name, index, "detached");
             if let Err(cause) = self.datapath.detach_interface(index, &name) {
                 warn!(interface = name, %cause, "cannot clean up after the interface");

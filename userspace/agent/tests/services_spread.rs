@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use harness::callers::{Caller, say};
-use harness::echo::{Echo, Talk, echo, ready};
+use harness::echo::{Echo, Member, Talk, echo, ready};
 use harness::shared::Shared;
 use harness::{Cluster, SOON, cluster_sockets, node_port};
 use weir_testbed::ask::{self, PATIENCE};
@@ -102,6 +103,27 @@ fn a_node_without_endpoints_passes_many_connections_on_one_after_another_and_at_
             assert!(answer.name.starts_with("node2-"), "{answer:?}");
             assert_eq!(answer.client.ip(), address::node(1).like(target.ip()), "the answer must come back this way");
             assert!((16384..=29999).contains(&answer.client.port()), "{answer:?}: not a port of Weir's own");
+        }
+    }
+}
+
+#[test]
+fn several_services_of_one_endpoint_and_one_that_is_made_again_do_not_meet_each_others_closed_connections() {
+    let Some(cluster) = LOCAL_FIRST.join("services that share an endpoint") else { return };
+    // The endpoint remembers a closed connection for a minute, and a client that meets it waits for a second or more.
+    let member = Member::ready(&cluster.world.node(2).pod(2));
+    for name in ["shared-a", "shared-b", "shared-a"] {
+        let served = cluster.serve_echo(&echo(name, "NodePort"), std::slice::from_ref(&member));
+        for target in served.node_ports(cluster.world.node(1), Talk::Http) {
+            for number in 0..60 {
+                let start = Instant::now();
+                cluster.run_as(&Caller::Outside, || ask::http_ask(target)).unwrap();
+                assert!(start.elapsed() < Duration::from_millis(800), "{name} {target}: connection {number}");
+            }
+        }
+        cluster.objects.delete(&served.service).unwrap();
+        for target in served.cluster_ips(Talk::Http) {
+            cluster.agents.iter().for_each(|agent| agent.await_frontend(target.ip(), target.port(), false));
         }
     }
 }

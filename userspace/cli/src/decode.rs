@@ -172,8 +172,8 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 
 /// Of `backend_counters`.
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
-    let abi::BackendCounters { flows, snat_next, pad: _ } = counters;
-    Value::Fields(vec![("flows", number(*flows)), ("snatNext", number(*snat_next))])
+    let abi::BackendCounters { flows } = counters;
+    Value::Fields(vec![("flows", number(*flows))])
 }
 
 /// Key and value of `frontends4` and `frontends6`.
@@ -272,6 +272,12 @@ pub(crate) fn filter_word((index, bits): &RawEntry) -> (Value, Value) {
     let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
     let bits = bits.as_slice().try_into().map_or(u64::MAX, u64::from_ne_bytes);
     (number(index), Value::Fields(vec![("bits", word(format!("{bits:#018x}")))]))
+}
+
+/// Key and value of `snat_counters`, from bytes: the index, and the running number in the value's first half.
+pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
+    (number(word(index)), Value::Fields(vec![("next", number(word(counter)))]))
 }
 
 /// Of `counters`.

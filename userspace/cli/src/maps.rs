@@ -192,6 +192,10 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         "frontend_filter" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|word| entry(decode::filter_word(word))).collect()
         }
+        "snat_counters" => {
+            let counters = used_raw(view, name)?.unwrap_or_default();
+            counters.iter().map(|counter| entry(decode::snat_counter(counter))).collect()
+        }
         _ => return Ok(None),
     };
     rows.shrink_to_fit();
