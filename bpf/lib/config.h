@@ -19,4 +19,10 @@ static __always_inline __u32 now_ticks(void)
 	return bpf_jiffies64() >> TICK_SHIFT;
 }
 
+/* Whether something that was last seen then has been idle for longer. Another CPU may have seen it a tick after now. */
+static __always_inline bool is_idle(__u32 now, __u32 last_seen, __u32 limit)
+{
+	return (__s32)(now - last_seen) > (__s32)limit;
+}
+
 #endif

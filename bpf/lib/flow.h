@@ -103,7 +103,8 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 
 /*
  * Whether the flow that a reply entry belongs to is over, so that another may take its place: it was evicted, has moved
- * on to another backend or port, lost its endpoint, was closed by its client, or is idle. Nothing else ever frees an entry. port is the flow's SNAT port, or 0.
+ * on to another backend or port, lost its endpoint, was closed by its client, or is idle in both directions. Nothing else
+ * ever frees an entry. port is the flow's SNAT port, or 0.
  */
 static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
 					  const struct config *config, const bool v6)
@@ -111,6 +112,7 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	const struct flow *flow =
 		flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
 	const struct backend *backend;
+	__u32 now = now_ticks(), limit = proto == IPPROTO_TCP ? config->tcp_idle : config->udp_idle;
 
 	if (!flow || flow->backend != reply->backend || flow->snat_port != port)
 		return true;
@@ -118,9 +120,9 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	if (!backend || backend->generation != flow->generation)
 		return true;
-	if (proto == IPPROTO_TCP)
-		return flow->flags & FLOW_CLOSING || now_ticks() - flow->last_seen > config->tcp_idle;
-	return now_ticks() - flow->last_seen > config->udp_idle;
+	if (proto == IPPROTO_TCP && flow->flags & FLOW_CLOSING)
+		return true;
+	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
 }
 
 /*

@@ -28,7 +28,7 @@ static __always_inline bool starts_over(const struct packet *p, const struct flo
 {
 	if (p->proto == IPPROTO_TCP)
 		return p->syn && flow->flags & FLOW_CLOSING;
-	return now - flow->last_seen > config->udp_idle;
+	return is_idle(now, flow->last_seen, config->udp_idle);
 }
 
 static __always_inline void count_selection(__u32 service, __u32 backend, bool remote)
@@ -112,6 +112,15 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	}
 	flow->backend = selected;
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	if (backend && !(backend->flags & BACKEND_USED)) {
+		/* It went away since its reference was read, so the reference has changed, too. */
+		selected = select_backend(service, traffic_class_of(frontend, from_outside),
+					  flow_hash(config->hash_seed, p, v6), &remote);
+		if (selected < 0)
+			return selected;
+		flow->backend = selected;
+		backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	}
 	if (!backend || !(backend->flags & BACKEND_USED))
 		return -REASON_BROKEN_TABLE;
 	flow->generation = backend->generation;

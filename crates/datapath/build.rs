@@ -1,8 +1,8 @@
 //! Compiles `bpf/*.bpf.c` with the flags of `bpf/flags` into `OUT_DIR`.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::env;
 
 const OBJECTS: [&str; 3] = ["xdp", "tc", "sock"];
 

@@ -179,7 +179,8 @@ fn unready(objects: &Objects, service: &str) -> Result<Instant> {
         let found = slices.list(&kube::api::ListParams::default().labels(&label)).await?;
         let slice = found.items.into_iter().next().context("the service has no slice")?;
         let name = slice.metadata.name.context("the slice has no name")?;
-        let patch = json!([{"op": "add", "path": "/endpoints/0/conditions", "value": {"ready": false, "serving": false}}]);
+        let patch =
+            json!([{"op": "add", "path": "/endpoints/0/conditions", "value": {"ready": false, "serving": false}}]);
         let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
         slices.patch(&name, &PatchParams::default(), &patch).await?;
         Ok(Instant::now())

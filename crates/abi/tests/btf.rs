@@ -95,7 +95,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_SNAT,
         FLOW_CLOSING,
         FLOW_REPLIED,
-        CONFIG_RESET_STALE, CONFIG_HOLD,
+        CONFIG_RESET_STALE,
+        CONFIG_HOLD,
         HOOK_XDP,
         HOOK_NIC_INGRESS,
         HOOK_NIC_EGRESS,
@@ -125,7 +126,9 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_TTL_EXCEEDED,
         REASON_BROKEN_TABLE,
         REASON_REWRITE_FAILED,
-        REASON_FLOW_TABLE, REASON_TOO_BIG, REASON_HELD,
+        REASON_FLOW_TABLE,
+        REASON_TOO_BIG,
+        REASON_HELD,
         REASON_COUNT
     ]
 }

@@ -13,6 +13,8 @@ pub struct Interface {
     pub up: bool,
     /// A loopback device.
     pub loopback: bool,
+    /// Its frames have no Ethernet header, as those of wireguard, tun or ppp: the programs cannot read them.
+    pub headerless: bool,
     /// `IFLA_INFO_KIND`: `veth`, `bridge`, `vlan`...; empty for hardware.
     pub kind: String,
     /// Its peer is in another network namespace (`IFLA_LINK_NETNSID`).
@@ -59,7 +61,7 @@ fn matches(patterns: &[String], name: &str) -> bool {
 #[must_use]
 pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -> Option<Attachment> {
     let name = interface.name.as_str();
-    if interface.loopback || matches(&patterns.ignored, name) {
+    if interface.loopback || interface.headerless || matches(&patterns.ignored, name) {
         return None;
     }
     if matches(&patterns.nics, name) {
@@ -73,6 +75,13 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
         return Some(Attachment::Nic);
     }
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
+}
+
+/// Whether XDP may run on an interface. Packets that reach a veth from the same machine carry partial checksums, as if a card
+/// were to complete them; XDP cannot tell, and what it sends on is broken. `on_veth`: the peers' offloads are known to be off.
+#[must_use]
+pub fn runs_xdp(interface: &Interface, on_veth: bool) -> bool {
+    on_veth || interface.kind != "veth"
 }
 
 #[cfg(test)]
@@ -108,6 +117,19 @@ mod tests {
         assert_eq!(attachment(&bridge, &node(), &Patterns::default()), None);
         let loopback = Interface { loopback: true, addresses: node(), ..Interface::default() };
         assert_eq!(attachment(&loopback, &node(), &Patterns::default()), None);
+    }
+
+    #[test]
+    fn xdp_keeps_away_from_veths_unless_it_is_told_that_their_checksums_are_complete() {
+        assert!(!runs_xdp(&veth("eth0"), false));
+        assert!(runs_xdp(&veth("eth0"), true));
+        assert!(runs_xdp(&Interface::default(), false));
+    }
+
+    #[test]
+    fn interfaces_without_ethernet_headers_are_left_alone() {
+        let tunnel = Interface { headerless: true, default_route: true, ..veth("wg0") };
+        assert_eq!(attachment(&tunnel, &node(), &Patterns::default()), None);
     }
 
     #[test]

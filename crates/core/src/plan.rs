@@ -172,8 +172,8 @@ fn plan_port(
 ) -> ServicePlan {
     let zone = cluster.node(&config.node).map_or("", |node| &node.zone);
     let mut merged = endpoints::merge(cluster.slices(&service.name), key.family, &port.name, port.protocol);
-    // An endpoint that no longer serves is gone, and with it its flows. A draining one keeps those that it has.
-    merged.retain(|endpoint| endpoint.ready || endpoint.serving);
+    // As kube-proxy cleans up: an endpoint that no longer serves loses its UDP flows. TCP connections end with the endpoint.
+    merged.retain(|endpoint| endpoint.ready || endpoint.serving || port.protocol == Protocol::Tcp);
     let categories = endpoints::categorize(&merged, Location { node: &config.node, zone });
     let backends: Vec<_> = merged.iter().map(|endpoint| backend(cluster, config, endpoint)).collect();
 
@@ -197,8 +197,16 @@ fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'
         port: endpoint.port,
         node: endpoint.node.cloned(),
         zone: node.map_or_else(Arc::default, |node| Arc::clone(&node.zone)),
-        local: endpoint.node == Some(&config.node),
+        local: is_local(cluster, config, endpoint),
         host_network: cluster.is_node_address(endpoint.address),
+    }
+}
+
+/// An endpoint that names no node, as those written by hand, is on the node whose address it has.
+fn is_local(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'_>) -> bool {
+    match endpoint.node {
+        Some(node) => *node == config.node,
+        None => cluster.node(&config.node).is_some_and(|node| node.addresses.contains(&endpoint.address)),
     }
 }
 

@@ -134,8 +134,8 @@ impl Datapath {
                 done => return done,
             }
         }
-        self.drop_link(&link_name(hook, index))?;
-        clsact::attach(&mut self.tc, hook, name)
+        clsact::attach(&mut self.tc, hook, name)?;
+        self.drop_link(&link_name(hook, index))
     }
 
     fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {
@@ -255,8 +255,7 @@ fn pinned_link(path: &Path, target: LinkTarget<'_>) -> Result<Option<OwnedFd>> {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         Err(e) => return Err(Error::io(format!("cannot open {}", path.display()), e)),
     };
-    let info =
-        sys::link_info(link.as_fd()).map_err(|e| Error::io(format!("cannot inspect {}", path.display()), e))?;
+    let info = sys::link_info(link.as_fd()).map_err(|e| Error::io(format!("cannot inspect {}", path.display()), e))?;
     Ok(leads_to(&info, target)?.then_some(link))
 }
 

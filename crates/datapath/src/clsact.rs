@@ -3,7 +3,9 @@
 use std::mem::forget;
 
 use aya::Ebpf;
-use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program};
+use aya::programs::tc::{
+    NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program,
+};
 use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::attach::Hook;
@@ -37,7 +39,8 @@ pub(crate) fn attach(tc: &mut Ebpf, hook: Hook, interface: &str) -> Result<()> {
         Ok(id) => Ok(id),
         Err(_) => {
             let old = SchedClassifierLink::attached(interface, direction(hook), PRIORITY, HANDLE, None);
-            old.map_err(|e| failed(e.to_string())).and_then(|old| program.attach_to_link(old).map_err(|e| failed(e.to_string())))
+            old.map_err(|e| failed(e.to_string()))
+                .and_then(|old| program.attach_to_link(old).map_err(|e| failed(e.to_string())))
         }
     };
     let link = program.take_link(attached?).map_err(|e| failed(e.to_string()))?;

@@ -10,7 +10,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The pin directory is not on a BPF file system.
-    #[error("{path} is not on a BPF file system; mount one with `mount -t bpf bpf /sys/fs/bpf`, or choose another --pin-dir")]
+    #[error(
+        "{path} is not on a BPF file system; mount one with `mount -t bpf bpf /sys/fs/bpf`, or choose another --pin-dir"
+    )]
     NoBpffs {
         /// The pin directory.
         path: PathBuf,

@@ -9,13 +9,16 @@ use crate::map::Mapped;
 /// Words of the filter.
 const WORDS: u32 = 1 << (abi::FILTER_BITS - abi::FILTER_WORD_BITS);
 
-/// Bit of a frontend, as `frontend_filter_hash` of `bpf/lib/service.h` computes it.
-fn hash(key: &FrontendKey) -> u32 {
-    let last_word = abi::Addr::from(key.address).word[3].raw();
-    let port = abi::Be16::new(key.port).raw();
-    let packed = u64::from(last_word) << 32 | u64::from(port) << 16 | u64::from(key.protocol);
+/// Bit of a destination, as `frontend_filter_hash` of `bpf/lib/service.h` computes it.
+pub(crate) fn hash(last_word: abi::Be32, port: abi::Be16, protocol: u8) -> u32 {
+    let packed = u64::from(last_word.raw()) << 32 | u64::from(port.raw()) << 16 | u64::from(protocol);
     let high = packed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - abi::FILTER_BITS);
     u32::try_from(high).unwrap_or_default()
+}
+
+/// The same of a frontend.
+pub(crate) fn hash_of(key: &FrontendKey) -> u32 {
+    hash(abi::Addr::from(key.address).word[3], abi::Be16::new(key.port), key.protocol)
 }
 
 const fn place(hash: u32) -> (u32, u64) {
@@ -24,7 +27,7 @@ const fn place(hash: u32) -> (u32, u64) {
 
 /// Lets packets to a frontend through. To be called before the frontend is written.
 pub(crate) fn add(filter: &Mapped<abi::FilterWord>, key: &FrontendKey) -> Result<()> {
-    let (slot, bit) = place(hash(key));
+    let (slot, bit) = place(hash_of(key));
     let abi::FilterWord { bits } = filter.get(slot)?;
     if bits & bit == 0 {
         filter.set(slot, &abi::FilterWord { bits: bits | bit })?;
@@ -32,11 +35,11 @@ pub(crate) fn add(filter: &Mapped<abi::FilterWord>, key: &FrontendKey) -> Result
     Ok(())
 }
 
-/// Makes the filter anew, so that only these frontends pass: bits of removed ones go.
-pub(crate) fn rebuild(filter: &Mapped<abi::FilterWord>, frontends: impl Iterator<Item = FrontendKey>) -> Result<()> {
+/// Makes the filter anew, so that only destinations of these hashes pass.
+pub(crate) fn rebuild(filter: &Mapped<abi::FilterWord>, hashes: impl Iterator<Item = u32>) -> Result<()> {
     let mut words = vec![0u64; WORDS as usize];
-    for key in frontends {
-        let (slot, bit) = place(hash(&key));
+    for hash in hashes {
+        let (slot, bit) = place(hash);
         words[slot as usize] |= bit;
     }
     (0..WORDS).zip(words).try_for_each(|(slot, bits)| filter.set(slot, &abi::FilterWord { bits }))

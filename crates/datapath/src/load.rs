@@ -12,6 +12,7 @@ use weir_core::ops::Capacity;
 
 use crate::capabilities;
 use crate::error::{Error, Result};
+use crate::filter;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, PinLock};
@@ -70,13 +71,14 @@ impl Datapath {
         }
         let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
         let store = open_store(&pins, 0)?;
-        if !adopted {
-            // A new filter beside old frontends would hide them.
-            store.rebuild_filter()?;
-        }
         let config = mapped(&pins, "config", 0)?;
         let devices = table(&pins, "devices", 0)?;
-        Ok(Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock })
+        let datapath = Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock };
+        if !adopted {
+            // A new filter beside old frontends would hide them.
+            datapath.rebuild_filter()?;
+        }
+        Ok(datapath)
     }
 
     /// Whether all maps were there already, with whatever an earlier agent wrote into them.
@@ -110,6 +112,21 @@ impl Datapath {
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
         self.config.set(0, config)
+    }
+
+    /// Makes the filter of frontends anew, of the frontends and of what flows still go to. While agents run it only ever
+    /// gains bits; this is the time to forget those of frontends that nobody knows any more.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn rebuild_filter(&self) -> Result<()> {
+        let frontends = self.store.frontends()?;
+        let flows4 = table::<abi::FlowKey4, abi::Flow>(&self.pins, "flows4", 0)?.entries()?;
+        let flows6 = table::<abi::FlowKey6, abi::Flow>(&self.pins, "flows6", 0)?.entries()?;
+        let hashes = frontends.iter().map(|(key, _)| filter::hash_of(key));
+        let hashes = hashes.chain(flows4.iter().map(|(key, _)| filter::hash(key.dst, key.dport, key.proto)));
+        let hashes = hashes.chain(flows6.iter().map(|(key, _)| filter::hash(key.dst[3], key.dport, key.proto)));
+        filter::rebuild(&self.store.filter, hashes)
     }
 
     /// A loaded program, for test runs.

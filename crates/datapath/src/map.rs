@@ -165,8 +165,8 @@ impl<T: Pod> Mapped<T> {
     pub(crate) fn new(name: &'static str, fd: &OwnedFd, len: u32, writable: bool) -> Result<Self> {
         const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 8) };
         let protection = if writable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_READ };
-        let bytes = NonZeroUsize::new(size_of::<T>() * len as usize)
-            .ok_or(Error::NoSlot { map: name, slot: 0, size: 0 })?;
+        let bytes =
+            NonZeroUsize::new(size_of::<T>() * len as usize).ok_or(Error::NoSlot { map: name, slot: 0, size: 0 })?;
         // SAFETY: a new mapping of a map that we hold open; nobody else knows its address.
         let memory = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, fd, 0) }
             .map_err(|e| Error::io(format!("cannot map the memory of {name}"), e.into()))?;
@@ -192,7 +192,10 @@ impl<T: Pod> Mapped<T> {
         // SAFETY: slot is inside of the mapping, which lives as long as self; T is a whole number of aligned words, and
         // everybody who shares the memory accesses it by words.
         Ok(unsafe {
-            std::slice::from_raw_parts(self.memory.as_ptr().add(slot as usize).cast(), size_of::<T>() / size_of::<u32>())
+            std::slice::from_raw_parts(
+                self.memory.as_ptr().add(slot as usize).cast(),
+                size_of::<T>() / size_of::<u32>(),
+            )
         })
     }
 

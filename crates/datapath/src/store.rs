@@ -99,17 +99,7 @@ impl KernelStore {
         }
     }
 
-    /// Makes the filter of frontends anew. While agents come and go it only ever gains bits, so that connections to a
-    /// frontend that was removed are still recognised; this is the time to forget them.
-    ///
-    /// # Errors
-    /// When a map cannot be read.
-    pub fn rebuild_filter(&self) -> Result<()> {
-        let frontends = self.frontends()?;
-        filter::rebuild(&self.filter, frontends.into_iter().map(|(key, _)| key))
-    }
-
-    fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
+    pub(crate) fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
         let v4 = self.frontends4.entries()?.into_iter().map(|(key, value)| {
             let address = std::net::Ipv4Addr::from(key.addr.get()).into();
             (FrontendKey { address, port: key.port.get(), protocol: key.proto }, value)
@@ -131,7 +121,8 @@ fn lines_of(
     read: impl Fn(u32) -> Result<Option<abi::Line>>,
 ) -> Result<Vec<(u32, abi::Line)>> {
     let mut lines = BTreeMap::new();
-    let mut open: Vec<u32> = services.iter().flat_map(|(_, s)| s.tiers.iter().flat_map(|t| [t.local, t.remote])).collect();
+    let mut open: Vec<u32> =
+        services.iter().flat_map(|(_, s)| s.tiers.iter().flat_map(|t| [t.local, t.remote])).collect();
     while let Some(reference) = open.pop() {
         let id = reference & !abi::REF_LINE;
         if reference & abi::REF_LINE == 0 || lines.contains_key(&id) {
@@ -206,9 +197,8 @@ impl MapStore for MemoryStore {
     }
 
     fn dump(&self) -> Result<Dump> {
-        let used = |(id, service): (&u32, &abi::Service)| {
-            (service.flags & abi::SERVICE_USED != 0).then_some((*id, *service))
-        };
+        let used =
+            |(id, service): (&u32, &abi::Service)| (service.flags & abi::SERVICE_USED != 0).then_some((*id, *service));
         let services: Vec<_> = self.services.iter().filter_map(used).collect();
         let known = |backend: &abi::Backend| backend.flags & abi::BACKEND_USED != 0 || backend.generation != 0;
         let backends = self.backends.iter().filter(|(_, backend)| known(backend));

@@ -130,6 +130,10 @@ pub(crate) struct DatapathOptions {
     /// Do not use XDP, not even where the driver runs it natively
     #[arg(long)]
     pub(crate) no_xdp: bool,
+    /// Use XDP on veths, too: in nodes that are namespaces or containers. The peers must have checksum offload off
+    /// (`ethtool -K PEER tx off`), since XDP cannot tell a checksum that is yet to be completed
+    #[arg(long)]
+    pub(crate) xdp_on_veth: bool,
     /// Use clsact filters even where the kernel has TCX links (6.6)
     #[arg(long)]
     pub(crate) no_tcx: bool,

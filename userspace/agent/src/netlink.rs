@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
 use tokio::sync::watch;
@@ -23,7 +23,8 @@ const GROUPS: [MulticastGroup; 5] = [
 
 /// Publishes the interfaces now and at every change, until nobody listens any more.
 pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
-    let (connection, handle, mut messages) = new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
+    let (connection, handle, mut messages) =
+        new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
     tokio::spawn(connection);
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
@@ -78,6 +79,7 @@ fn interface(link: &LinkMessage) -> Interface {
         index: link.header.index,
         up: link.header.flags.contains(LinkFlags::Up),
         loopback: link.header.flags.contains(LinkFlags::Loopback),
+        headerless: link.header.link_layer_type != LinkLayerType::Ether,
         ..Interface::default()
     };
     for attribute in &link.attributes {
@@ -119,7 +121,8 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
 /// Interfaces that a default route leaves through.
 fn default_routes(route: &RouteMessage) -> Vec<u32> {
     let unicast = matches!(route.header.address_family, AddressFamily::Inet | AddressFamily::Inet6);
-    let has_gateway = |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
+    let has_gateway =
+        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
     if !unicast || route.header.destination_prefix_length != 0 {
         return Vec::new();
     }

@@ -16,6 +16,8 @@ pub(crate) struct WriterStatus {
     pub(crate) nics: usize,
     /// Interfaces of pods with programs attached.
     pub(crate) pods: usize,
+    /// An interface that could not be attached to, and why.
+    pub(crate) unattached: Option<String>,
     /// Services that could not be written.
     pub(crate) failed: usize,
     /// One of them, and why.
@@ -48,7 +50,11 @@ impl Probes for AgentProbes {
                 ready: writer.synced && writer.failed == 0,
                 reason: writer.failure.clone().or(pending),
             },
-            Component { name: "interfaces", ready: writer.nics > 0, reason: Some(attached) },
+            Component {
+                name: "interfaces",
+                ready: writer.nics > 0 && writer.unattached.is_none(),
+                reason: Some(writer.unattached.clone().unwrap_or(attached)),
+            },
         ]
     }
 

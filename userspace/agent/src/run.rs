@@ -157,6 +157,7 @@ fn settings(
         pod_interface,
         ignore_interface,
         no_xdp,
+        xdp_on_veth,
         no_tcx,
         cgroup: _,
         snat_ports,
@@ -174,6 +175,7 @@ fn settings(
         nodeport_addresses: options.service.nodeport_addresses.clone(),
         patterns: Patterns { nics: nic, pods: pod_interface, ignored: ignore_interface },
         attach: AttachOptions { xdp: !no_xdp, tcx: !no_tcx },
+        xdp_on_veth,
         cgroup,
         capacity,
         config: abi::Config {

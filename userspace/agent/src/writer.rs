@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use weir_abi as abi;
 use weir_core::cluster::{Cluster, Dirty, Event};
-use weir_core::interfaces::{Attachment, Interface, Patterns, attachment};
+use weir_core::interfaces::{Attachment, Interface, Patterns, attachment, runs_xdp};
 use weir_core::model::{Family, ObjectName};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::{PlanConfig, plan};
@@ -38,6 +38,7 @@ pub(crate) struct Settings {
     pub(crate) nodeport_addresses: Vec<NodePortAddresses>,
     pub(crate) patterns: Patterns,
     pub(crate) attach: AttachOptions,
+    pub(crate) xdp_on_veth: bool,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) capacity: Capacity,
     /// All of the configuration but the node's addresses.
@@ -186,7 +187,7 @@ impl Writer {
         let ops = self.tables.prune(|name| services.contains(name));
         self.apply(&ops)?;
         self.write_services(&services)?;
-        self.datapath.store().rebuild_filter()?;
+        self.datapath.rebuild_filter()?;
         self.synced = true;
         self.attach();
         let took = received.elapsed();
@@ -328,7 +329,8 @@ impl Writer {
                 Attachment::Nic => Role::Nic,
                 Attachment::Pod => Role::Pod,
             };
-            match self.datapath.attach_interface(*index, name, role, self.settings.attach) {
+            let options = self.attach_options(*index);
+            match self.datapath.attach_interface(*index, name, role, options) {
                 Ok(()) => {
                     info!(interface = name, index, ?kind, "attached");
                     self.unattached.remove(index);
@@ -350,6 +352,12 @@ impl Writer {
             error!(%cause, "flows were left behind in maps of the old size");
         }
         self.publish();
+    }
+
+    fn attach_options(&self, index: u32) -> AttachOptions {
+        let Settings { attach, xdp_on_veth, .. } = self.settings;
+        let found = self.interfaces.iter().find(|interface| interface.index == index);
+        AttachOptions { xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, xdp_on_veth)), ..attach }
     }
 
     /// What to attach to, by index.
@@ -392,6 +400,7 @@ impl Writer {
             adopted: self.adopted,
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
             pods: self.attached.values().filter(|(_, kind)| *kind == Attachment::Pod).count(),
+            unattached: self.unattached.values().next().cloned(),
             failed: self.failed.len(),
             failure: self.failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
         });

@@ -42,12 +42,12 @@ fn a_connection_keeps_its_endpoint_while_others_come_and_go() {
 }
 
 #[test]
-fn an_endpoint_that_rests_or_drains_keeps_its_connections_and_gets_no_new_ones() {
+fn an_endpoint_that_rests_fails_or_drains_keeps_its_connections_and_gets_no_new_ones() {
     let Some(cluster) = CLUSTER.join("endpoints that drain") else { return };
     let (own, other) = (cluster.world.node(1).pod(1), cluster.world.node(2).pod(1));
     let served = cluster.serve_echo(&echo("draining", "NodePort"), &[Member::ready(&own)]);
     let connections = connections(&cluster, &served, &cluster.callers());
-    for state in [Member::resting, Member::draining] {
+    for state in [Member::resting, Member::failing, Member::draining] {
         cluster.set_members(&served, &[state(&own), Member::ready(&other)]);
         assert_answers(&cluster, &served, &other);
         assert_go_on(&connections);

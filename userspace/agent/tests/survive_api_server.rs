@@ -64,8 +64,10 @@ fn outage(length: Duration) {
     }
     println!("{what}: changes caught up {:?} after it was back", back.elapsed());
     await_ready(&busy, BACK_OFF.saturating_sub(back.elapsed()));
+    // Slices have a watch and pauses of their own.
     for socket in cluster_sockets(&late) {
-        busy.cluster.world.node(1).pod(1).netns().enter(|| ask::http_ask(socket)).unwrap();
+        let ask = || busy.cluster.world.node(1).pod(1).netns().enter(|| ask::http_ask(socket));
+        wait::until_some("an answer of the late service", BACK_OFF, || ask().map_err(|e| e.to_string())).unwrap();
     }
     traffic.unharmed_by(&what);
 }

@@ -142,12 +142,26 @@ fn a_local_policy_without_local_endpoints_leaves_the_class_empty_but_counts_endp
 }
 
 #[test]
-fn a_draining_backend_keeps_its_flows_and_a_failing_one_loses_them() {
-    let list = vec![endpoint("10.0.0.1", "here"), draining("10.0.0.2", "here"), failing("10.0.0.3", "here")];
-    let plan = web(|_| {}, list);
-    let addresses: Vec<_> = plan.backends.iter().map(|backend| backend.address).collect();
-    assert_eq!(addresses, [ip("10.0.0.1"), ip("10.0.0.2")]);
-    assert_eq!(plan.tiers[abi::CLASS_INTERNAL], tier(0, &[0], &[]));
+fn a_draining_backend_keeps_its_flows_and_one_that_fails_loses_those_of_udp() {
+    for (protocol, kept) in [(Protocol::Tcp, 3), (Protocol::Udp, 2)] {
+        let mut web = service("web", &["10.96.0.1"]);
+        web.ports[0].protocol = protocol;
+        let list = vec![endpoint("10.0.0.1", "here"), draining("10.0.0.2", "here"), failing("10.0.0.3", "here")];
+        let mut of_web = slice("web-1", "web", list);
+        of_web.ports[0].protocol = protocol;
+        let plans = plan(&cluster(vec![web], vec![of_web]), &config(), &name("web"));
+        let addresses: Vec<_> = plans[0].backends.iter().map(|backend| backend.address).collect();
+        assert_eq!(addresses, [ip("10.0.0.1"), ip("10.0.0.2"), ip("10.0.0.3")][..kept], "{protocol:?}");
+        assert_eq!(plans[0].tiers[abi::CLASS_INTERNAL], tier(0, &[0], &[]), "{protocol:?}");
+    }
+}
+
+#[test]
+fn an_endpoint_without_a_node_is_on_the_node_whose_address_it_has() {
+    let by_hand = |address| Endpoint { node: None, ..endpoint(address, "") };
+    let plan = web(|_| {}, vec![by_hand("192.168.0.1"), by_hand("192.168.0.3"), by_hand("10.9.9.9")]);
+    let local: Vec<_> = plan.backends.iter().map(|b| (b.address, b.local)).collect();
+    assert_eq!(local, [(ip("10.9.9.9"), false), (ip("192.168.0.1"), true), (ip("192.168.0.3"), false)]);
 }
 
 #[test]

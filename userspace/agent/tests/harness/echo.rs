@@ -90,7 +90,12 @@ impl Member {
         Self { ready: false, ..Self::ready(pod) }
     }
 
-    /// The same, on its way out.
+    /// A pod whose readiness probe fails.
+    pub(crate) fn failing(pod: &Pod) -> Self {
+        Self { serving: false, ..Self::resting(pod) }
+    }
+
+    /// A pod that serves on its way out.
     pub(crate) fn draining(pod: &Pod) -> Self {
         Self { terminating: true, ..Self::resting(pod) }
     }

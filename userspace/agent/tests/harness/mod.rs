@@ -189,6 +189,8 @@ impl Agent {
             &pins.display().to_string(),
             "--cgroup",
             &cgroup.path().display().to_string(),
+            // The worlds switch the offloads of the NICs' peers off.
+            "--xdp-on-veth",
             "--max-flows=16384",
             "--max-sockets=4096",
             "--max-backends=16384",
