@@ -235,7 +235,8 @@ impl Cluster {
         self.await_members(echo, members);
     }
 
-    /// Waits until every agent sends new connections to the members that are ready, and keeps all that serve.
+    /// Waits until every agent sends new connections to the members that are ready, and keeps the flows of all that serve;
+    /// TCP connections of the others, too.
     pub(crate) fn await_members(&self, echo: &Echo, members: &[Member]) {
         let addresses = |usable: fn(&Member) -> bool| -> BTreeSet<IpAddr> {
             members.iter().filter(|member| usable(member)).flat_map(|member| member.address.both()).collect()
@@ -244,7 +245,10 @@ impl Cluster {
         if chosen.is_empty() {
             chosen = addresses(|member| member.serving && member.terminating);
         }
-        let kept = addresses(|member| member.ready || member.serving);
+        let kept = |talk| match talk {
+            Talk::Http | Talk::Tcp => addresses(|_| true),
+            Talk::Udp => addresses(|member| member.ready || member.serving),
+        };
         for agent in &self.agents {
             agent.await_endpoints(echo.name(), &chosen, &kept);
         }
@@ -252,14 +256,14 @@ impl Cluster {
 }
 
 impl Agent {
-    fn await_endpoints(&self, service: &str, chosen: &BTreeSet<IpAddr>, kept: &BTreeSet<IpAddr>) {
+    fn await_endpoints(&self, service: &str, chosen: &BTreeSet<IpAddr>, kept: &dyn Fn(Talk) -> BTreeSet<IpAddr>) {
         let view = self.view();
         let what = format!("endpoints {chosen:?} of {service} in the maps of {}", self.pins.display());
         let right = || {
             let dump = view.dump().unwrap();
             for talk in Talk::ALL {
                 let (found, held) = endpoints(&dump, service, talk);
-                if found != *chosen || held != *kept {
+                if found != *chosen || held != kept(talk) {
                     return Err(format!("{talk:?}: chosen {found:?} of {held:?}"));
                 }
             }
