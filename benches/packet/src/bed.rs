@@ -18,6 +18,8 @@ use weir_testbed::prog_run::{Context, Run, prog_run};
 
 static WRAPPER: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/wrapper.bpf.o"));
 
+/// Pin directories are called so, followed by the process id and a number.
+pub(crate) const PIN_PREFIX: &str = "weir-bench-";
 /// Endpoints of each service, all on this node.
 const ENDPOINTS: u32 = 2;
 const XDP_PASS: u32 = 2;
@@ -95,7 +97,7 @@ impl Bed {
     pub(crate) fn new(family: Family, services: u32) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let pins = PinDir::new(format!("/sys/fs/bpf/weir-bench-{}-{number}", std::process::id()));
+        let pins = PinDir::new(format!("/sys/fs/bpf/{PIN_PREFIX}{}-{number}", std::process::id()));
         let capacity = Capacity { flows: 1 << 18, ..Capacity::DEFAULT };
         let mut datapath = Datapath::open(pins.clone(), &capacity)?;
         fill(&mut datapath, capacity, family, services)?;

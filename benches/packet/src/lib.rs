@@ -88,7 +88,7 @@ fn prepare() -> Result<()> {
     if !weir_testbed::require_root("bench-packet") {
         bail!("the benchmark needs root: sudo make bench-packet");
     }
-    weir_testbed::bpffs::ensure_mounted()?;
+    sweep(weir_testbed::bpffs::ensure_mounted()?)?;
     let path = "/proc/sys/kernel/bpf_stats_enabled";
     let stats = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     ensure!(stats.trim() == "0", "BPF statistics cost up to 70 ns a run: sysctl -w kernel.bpf_stats_enabled=0");
@@ -96,6 +96,19 @@ fn prepare() -> Result<()> {
     let mut cpus = nix::sched::CpuSet::new();
     cpus.set(0)?;
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &cpus).context("cannot stay on one processor")
+}
+
+/// Removes the pins of benchmarks that were killed: those whose name holds the id of a process that is gone.
+fn sweep(bpffs: &Path) -> Result<()> {
+    for entry in fs::read_dir(bpffs).with_context(|| format!("cannot list {}", bpffs.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(bed::PIN_PREFIX));
+        let gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+        if name.and_then(|name| name.split('-').next()).is_some_and(gone) {
+            weir_datapath::PinDir::new(&path).remove_all(false)?;
+        }
+    }
+    Ok(())
 }
 
 fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
