@@ -12,20 +12,22 @@ use anyhow::Result;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 use weir_abi as abi;
 use weir_core::cluster::{Cluster, Dirty, Event};
-use weir_core::interfaces::{Attachment, Interface, Patterns, attachment, runs_xdp};
+use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::model::{Family, ObjectName};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::{PlanConfig, plan};
 use weir_core::tables::Tables;
-use weir_datapath::{AttachOptions, Datapath, MapStore, Role};
+use weir_datapath::{AttachOptions, Datapath, MapStore};
 
 use crate::args::NodePortAddresses;
 use crate::host;
 use crate::metrics::WriterMetrics;
 use crate::probes::WriterStatus;
+
+mod attach;
 
 /// How long a slot rests before somebody else may own it: longer than any packet stays in a program or a queue.
 const GRACE: Duration = Duration::from_secs(5);
@@ -309,88 +311,6 @@ impl Writer {
         self.settings.config = abi::Config { node4, node6, ..self.settings.config };
         self.datapath.configure(&self.settings.config)?;
         Ok(())
-    }
-
-    /// Attaches to interfaces that came, and cleans up after those that went.
-    fn attach(&mut self) {
-        if self.interfaces.is_empty() {
-            return;
-        }
-        let wanted = self.wanted();
-        self.unattached.retain(|index, _| wanted.contains_key(index));
-        if let Err(cause) = self.datapath.begin_switch() {
-            error!(%cause, "flows are left behind in maps of the old size");
-        }
-        for (index, (name, kind)) in &wanted {
-            if self.attached.get(index) == Some(&(name.clone(), *kind)) {
-                continue;
-            }
-            let role = match kind {
-                Attachment::Nic => Role::Nic,
-                Attachment::Pod => Role::Pod,
-            };
-            let options = self.attach_options(*index);
-            match self.datapath.attach_interface(*index, name, role, options) {
-                Ok(()) => {
-                    info!(interface = name, index, ?kind, "attached");
-                    self.unattached.remove(index);
-                    self.attached.insert(*index, (name.clone(), *kind));
-                }
-                // It went away meanwhile; the next listing will say so.
-                Err(cause) if cause.is_not_found() => debug!(interface = name, %cause, "not attached"),
-                Err(cause) => {
-                    let cause = cause.to_string();
-                    if self.unattached.get(index) != Some(&cause) {
-                        error!(interface = name, %cause, "not attached, its clients are not served; trying again");
-                    }
-                    self.unattached.insert(*index, cause);
-                }
-            }
-        }
-        self.detach_all_but(&wanted);
-        if let Err(cause) = self.datapath.finish_switch() {
-            error!(%cause, "flows were left behind in maps of the old size");
-        }
-        self.publish();
-    }
-
-    fn attach_options(&self, index: u32) -> AttachOptions {
-        let Settings { attach, xdp_on_veth, .. } = self.settings;
-        let found = self.interfaces.iter().find(|interface| interface.index == index);
-        AttachOptions { xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, xdp_on_veth)), ..attach }
-    }
-
-    /// What to attach to, by index.
-    fn wanted(&self) -> BTreeMap<u32, (String, Attachment)> {
-        let node = self.node_addresses();
-        // Clients of node ports at further addresses are behind the interfaces that carry those.
-        let served = [node.as_slice(), &self.settings.plan.node_port_addresses].concat();
-        let decide = |i: &Interface| {
-            // The host's end of a pod's interface may carry the pod's gateway address.
-            let addresses = if i.peer_elsewhere { &node } else { &served };
-            Some((i.index, (i.name.clone(), attachment(i, addresses, &self.settings.patterns)?)))
-        };
-        self.interfaces.iter().filter_map(decide).collect()
-    }
-
-    /// What is attached and not wanted is left alone before the first sync: who knows what is still to come.
-    fn detach_all_but(&mut self, wanted: &BTreeMap<u32, (String, Attachment)>) {
-        let present: BTreeSet<u32> = self.interfaces.iter().map(|interface| interface.index).collect();
-        let pinned = self.datapath.attached_interfaces().unwrap_or_default();
-        let known: BTreeSet<u32> = self.attached.keys().copied().chain(pinned).collect();
-        for index in known {
-            if wanted.contains_key(&index) || (present.contains(&index) && !self.synced) {
-                continue;
-            }
-            // Filters of an earlier agent are known by the interface's name alone.
-            let listed = self.interfaces.iter().find(|interface| interface.index == index);
-            let known = self.attached.remove(&index).map(|(name, _)| name);
-            let name = listed.map(|interface| interface.name.clone()).or(known).unwrap_or_default();
-            info!(interface = name, index, "detached");
-            if let Err(cause) = self.datapath.detach_interface(index, &name) {
-                warn!(interface = name, %cause, "cannot clean up after the interface");
-            }
-        }
     }
 
     fn publish(&self) {

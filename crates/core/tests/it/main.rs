@@ -4,6 +4,7 @@
 mod build;
 mod cluster;
 mod endpoints;
+mod frontends;
 mod lines;
 mod maps;
 mod plan;
