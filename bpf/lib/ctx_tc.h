@@ -17,17 +17,7 @@
 
 typedef struct __sk_buff ctx_t;
 
-struct handover {
-	__u32 magic;
-};
-#define HANDOVER_MAGIC 0x77656972
-
-static __always_inline struct cursor ctx_cursor(const ctx_t *ctx)
-{
-	void *data = (void *)(long)ctx->data;
-
-	return (struct cursor){ .start = data, .pos = data, .end = (void *)(long)ctx->data_end };
-}
+#include "ctx.h"
 
 static __always_inline __u64 ctx_length(const ctx_t *ctx)
 {

@@ -14,18 +14,7 @@
 
 typedef struct xdp_md ctx_t;
 
-/* In front of a packet that XDP translated and passed up: tc leaves it alone. */
-struct handover {
-	__u32 magic;
-};
-#define HANDOVER_MAGIC 0x77656972
-
-static __always_inline struct cursor ctx_cursor(const ctx_t *ctx)
-{
-	void *data = (void *)(long)ctx->data;
-
-	return (struct cursor){ .start = data, .pos = data, .end = (void *)(long)ctx->data_end };
-}
+#include "ctx.h"
 
 static __always_inline __u64 ctx_length(const ctx_t *ctx)
 {

@@ -130,6 +130,20 @@ fn load_balancer_addresses_of_mode_proxy_and_host_names_are_left_out() {
 }
 
 #[test]
+fn load_balancer_addresses_with_source_ranges_are_left_out_and_not_open_to_all() {
+    let (service, problems) = service(&json!({"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}}));
+    let service = service.unwrap();
+    assert_eq!((service.load_balancer_ips.as_slice(), service.cluster_ips.len()), (&[][..], 2));
+    assert_eq!(problems, [Problem::SourceRanges]);
+}
+
+#[test]
+fn session_affinity_is_said_to_be_missing() {
+    let (service, problems) = service(&json!({"spec": {"sessionAffinity": "ClientIP"}}));
+    assert_eq!((service.is_some(), problems), (true, vec![Problem::SessionAffinity]));
+}
+
+#[test]
 fn the_old_field_of_the_cluster_ip_is_enough() {
     let (service, _) = service(&json!({"spec": {"clusterIPs": null}}));
     assert_eq!(service.unwrap().cluster_ips, [ip("10.96.0.10")]);

@@ -65,6 +65,12 @@ pub enum Problem {
         /// What stands there.
         value: String,
     },
+    /// Source ranges, which are not enforced yet: open to all would be the opposite of what was asked for.
+    #[error("spec.loadBalancerSourceRanges: not supported yet; the load balancer addresses are not served")]
+    SourceRanges,
+    /// Session affinity, which is not kept yet.
+    #[error("spec.sessionAffinity: ClientIP is not supported yet; connections are spread without it")]
+    SessionAffinity,
     /// A slice of names, or of something unknown.
     #[error("addressType \"{0}\" is not IPv4 or IPv6; the whole slice is left out")]
     AddressType(String),

@@ -28,11 +28,19 @@ pub fn service(object: &k8s::Service, proxy_name: &str, problems: &mut Vec<Probl
     if cluster_ips.is_empty() {
         return None;
     }
+    let mut load_balancer_ips = addresses("status.loadBalancer.ingress[].ip", ingress_ips(object), problems);
+    if !load_balancer_ips.is_empty() && spec.load_balancer_source_ranges.as_ref().is_some_and(|all| !all.is_empty()) {
+        problems.push(Problem::SourceRanges);
+        load_balancer_ips.clear();
+    }
+    if spec.session_affinity.as_deref() == Some("ClientIP") {
+        problems.push(Problem::SessionAffinity);
+    }
     Some(Service {
         name: object_name(&object.metadata),
         cluster_ips,
         external_ips: addresses("spec.externalIPs", spec.external_ips.iter().flatten().map(String::as_str), problems),
-        load_balancer_ips: addresses("status.loadBalancer.ingress[].ip", ingress_ips(object), problems),
+        load_balancer_ips,
         ports: spec.ports.iter().flatten().filter_map(|port| service_port(port, problems)).collect(),
         internal_policy: traffic_policy(spec.internal_traffic_policy.as_deref()),
         external_policy: traffic_policy(spec.external_traffic_policy.as_deref()),
