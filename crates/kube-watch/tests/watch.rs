@@ -237,6 +237,25 @@ async fn a_server_that_comes_back_is_connected_even_if_nothing_has_changed_meanw
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_history_that_expired_is_listed_again_without_a_pause_unless_it_happens_again_and_again() {
+    let api = Api::default();
+    api.will_list(200, list(&[service("a")], None));
+    let expired = json!({"type": "ERROR", "object": failure(410, "too old resource version")});
+    for _ in 0..3 {
+        api.will_watch(200, expired.clone());
+    }
+    let mut watching = api.start();
+    for _ in 0..4 {
+        assert_eq!(names(&watching.next().await), ["a"]);
+    }
+    let asked = api.asked();
+    let lists: Vec<_> = asked.iter().filter(|(_, uri)| !uri.contains("watch=true")).map(|(time, _)| *time).collect();
+    let pauses: Vec<_> = lists.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses[0] < Duration::from_millis(100), "{pauses:?}");
+    assert!(pauses[1..].iter().all(|pause| *pause >= Duration::from_millis(800)), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_fell_behind_lists_again_and_is_no_failure() {
     let api = Api::default();
     api.will_list(200, list(&[service("a"), service("b")], None));

@@ -16,6 +16,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use weir_core::cluster::Event;
 use weir_core::model::{Node, Service, Slice};
 
@@ -193,7 +194,9 @@ async fn follow<K: Watched>(
     };
     // The start of a list is announced before the server has answered. It must not reach the back-off, which would take
     // it for success and never grow while lists fail.
+    let mut desync = Desync::default();
     let events = watcher(api, config)
+        .filter(move |event| future::ready(!desync.is_forgiven(event)))
         .try_filter(|event| future::ready(!matches!(event, watcher::Event::Init)))
         .backoff(back_off());
     let mut events = pin!(events);
@@ -214,6 +217,26 @@ async fn follow<K: Watched>(
                 delivery.list.clear();
                 contact.lost(&error);
             }
+        }
+    }
+}
+
+/// A server that came back with an empty history answers a watch with 410 Gone: a new list is all that it asks for, and no
+/// reason to pause, unless it happens over and over.
+#[derive(Debug, Default)]
+struct Desync {
+    last: Option<Instant>,
+}
+
+impl Desync {
+    fn is_forgiven<K>(&mut self, event: &watcher::Result<watcher::Event<K>>) -> bool {
+        const GONE: u16 = 410;
+        match event {
+            Err(watcher::Error::WatchError(status)) if status.code == GONE => {
+                let last = self.last.replace(Instant::now());
+                last.is_none_or(|last| last.elapsed() > LONGEST_PAUSE)
+            }
+            Err(_) | Ok(_) => false,
         }
     }
 }
