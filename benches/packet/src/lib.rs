@@ -75,12 +75,7 @@ pub fn run(output: &Path) -> Result<()> {
             }
         }
     }
-    if let Some(parent) = output.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    }
-    fs::write(output, serde_json::to_vec_pretty(&figures)?)
-        .with_context(|| format!("cannot write {}", output.display()))?;
-    println!("{}", output.display());
+    weir_testbed::figures::write(output, &figures)?;
     Ok(())
 }
 

@@ -77,12 +77,7 @@ pub fn run(scale: Scale, agent: &Path, output: &Path) -> Result<()> {
     populate(scale, &world, &objects)?;
     let figures = measure(scale, agent, &world, &api, &objects)?;
     println!("{figures:#?}");
-    if let Some(parent) = output.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    }
-    fs::write(output, serde_json::to_vec_pretty(&figures)?)
-        .with_context(|| format!("cannot write {}", output.display()))?;
-    println!("{}", output.display());
+    weir_testbed::figures::write(output, &figures)?;
     Ok(())
 }
 

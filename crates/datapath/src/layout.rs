@@ -90,8 +90,7 @@ pub(crate) const MAPS: [MapSpec; 19] = [
 
 /// The definition of a map by name.
 pub(crate) fn spec(name: &'static str) -> MapSpec {
-    // A name that is not in the table is a bug that the first test finds; the fallback keeps this free of panics.
-    MAPS.into_iter().find(|spec| spec.name == name).unwrap_or(MAPS[0])
+    MAPS.into_iter().find(|spec| spec.name == name).expect("the names that this crate asks for are in the table")
 }
 
 /// How a map compares to its definition.

@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod connection;
 pub mod delay;
 mod error;
+pub mod figures;
 mod frames;
 mod ip;
 pub mod load;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -144,9 +144,7 @@ impl Collector for SourceCollector {
         encode(&mut encoder, "watch_connected", "Whether the source of a kind can be reached", &connected)?;
         encode(&mut encoder, "watch_events", "Events of a kind", &events)?;
         let synced = ConstGauge::new(i64::from(status.synced()));
-        encode(&mut encoder, "watch_synced", "Whether every kind was listed", &synced)?;
-        let total = Kind::ALL.iter().map(|kind| status.kind(*kind).events).sum::<u64>();
-        encode(&mut encoder, "watch_events_all", "Events of all kinds", &ConstCounter::new(total))
+        encode(&mut encoder, "watch_synced", "Whether every kind was listed", &synced)
     }
 }
 
