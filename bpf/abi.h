@@ -44,19 +44,20 @@ enum frontend_kind {
 	KIND_NODE_PORT = 2,
 	KIND_LOAD_BALANCER = 3,
 	KIND_EXTERNAL_IP = 4,
+	KIND_UNUSED_PORT = 5, /* all other ports of a cluster IP, which are refused: port 0 and protocol 0 */
 };
 
 struct frontend_key4 {
 	__be32 addr; /* BE */
 	__be16 port; /* BE */
-	__u8 proto;  /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 proto;  /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
 	__u8 pad;
 };
 
 struct frontend_key6 {
 	__be32 addr[4]; /* BE */
 	__be16 port;	/* BE */
-	__u8 proto;	/* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 proto;	/* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
 	__u8 pad;
 };
 
@@ -93,14 +94,16 @@ struct tiers {
 };
 
 enum service_flags {
-	SERVICE_USED = 1, /* the slot belongs to a service */
+	SERVICE_USED = 1,	   /* the slot belongs to a service */
+	SERVICE_SOURCE_RANGES = 2, /* its load balancer addresses admit only clients found in source_ranges */
 };
 
 struct service {
 	struct tiers tiers[CLASS_COUNT];
 	__u32 endpoints; /* HOST, usable endpoints anywhere; 0 means REJECT where nothing can be selected, else DROP */
 	__u32 flags;	 /* HOST, enum service_flags */
-	__u32 pad[2];
+	__u32 affinity;	 /* HOST, ticks for which a client keeps its backend after its last new flow; 0: no affinity */
+	__u32 pad;
 };
 
 /* A weighted choice: entry i is taken when cumulative[i-1] < r <= cumulative[i] for a random 32-bit r. */
@@ -113,17 +116,43 @@ enum backend_flags {
 	BACKEND_USED = 1,	  /* the slot belongs to an endpoint */
 	BACKEND_LOCAL = 2,	  /* on this node */
 	BACKEND_HOST_NETWORK = 4, /* its address is a node's own */
+	/* Bit BACKEND_CLASS << class: new flows of that class may go here. Affinity asks, the tiers know by themselves. */
+	BACKEND_CLASS = 8,
 };
 
 /* One endpoint of one service port. Slot 0 is never used. */
 struct backend {
 	struct addr addr;
 	__be16 port;	  /* BE */
-	__u8 proto;	  /* IPPROTO_TCP or IPPROTO_UDP */
+	__u8 proto;	  /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
 	__u8 flags;	  /* enum backend_flags */
 	__u32 generation; /* HOST, changes when the endpoint goes away; flows that remember another one are stale */
 	__u32 service;	  /* HOST, index into services */
 	__u32 node;	  /* HOST, key in nodes; 0 is unknown */
+};
+
+/* Session affinity: one client, at all addresses of one service port. The node's own processes are one client. */
+struct affinity_key {
+	struct addr client;
+	__u32 service; /* HOST, index into services */
+	__u32 pad;
+};
+
+struct affinity {
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 last_seen;  /* HOST, in ticks: the client's latest new flow */
+};
+
+/* loadBalancerSourceRanges, longest prefix first. The prefix covers the service, too: 32 bits and those of the client. */
+struct source_range_key {
+	__u32 prefixlen; /* HOST, 32..160; of IPv4 clients 128 and more */
+	__u32 service;	 /* HOST, index into services */
+	struct addr client;
+};
+
+struct source_range {
+	__u32 allowed; /* HOST, always 1 */
 };
 
 struct backend_counters {
@@ -195,6 +224,24 @@ struct reply {
 	__u32 last_seen; /* HOST, in ticks */
 };
 
+/*
+ * A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common, for as long as they may
+ * still be under way.
+ */
+struct fragment_key {
+	struct addr src;
+	struct addr dst;
+	__be32 id; /* BE; of IPv4 the lower half */
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct fragment {
+	__be16 sport;	 /* BE */
+	__be16 dport;	 /* BE */
+	__u32 last_seen; /* HOST, in ticks */
+};
+
 /* ---- sockets of processes on the host ------------------------------------------------------------------------ */
 
 /* With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows. */
@@ -219,20 +266,22 @@ struct socket_peer {
 enum config_flags {
 	CONFIG_RESET_STALE = 1, /* answer TCP packets of vanished backends with a reset; else drop them */
 	CONFIG_HOLD = 2, /* flow tables are being replaced: the first packet of a new flow is dropped, to come again */
+	/* Another proxy serves other services here: a connection that begins in its middle is left to it, not adopted. */
+	CONFIG_BESIDE = 4,
 };
 
 struct config {
-	__u64 netns_cookie; /* HOST, network namespace of the node */
-	__u64 hash_seed;    /* HOST, drawn once per boot */
-	struct addr node4;  /* source of SNAT; zero: no IPv4 */
-	struct addr node6;  /* source of SNAT; zero: no IPv6 */
-	__u16 snat_min;	    /* HOST, first port of the SNAT range */
-	__u16 snat_max;	    /* HOST, last port of the SNAT range */
-	__u32 flags;	    /* HOST, enum config_flags */
-	__u32 udp_idle;	    /* HOST, ticks after which an idle UDP flow is selected anew */
-	__u32 tcp_idle;	    /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
-	__u32 abi_version;  /* HOST, ABI_VERSION of the writer */
-	__u32 pad;
+	__u64 netns_cookie;  /* HOST, network namespace of the node */
+	__u64 hash_seed;     /* HOST, drawn once per boot */
+	struct addr node4;   /* source of SNAT; zero: no IPv4 */
+	struct addr node6;   /* source of SNAT; zero: no IPv6 */
+	__u16 snat_min;	     /* HOST, first port of the SNAT range */
+	__u16 snat_max;	     /* HOST, last port of the SNAT range */
+	__u32 flags;	     /* HOST, enum config_flags */
+	__u32 udp_idle;	     /* HOST, ticks after which an idle UDP flow is selected anew */
+	__u32 tcp_idle;	     /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
+	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
+	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
 };
 
 /* Where XDP may redirect to; the kernel's struct bpf_devmap_val. */
@@ -274,13 +323,14 @@ enum reason {
 	REASON_NONE = 0,
 	/* passed untouched */
 	REASON_NOT_IP = 1,
-	REASON_NOT_TRANSPORT = 2, /* neither TCP nor UDP */
-	REASON_FRAGMENT = 3,
-	REASON_MALFORMED = 4, /* shorter than its headers say */
+	REASON_NOT_TRANSPORT = 2, /* neither TCP nor UDP nor SCTP */
+	REASON_FRAGMENT = 3,	  /* the first one was not seen */
+	REASON_MALFORMED = 4,	  /* shorter than its headers say */
 	REASON_NO_FRONTEND = 5,
 	REASON_NO_REPLY = 6,   /* on egress: not an answer to a flow of ours */
 	REASON_LEFT_TO_TC = 7, /* XDP cannot do it: no neighbour, VLAN tag, other device */
 	REASON_XDP_DONE = 8,   /* tc: XDP translated it already */
+	REASON_MID_FLOW = 9,   /* of a connection that another proxy has begun */
 	/* translated */
 	REASON_TO_LOCAL = 16,
 	REASON_TO_REMOTE = 17,
@@ -289,6 +339,7 @@ enum reason {
 	/* answered by us */
 	REASON_NO_ENDPOINTS = 32,
 	REASON_STALE_RESET = 33,
+	REASON_UNUSED_PORT = 34, /* a cluster IP's, but no service's */
 	/* dropped */
 	REASON_NO_LOCAL_ENDPOINTS = 48,
 	REASON_STALE = 49,
@@ -297,9 +348,10 @@ enum reason {
 	REASON_TTL_EXCEEDED = 52,
 	REASON_BROKEN_TABLE = 53, /* a reference led nowhere: a bug, or a map of another writer */
 	REASON_REWRITE_FAILED = 54,
-	REASON_FLOW_TABLE = 55, /* the flow could not be stored */
-	REASON_TOO_BIG = 56,	/* for the MTU of the way to the other node */
-	REASON_HELD = 57,	/* a new flow while the flow tables are being replaced */
+	REASON_FLOW_TABLE = 55,	  /* the flow could not be stored */
+	REASON_TOO_BIG = 56,	  /* for the MTU of the way to the other node */
+	REASON_HELD = 57,	  /* a new flow while the flow tables are being replaced */
+	REASON_SOURCE_RANGE = 58, /* from outside of loadBalancerSourceRanges */
 	REASON_COUNT = 64,
 };
 
@@ -318,6 +370,10 @@ ABI_SIZE(tiers, 16);
 ABI_SIZE(service, 64);
 ABI_SIZE(line, 128);
 ABI_SIZE(backend, 32);
+ABI_SIZE(affinity_key, 24);
+ABI_SIZE(affinity, 12);
+ABI_SIZE(source_range_key, 24);
+ABI_SIZE(source_range, 4);
 ABI_SIZE(backend_counters, 8);
 ABI_SIZE(snat_counter, 8);
 ABI_SIZE(service_counters, 32);
@@ -325,6 +381,8 @@ ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 24);
 ABI_SIZE(reply, 48);
+ABI_SIZE(fragment_key, 40);
+ABI_SIZE(fragment, 8);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
 ABI_SIZE(config, 72);

@@ -9,9 +9,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lib/flow.h"
-#include "lib/select.h"
-#include "lib/service.h"
+#include "lib/choose.h"
 #include "lib/stats.h"
 
 #define ALLOW 1
@@ -66,28 +64,28 @@ static __always_inline const struct backend *known_backend(const struct socket_k
 	return backend && backend->generation == peer->generation ? backend : NULL;
 }
 
-/* Selects for a socket. The cookie stands in for the source port, which is not chosen yet. Returns as select_backend. */
-static __always_inline int select_for(const struct frontend *frontend, const struct socket_key *key,
-				      const struct config *config, const bool v6)
+/*
+ * Chooses for a socket. The cookie stands in for the address and port that it does not have yet, and in every other
+ * respect its client is the node. Returns as choose, which fills in the rest of the request.
+ */
+static __always_inline int choose_for(struct request *request, const struct frontend *frontend,
+				      const struct socket_key *key, const struct config *config, const bool v6)
 {
-	const struct service *service = bpf_map_lookup_elem(&services, &frontend->service);
-	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &frontend->service);
 	struct packet p = { .src.word = { key->cookie >> 32, key->cookie, key->cookie >> 32, key->cookie },
 			    .dst = key->addr,
 			    .dport = key->port,
 			    .proto = key->proto };
-	bool remote = false;
-	int selected;
+	int error;
 
-	if (!service || !counters)
-		return -REASON_BROKEN_TABLE;
-	selected = select_backend(service, traffic_class_of(frontend, false), flow_hash(config->hash_seed, &p, v6),
-				  &remote);
-	if (selected > 0)
-		__sync_fetch_and_add(remote ? &counters->remote : &counters->local, 1);
-	else
-		__sync_fetch_and_add(selected == -REASON_NO_ENDPOINTS ? &counters->rejected : &counters->dropped, 1);
-	return selected;
+	request->client = v6 ? config->node6 : config->node4;
+	request->hash = flow_hash(config->hash_seed, &p, v6);
+	request->service = frontend->service;
+	request->kind = frontend->kind;
+	request->class = traffic_class_of(frontend, false);
+	error = choose(request);
+	if (error)
+		count_refusal(request->service, -error);
+	return error;
 }
 
 /* Remembers both directions: where the socket's datagrams go, and which address its owner believes to talk to. */
@@ -109,7 +107,10 @@ static __always_inline void remember(ctx_t *ctx, const struct socket_key *key, c
 static __always_inline int refuse(int reason)
 {
 	count(HOOK_SOCKET, reason, 0);
-	bpf_set_retval(reason == REASON_NO_ENDPOINTS ? ERROR_CONNECTION_REFUSED : ERROR_HOST_UNREACHABLE);
+	if (reason == REASON_NO_ENDPOINTS || reason == REASON_UNUSED_PORT)
+		bpf_set_retval(ERROR_CONNECTION_REFUSED);
+	else
+		bpf_set_retval(ERROR_HOST_UNREACHABLE);
 	return REFUSE;
 }
 
@@ -119,27 +120,24 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 {
 	const struct frontend *frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
 	const struct backend *backend;
-	__u32 id;
-	int selected;
+	struct request request = {};
+	int error;
 
+	if (!frontend && is_unused_port(&key->addr, service_v6))
+		return refuse(REASON_UNUSED_PORT);
 	if (!frontend) {
 		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);
 		return ALLOW;
 	}
 	backend = key->proto == IPPROTO_UDP ? known_backend(key) : NULL;
 	if (!backend) {
-		struct backend_counters *counters;
-
-		selected = select_for(frontend, key, config, service_v6);
-		if (selected < 0)
-			return refuse(-selected);
-		id = selected;
-		backend = bpf_map_lookup_elem(&backends, &id);
-		counters = bpf_map_lookup_elem(&backend_counters, &id);
-		if (!backend || !counters || !(backend->flags & BACKEND_USED))
+		error = choose_for(&request, frontend, key, config, service_v6);
+		if (error)
+			return refuse(-error);
+		backend = bpf_map_lookup_elem(&backends, &request.backend);
+		if (!backend)
 			return refuse(REASON_BROKEN_TABLE);
-		__sync_fetch_and_add(&counters->flows, 1);
-		remember(ctx, key, backend, id);
+		remember(ctx, key, backend, request.backend);
 	}
 	set_user_addr(ctx, &backend->addr, backend->port, v6);
 	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);

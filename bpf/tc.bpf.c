@@ -7,6 +7,7 @@
 
 #include "lib/ctx_tc.h"
 /* The context comes first: what follows is the same code for XDP and tc. */
+#include "lib/fragment.h"
 #include "lib/nat.h"
 #include "lib/reject.h"
 
@@ -26,7 +27,7 @@ static __always_inline int in(ctx_t *ctx, struct packet *p, bool from_outside, c
 {
 	int reason = ingress(ctx, p, from_outside, v6);
 
-	if (reason != REASON_NO_ENDPOINTS && reason != REASON_STALE_RESET)
+	if (!wants_answer(reason))
 		return reason;
 	p->action = v6 ? reject6(ctx, p) : reject4(ctx, p);
 	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
@@ -56,15 +57,22 @@ __noinline int out6(ctx_t *ctx, struct packet *p)
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
-	int error = parse_ip(cursor, p, v6);
+	int error = parse_ip(cursor, p, v6), reason;
 
+	if (!error && p->piece == PIECE_LATER)
+		error = fragment_find(p);
 	if (error)
 		return -error;
 	/* A tag that the card took off the frame is a tag. */
 	p->vlan |= ctx->vlan_present;
 	if (hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS)
-		return v6 ? out6(ctx, p) : out4(ctx, p);
-	return v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+		reason = v6 ? out6(ctx, p) : out4(ctx, p);
+	else
+		reason = v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+	/* The others share its fate, and that of the untouched ones needs no memory. */
+	if (p->piece == PIECE_FIRST && reason >= REASON_TO_LOCAL)
+		fragment_store(p);
+	return reason;
 }
 
 /* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */

@@ -35,6 +35,9 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 {
 	int error = parse_ip(cursor, p, v6);
 
+	/* Which pieces belong together, tc knows. */
+	if (p->piece)
+		return REASON_LEFT_TO_TC;
 	if (error)
 		return -error;
 	return v6 ? in6(ctx, p) : in4(ctx, p);
@@ -55,7 +58,7 @@ int weir_xdp(ctx_t *ctx)
 	else if (next == bpf_htons(ETH_P_IPV6))
 		reason = family(ctx, &cursor, &p, true);
 	/* To answer, a packet must be built: tc does that. */
-	if (reason == REASON_NO_ENDPOINTS || reason == REASON_STALE_RESET)
+	if (wants_answer(reason))
 		reason = REASON_LEFT_TO_TC;
 	count(HOOK_XDP, reason, length);
 	if (reason >= REASON_NO_LOCAL_ENDPOINTS)

@@ -34,17 +34,21 @@ static __always_inline __u32 l4_check_offset(const struct packet *p)
 	return p->l4 + (p->proto == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check));
 }
 
-/* Replaces the address in the pseudo header's share of the checksum, and in the header. Returns 0 or an error. */
+/* Replaces the address in the header, and its share of the transport's checksum if any. Returns 0 or an error. */
 static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
 					 __u64 flags, const bool v6)
 {
 	const struct addr *old = source ? &p->src : &p->dst;
 	__u32 check = l4_check_offset(p);
-	long error;
+	long error = 0;
 
 	if (v6) {
-		__s64 diff = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)addr, sizeof(*addr), 0);
 		__u32 field = source ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr);
+
+		/* Nothing evens out skb->csum, neither a header checksum nor one of the transport. */
+		if (p->addresses_only)
+			return bpf_skb_store_bytes(ctx, p->l3 + field, addr, sizeof(*addr), BPF_F_RECOMPUTE_CSUM);
+		__s64 diff = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)addr, sizeof(*addr), 0);
 
 		error = bpf_l4_csum_replace(ctx, check, 0, diff, flags | BPF_F_PSEUDO_HDR | CSUM_IPV6);
 		if (error == ERROR_INVALID)
@@ -54,12 +58,13 @@ static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, con
 	__u32 field = source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
 	__be32 from = old->word[3], to = addr->word[3];
 
-	error = bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
+	if (!p->addresses_only)
+		error = bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
 	error = error ?: bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), from, to, sizeof(to));
 	return error ?: bpf_skb_store_bytes(ctx, p->l3 + field, &to, sizeof(to), 0);
 }
 
-/* Replaces one end of the packet, address and port. Returns 0 or -REASON_REWRITE_FAILED. */
+/* Replaces one end of the packet: address, and port unless addresses_only. Returns 0 or -REASON_REWRITE_FAILED. */
 static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
 				       __be16 port, const bool v6)
 {
@@ -67,8 +72,11 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 	__u32 field = p->l4 + (source ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest));
 	__be16 old = source ? p->sport : p->dport;
 
-	if (rewrite_addr(ctx, p, source, addr, flags, v6) ||
-	    bpf_l4_csum_replace(ctx, l4_check_offset(p), old, port, flags | sizeof(port)) ||
+	if (rewrite_addr(ctx, p, source, addr, flags, v6))
+		return -REASON_REWRITE_FAILED;
+	if (p->addresses_only)
+		return 0;
+	if (bpf_l4_csum_replace(ctx, l4_check_offset(p), old, port, flags | sizeof(port)) ||
 	    bpf_skb_store_bytes(ctx, field, &port, sizeof(port), 0))
 		return -REASON_REWRITE_FAILED;
 	return 0;

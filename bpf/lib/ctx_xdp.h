@@ -32,7 +32,7 @@ static __always_inline void *ctx_at(const ctx_t *ctx, __u16 offset)
 	return (void *)(long)ctx->data + (offset & (2 * HEADERS_MAX - 1));
 }
 
-/* Replaces one end of the packet, address and port. Returns 0 or -REASON_REWRITE_FAILED. */
+/* Replaces one end of the packet: address, and port unless addresses_only. Returns 0 or -REASON_REWRITE_FAILED. */
 static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
 				       __be16 port, const bool v6)
 {
@@ -60,6 +60,8 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 		*old = addr->word[3];
 		ip4->check = csum_update(ip4->check, diff);
 	}
+	if (p->addresses_only)
+		return 0;
 	diff += (__u16)~*old_port + port;
 	*old_port = port;
 	if (p->proto == IPPROTO_TCP) {

@@ -61,6 +61,20 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 	return bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
 }
 
+/* Forgets the flow that a client's packet belongs to, if there is one. */
+static __always_inline void flow_forget(const struct packet *p, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		bpf_map_delete_elem(&flows6, &key);
+	} else {
+		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		bpf_map_delete_elem(&flows4, &key);
+	}
+}
+
 static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
 						__be16 dport, __u8 proto, const bool v6)
 {
@@ -94,6 +108,15 @@ static __always_inline long reply_store(const struct backend *backend, const str
 	return bpf_map_update_elem(&replies4, &key, reply, flags);
 }
 
+/*
+ * Ticks after which a flow may be over although nobody ended it. An SCTP association is a connection: it ends by a
+ * shutdown or ABORT, and its heartbeats (RFC 9260, 8.3: every 30 s) keep it from being idle.
+ */
+static __always_inline __u32 idle_limit(__u8 proto, const struct config *config)
+{
+	return proto == IPPROTO_UDP ? config->udp_idle : config->tcp_idle;
+}
+
 static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
 {
 	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))
@@ -112,7 +135,7 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	const struct flow *flow =
 		flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
 	const struct backend *backend;
-	__u32 now = now_ticks(), limit = proto == IPPROTO_TCP ? config->tcp_idle : config->udp_idle;
+	__u32 now = now_ticks(), limit = idle_limit(proto, config);
 
 	if (!flow || flow->backend != reply->backend || flow->snat_port != port)
 		return true;
@@ -120,9 +143,45 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	if (!backend || backend->generation != flow->generation)
 		return true;
-	if (proto == IPPROTO_TCP && flow->flags & FLOW_CLOSING)
+	if (flow->flags & FLOW_CLOSING)
 		return true;
 	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
+}
+
+/*
+ * Whether an answer to one of the node's SNAT ports is meant for another proxy, which masquerades with the same ports: our
+ * flow is over and the packet opens a connection, or needs none. What belongs to the connection then finds no entry.
+ */
+static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct reply *reply = reply_lookup(p, v6);
+
+	if (!config || !reply || !(p->syn_ack || p->proto == IPPROTO_UDP))
+		return false;
+	if (!reply_is_over(reply, p->dport, p->proto, config, v6))
+		return false;
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		bpf_map_delete_elem(&replies6, &key);
+	} else {
+		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+
+		bpf_map_delete_elem(&replies4, &key);
+	}
+	return true;
+}
+
+/* Functions of their own: only nodes with two proxies ask. */
+__noinline int reply_is_anothers4(const struct packet *p)
+{
+	return p ? reply_is_anothers(p, false) : false;
+}
+
+__noinline int reply_is_anothers6(const struct packet *p)
+{
+	return p ? reply_is_anothers(p, true) : false;
 }
 
 /*
@@ -155,15 +214,24 @@ struct snat_search {
 	__be16 port; /* BE, what was found; 0 so far */
 };
 
-/* Tries one port, the one that was used longest ago. Returns whether the search is over. */
+/* The port that was used longest ago. SCTP has no choice: its checksum covers the client's. */
+static __always_inline __be16 snat_next(const struct snat_search *search)
+{
+	const struct config *config = search->config;
+	__u32 range = config->snat_max - config->snat_min + 1;
+
+	if (search->backend->proto == IPPROTO_SCTP)
+		return search->reply->client_port;
+	return bpf_htons(config->snat_min + __sync_fetch_and_add(&search->counter->next, 1) % range);
+}
+
+/* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(struct snat_search *search, const bool v6)
 {
 	const struct backend *backend = search->backend;
 	const struct config *config = search->config;
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	__u32 range = config->snat_max - config->snat_min + 1;
-	__u32 number = __sync_fetch_and_add(&search->counter->next, 1);
-	__be16 port = bpf_htons(config->snat_min + number % range);
+	__be16 port = snat_next(search);
 	const struct reply *old;
 
 	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, v6)) {
@@ -208,7 +276,8 @@ static __always_inline __be16 reply_store_snat(const struct backend *backend, co
 	if (!counter || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
 		return 0;
 	/* A loop of the kernel's: the verifier walks one round of it. */
-	bpf_loop(SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	bpf_loop(backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search,
+		 0);
 	return search.port;
 }
 

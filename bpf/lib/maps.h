@@ -24,7 +24,7 @@
 		__type(value, struct value_type);                                                                      \
 	} map SEC(".maps")
 
-#define HASH(map, kind, flags, key_type, value_type, size)                                                             \
+#define MAP(map, kind, flags, key_type, value_type, size)                                                              \
 	struct {                                                                                                       \
 		__uint(type, kind);                                                                                    \
 		__uint(max_entries, size);                                                                             \
@@ -40,30 +40,35 @@ MMAPABLE_ARRAY(config, config, 1);
 MMAPABLE_ARRAY(services, service, 32768);
 MMAPABLE_ARRAY(backends, backend, 262144);
 MMAPABLE_ARRAY(lines, line, 65536);
-HASH(frontends4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key4, struct frontend, 131072);
-HASH(frontends6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key6, struct frontend, 131072);
+MAP(frontends4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key4, struct frontend, 131072);
+MAP(frontends6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct frontend_key6, struct frontend, 131072);
 
 MMAPABLE_ARRAY(frontend_filter, filter_word, (1 << (FILTER_BITS - FILTER_WORD_BITS)));
 
+/* Clients that load balancer addresses admit, where they do not admit all. */
+MAP(source_ranges, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct source_range_key, struct source_range, 16384);
+
 /* Names, for people; no program reads them. */
-HASH(service_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct service_name, 32768);
-HASH(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8192);
+MAP(service_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct service_name, 32768);
+MAP(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8192);
 
 /* Interfaces that XDP may redirect to. */
-HASH(devices, BPF_MAP_TYPE_DEVMAP_HASH, 0, __u32, struct device, 256);
+MAP(devices, BPF_MAP_TYPE_DEVMAP_HASH, 0, __u32, struct device, 256);
 
 /* Written by the programs. */
-HASH(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
-HASH(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);
-HASH(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
-HASH(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
-HASH(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
+MAP(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
+MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);
+MAP(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
+MAP(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
+MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
+MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8192);
+MAP(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
 MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
 MMAPABLE_ARRAY(service_counters, service_counters, 32768);
 MMAPABLE_ARRAY(snat_counters, snat_counter, SNAT_COUNTERS);
 
 /* Index: hook * REASON_COUNT + reason. */
-HASH(counters, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct counter, (HOOK_COUNT * REASON_COUNT));
+MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct counter, (HOOK_COUNT * REASON_COUNT));
 
 /*
  * Most enumerations are used as plain numbers, so the compiler would leave them out of BTF, from which crates/abi compares

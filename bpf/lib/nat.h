@@ -7,9 +7,14 @@
 #ifndef WEIR_NAT_H
 #define WEIR_NAT_H
 
+#include "choose.h"
 #include "forward.h"
-#include "select.h"
-#include "service.h"
+
+/* Whether a reason asks for an answer in the service's name. */
+static __always_inline bool wants_answer(int reason)
+{
+	return reason >= REASON_NO_ENDPOINTS && reason < REASON_NO_LOCAL_ENDPOINTS;
+}
 
 /* A backend that is a process of this node. */
 #define BACKEND_HERE (BACKEND_LOCAL | BACKEND_HOST_NETWORK)
@@ -26,110 +31,117 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 static __always_inline bool starts_over(const struct packet *p, const struct flow *flow, const struct config *config,
 					__u32 now)
 {
-	if (p->proto == IPPROTO_TCP)
-		return p->syn && flow->flags & FLOW_CLOSING;
-	return is_idle(now, flow->last_seen, config->udp_idle);
+	if (p->proto == IPPROTO_UDP)
+		return is_idle(now, flow->last_seen, config->udp_idle);
+	return p->syn && flow->flags & FLOW_CLOSING;
 }
 
-static __always_inline void count_selection(__u32 service, __u32 backend, bool remote)
+static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow)
 {
-	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &service);
-	struct backend_counters *of_backend = bpf_map_lookup_elem(&backend_counters, &backend);
-
-	if (of_service)
-		__sync_fetch_and_add(remote ? &of_service->remote : &of_service->local, 1);
-	if (of_backend)
-		__sync_fetch_and_add(&of_backend->flows, 1);
-}
-
-static __always_inline void count_refusal(__u32 service, enum reason reason)
-{
-	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &service);
-
-	if (counters)
-		__sync_fetch_and_add(reason == REASON_NO_ENDPOINTS ? &counters->rejected : &counters->dropped, 1);
-}
-
-/*
- * Writes both entries of a new flow. External traffic to another node, and a pod that meets itself, get the node's
- * address as their source; so does a client that already talks to the backend from the same port through another frontend.
- * Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE.
- */
-static __always_inline int flow_open(const struct packet *p, struct flow *flow, const struct backend *backend,
-				     const struct config *config, bool from_outside, const bool v6)
-{
-	bool snat = (from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6);
-	struct reply reply = {
+	return (struct reply){
 		.frontend = p->dst,
 		.client = p->src,
 		.frontend_port = p->dport,
 		.client_port = p->sport,
+		.flags = flow->flags,
 		.backend = flow->backend,
 		.last_seen = flow->created,
 	};
+}
 
-	/* The node cannot be sent its own packets, so of two such flows to a process on it the newer one wins. */
-	if (!snat && (backend->flags & BACKEND_HERE) == BACKEND_HERE)
-		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
-	else if (snat || reply_store_direct(p, backend, config, &reply, v6)) {
-		reply.flags = FLOW_SNAT;
+/*
+ * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
+ * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
+ * same port through another frontend. For these only FLOW_SNAT is set.
+ * Returns 0, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ */
+static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct reply reply = reply_of(p, flow);
+
+	if (!config || !backend)
+		return -REASON_BROKEN_TABLE;
+	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
 		flow->flags = FLOW_SNAT;
-		flow->snat_port = reply_store_snat(backend, config, &reply, v6);
-		if (!flow->snat_port)
-			return -REASON_SNAT_EXHAUSTED;
+		return 0;
+	}
+	/* The node cannot be sent its own packets, so of two such flows to a process on it the newer one wins. */
+	if ((backend->flags & BACKEND_HERE) == BACKEND_HERE) {
+		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
+	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
+		flow->flags = FLOW_SNAT;
+		return 0;
 	}
 	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
-/* Selects for a packet that starts a flow and fills in the flow. Returns 0 or a negative reason. */
+/* Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE. */
+static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct reply reply = reply_of(p, flow);
+
+	if (!config || !backend)
+		return -REASON_BROKEN_TABLE;
+	flow->snat_port = reply_store_snat(backend, config, &reply, v6);
+	if (!flow->snat_port)
+		return -REASON_SNAT_EXHAUSTED;
+	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
+}
+
+/* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
+static __always_inline int turned_away(const struct packet *p, const struct config *config)
+{
+	/* Tables that are being filled may lack its flow. */
+	if (config->flags & CONFIG_HOLD)
+		return -REASON_HELD;
+	if (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP && !p->syn)
+		return -REASON_MID_FLOW;
+	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
+	return p->reset ? -REASON_STALE : 0;
+}
+
+/* Chooses for a packet that starts a flow and fills in the flow. Returns 0 or a negative reason. */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct frontend *frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
-	const struct backend *backend;
-	const struct service *service;
-	bool remote = false;
-	int selected;
+	const struct frontend *frontend;
+	struct request request = {};
+	int error;
 
-	if (!frontend || !config)
+	if (!config || is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
-	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
-	if (p->reset)
-		return -REASON_STALE;
-	if (config->flags & CONFIG_HOLD)
-		return -REASON_HELD;
-	flow->service = frontend->service;
-	service = bpf_map_lookup_elem(&services, &flow->service);
-	if (!service)
-		return -REASON_BROKEN_TABLE;
-	selected = select_backend(service, traffic_class_of(frontend, from_outside),
-				  flow_hash(config->hash_seed, p, v6), &remote);
-	if (selected < 0) {
-		/* XDP leaves it to tc, which answers and counts. */
-		if (!CTX_XDP || selected != -REASON_NO_ENDPOINTS)
-			count_refusal(flow->service, -selected);
-		return selected;
+	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
+	if (!frontend && !is_unused_port(&p->dst, v6)) {
+		/* Whoever serves the address now must get the rest of this connection, too. */
+		flow_forget(p, v6);
+		return -REASON_NO_FRONTEND;
 	}
-	flow->backend = selected;
-	backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	if (backend && !(backend->flags & BACKEND_USED)) {
-		/* It went away since its reference was read, so the reference has changed, too. */
-		selected = select_backend(service, traffic_class_of(frontend, from_outside),
-					  flow_hash(config->hash_seed, p, v6), &remote);
-		if (selected < 0)
-			return selected;
-		flow->backend = selected;
-		backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	}
-	if (!backend || !(backend->flags & BACKEND_USED))
-		return -REASON_BROKEN_TABLE;
-	flow->generation = backend->generation;
+	error = turned_away(p, config);
+	if (error || !frontend)
+		return error ?: -REASON_UNUSED_PORT;
+	request.client = p->src;
+	request.hash = flow_hash(config->hash_seed, p, v6);
+	request.service = flow->service = frontend->service;
+	request.kind = frontend->kind;
+	request.class = traffic_class_of(frontend, from_outside);
+	error = choose(&request);
+	/* XDP leaves it to tc, which answers and counts. */
+	if (error && !(CTX_XDP && wants_answer(-error)))
+		count_refusal(flow->service, -error);
+	flow->backend = request.backend;
+	flow->generation = request.generation;
 	flow->created = flow->last_seen = now_ticks();
-	count_selection(flow->service, flow->backend, remote);
-	return flow_open(p, flow, backend, config, from_outside, v6);
+	return error;
 }
 
-/* Functions of their own, as new flows are rare and the verifier then walks them once. Return as flow_start. */
+/*
+ * Functions of their own: new flows are rare, the verifier then walks them once, and none of them has the others'
+ * stack. Return 0 or a negative reason.
+ */
 __noinline int flow_start4(const struct packet *p, struct flow *flow, bool from_outside)
 {
 	return p && flow ? flow_start(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
@@ -138,6 +150,39 @@ __noinline int flow_start4(const struct packet *p, struct flow *flow, bool from_
 __noinline int flow_start6(const struct packet *p, struct flow *flow, bool from_outside)
 {
 	return p && flow ? flow_start(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open4(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_open(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open6(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_open(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open_snat4(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? flow_open_snat(p, flow, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
+}
+
+/* A new flow for a packet. Returns 0 or a negative reason. */
+static __always_inline int flow_new(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+
+	if (error)
+		return error;
+	error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
+	if (error || !(flow->flags & FLOW_SNAT))
+		return error;
+	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
 /* Translates a client's packet. Returns a reason. */
@@ -187,11 +232,12 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 	return error ? -error : REASON_BACK;
 }
 
-static __always_inline bool is_snat_port(const struct config *config, __be16 port)
+/* Whether a packet may be an answer to the node in a client's stead. SCTP flows keep their client's port. */
+static __always_inline bool may_be_snat(const struct packet *p, const struct config *config)
 {
-	__u16 host = bpf_ntohs(port);
+	__u16 port = bpf_ntohs(p->dport);
 
-	return host >= config->snat_min && host <= config->snat_max;
+	return (port >= config->snat_min && port <= config->snat_max) || p->proto == IPPROTO_SCTP;
 }
 
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
@@ -203,30 +249,34 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 
 	if (!config)
 		return REASON_NO_FRONTEND;
-	if (is_snat_port(config, p->dport)) {
+	if (may_be_snat(p, config)) {
 		struct reply *reply = reply_lookup(p, v6);
 
-		if (reply && reply->flags & FLOW_SNAT)
+		if (reply && reply->flags & FLOW_SNAT &&
+		    !(config->flags & CONFIG_BESIDE && (v6 ? reply_is_anothers6(p) : reply_is_anothers4(p))))
 			return snat_back(ctx, p, reply, v6);
 	}
-	if (!may_be_frontend(&p->dst, p->dport, p->proto))
+	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))
 		return REASON_NO_FRONTEND;
 	known = flow_lookup(p, v6);
-	if (known) {
+	backend = known ? flow_backend(known) : NULL;
+	if (known && backend) {
 		__u32 now = now_ticks();
 
-		backend = flow_backend(known);
-		if (backend && !starts_over(p, known, config, now)) {
+		if (!starts_over(p, known, config, now)) {
 			if (known->last_seen != now)
 				known->last_seen = now;
 			if (p->ending)
 				known->flags |= FLOW_CLOSING;
 			return to_backend(ctx, p, known, backend, config, v6);
 		}
-		if (!backend && p->proto == IPPROTO_TCP && !p->syn)
-			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
 	}
-	error = v6 ? flow_start6(p, &flow, from_outside) : flow_start4(p, &flow, from_outside);
+	/* Only the first piece of a datagram starts a flow or is answered. */
+	if (p->piece == PIECE_LATER)
+		return REASON_STALE;
+	if (known && !backend && p->proto == IPPROTO_TCP && !p->syn)
+		return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
+	error = flow_new(p, &flow, from_outside, v6);
 	if (error)
 		return -error;
 	backend = bpf_map_lookup_elem(&backends, &flow.backend);

@@ -27,11 +27,19 @@
 #define VLAN_DEPTH 2
 /* RFC 8200 names six kinds of extension headers; each may come once, destination options twice. */
 #define EXTENSION_DEPTH 7
+/* Types of SCTP chunks (RFC 9260, 3.2). */
+#define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN_ACK 8
+#define SCTP_SHUTDOWN_COMPLETE 14
 /* Offsets stay below this, so that the verifier can bound pointers made from them. */
 #define HEADERS_MAX 512
 
 #define IP_OFFSET_MASK 0x1fff
 #define IP_MORE_FRAGMENTS 0x2000
+#define IPV6_OFFSET_MASK 0xfff8
+#define IPV6_MORE_FRAGMENTS 0x0001
 #define IPV4_MAPPED_PREFIX bpf_htonl(0xffff)
 
 struct vlan_header {
@@ -45,23 +53,51 @@ struct extension_header {
 	__u8 length;
 };
 
+struct fragment_header {
+	__u8 next;
+	__u8 reserved;
+	__be16 offset; /* BE */
+	__be32 id;     /* BE */
+};
+
+/* Every SCTP packet has a chunk (RFC 9260, 3); here with the header of the first one. */
+struct sctp_header {
+	__be16 source; /* BE */
+	__be16 dest;   /* BE */
+	__be32 tag;
+	__be32 check; /* CRC32c of the SCTP packet alone: no address is in it */
+	__u8 chunk;   /* type of the first one */
+	__u8 flags;
+	__be16 length; /* BE */
+};
+
+enum piece {
+	PIECE_WHOLE = 0,
+	PIECE_FIRST = 1, /* of a fragmented packet, with the transport header */
+	PIECE_LATER = 2, /* without */
+};
+
 struct packet {
 	struct addr src;
 	struct addr dst;
-	__be16 sport;	/* BE */
-	__be16 dport;	/* BE */
-	__u16 l3;	/* offset of the IP header */
-	__u16 l4;	/* offset of the transport header */
-	__u8 proto;	/* IPPROTO_TCP or IPPROTO_UDP */
-	__u8 ttl;	/* or hop limit */
-	__u8 tos;	/* or traffic class */
-	__u8 syn;	/* TCP: SYN without ACK */
-	__u8 ending;	/* TCP: FIN or RST */
-	__u8 reset;	/* TCP: RST */
-	__u8 vlan;	/* the frame carries a tag */
-	__u8 hand_over; /* XDP: the new destination may be a frontend itself, which tc must not translate again */
-	__u16 length;	/* of the IP packet */
-	int action;	/* verdict of the hook, where it is not the one that the reason implies */
+	__be16 sport;	     /* BE */
+	__be16 dport;	     /* BE */
+	__u16 l3;	     /* offset of the IP header */
+	__u16 l4;	     /* offset of the transport header */
+	__u8 proto;	     /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
+	__u8 ttl;	     /* or hop limit */
+	__u8 tos;	     /* or traffic class */
+	__u8 syn;	     /* opens a connection: SYN without ACK, INIT */
+	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
+	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown */
+	__u8 reset;	     /* ends it at once: RST, ABORT */
+	__u8 vlan;	     /* the frame carries a tag */
+	__u8 hand_over;	     /* XDP: the new destination may be a frontend itself, which tc must not translate again */
+	__u16 length;	     /* of the IP packet */
+	__u8 piece;	     /* enum piece */
+	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
+	__be32 fragment_id;  /* BE; of IPv4 the lower half */
+	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 
 struct cursor {
@@ -94,7 +130,13 @@ static __always_inline int parse_ethernet(struct cursor *cursor, struct packet *
 	return next;
 }
 
-/* Returns the transport protocol, -REASON_FRAGMENT or -REASON_MALFORMED. */
+static __always_inline void mark_piece(struct packet *p, bool is_first, __be32 id)
+{
+	p->piece = is_first ? PIECE_FIRST : PIECE_LATER;
+	p->fragment_id = id;
+}
+
+/* Returns the protocol number or -REASON_MALFORMED. */
 static __always_inline int parse_ipv4(struct cursor *cursor, struct packet *p)
 {
 	struct iphdr *ip = TAKE(cursor, iphdr);
@@ -103,7 +145,7 @@ static __always_inline int parse_ipv4(struct cursor *cursor, struct packet *p)
 	if (ip->version != 4 || ip->ihl < 5)
 		return -REASON_MALFORMED;
 	if (ip->frag_off & bpf_htons(IP_OFFSET_MASK | IP_MORE_FRAGMENTS))
-		return -REASON_FRAGMENT;
+		mark_piece(p, !(ip->frag_off & bpf_htons(IP_OFFSET_MASK)), bpf_htonl(bpf_ntohs(ip->id)));
 	cursor->pos += options & 0x3f;
 	if (cursor->pos > cursor->end)
 		return -REASON_MALFORMED;
@@ -117,8 +159,18 @@ static __always_inline int parse_ipv4(struct cursor *cursor, struct packet *p)
 	return ip->protocol;
 }
 
-/* Returns the transport protocol behind all extension headers, -REASON_FRAGMENT, -REASON_NOT_TRANSPORT or -REASON_MALFORMED. */
-static __always_inline int parse_extensions(struct cursor *cursor, __u8 next)
+/* Returns the protocol number of what is in pieces, or -REASON_MALFORMED. */
+static __always_inline int parse_fragment(struct cursor *cursor, struct packet *p)
+{
+	struct fragment_header *fragment = TAKE(cursor, fragment_header);
+
+	if (fragment->offset & bpf_htons(IPV6_OFFSET_MASK | IPV6_MORE_FRAGMENTS))
+		mark_piece(p, !(fragment->offset & bpf_htons(IPV6_OFFSET_MASK)), fragment->id);
+	return fragment->next;
+}
+
+/* Returns the protocol number behind all extension headers, -REASON_NOT_TRANSPORT or -REASON_MALFORMED. */
+static __always_inline int parse_extensions(struct cursor *cursor, struct packet *p, __u8 next)
 {
 #pragma unroll
 	for (int i = 0; i < EXTENSION_DEPTH; i++) {
@@ -128,9 +180,11 @@ static __always_inline int parse_extensions(struct cursor *cursor, __u8 next)
 		switch (next) {
 		case IPPROTO_TCP:
 		case IPPROTO_UDP:
+		case IPPROTO_SCTP:
 			return next;
 		case IPPROTO_FRAGMENT:
-			return -REASON_FRAGMENT;
+			/* What may still follow is for the receiver alone, and missing in the later pieces. */
+			return parse_fragment(cursor, p);
 		case IPPROTO_HOPOPTS:
 		case IPPROTO_ROUTING:
 		case IPPROTO_DSTOPTS:
@@ -164,7 +218,7 @@ static __always_inline int parse_ipv6(struct cursor *cursor, struct packet *p)
 	p->ttl = ip->hop_limit;
 	p->tos = ip->priority << 4 | ip->flow_lbl[0] >> 4;
 	p->length = bpf_ntohs(ip->payload_len) + sizeof(*ip);
-	return parse_extensions(cursor, ip->nexthdr);
+	return parse_extensions(cursor, p, ip->nexthdr);
 }
 
 /* Returns 0, -REASON_NOT_TRANSPORT or -REASON_MALFORMED. */
@@ -176,6 +230,7 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->sport = tcp->source;
 		p->dport = tcp->dest;
 		p->syn = tcp->syn && !tcp->ack;
+		p->syn_ack = tcp->syn && tcp->ack;
 		p->ending = tcp->fin | tcp->rst;
 		p->reset = tcp->rst;
 		return 0;
@@ -187,13 +242,30 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->dport = udp->dest;
 		return 0;
 	}
+	if (p->proto == IPPROTO_SCTP) {
+		struct sctp_header *sctp = TAKE(cursor, sctp_header);
+
+		p->sport = sctp->source;
+		p->dport = sctp->dest;
+		p->syn = sctp->chunk == SCTP_INIT;
+		p->syn_ack = sctp->chunk == SCTP_INIT_ACK;
+		p->reset = sctp->chunk == SCTP_ABORT;
+		p->ending = p->reset || sctp->chunk == SCTP_SHUTDOWN_ACK || sctp->chunk == SCTP_SHUTDOWN_COMPLETE;
+		p->addresses_only = 1;
+		return 0;
+	}
 	return -REASON_NOT_TRANSPORT;
 }
 
-/* Parses one IP packet of the family. Returns 0 or a negative reason. */
+static __always_inline bool is_transport(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
+}
+
+/* Parses one IP packet of the family. A later piece is left without ports. Returns 0 or a negative reason. */
 static __always_inline int parse_ip(struct cursor *cursor, struct packet *p, const bool v6)
 {
-	int proto;
+	int proto, error;
 
 	p->l3 = cursor->pos - cursor->start;
 	proto = v6 ? parse_ipv6(cursor, p) : parse_ipv4(cursor, p);
@@ -201,7 +273,12 @@ static __always_inline int parse_ip(struct cursor *cursor, struct packet *p, con
 		return proto;
 	p->proto = proto;
 	p->l4 = cursor->pos - cursor->start;
-	return parse_transport(cursor, p);
+	if (p->piece == PIECE_LATER) {
+		p->addresses_only = 1;
+		return is_transport(p->proto) ? 0 : -REASON_NOT_TRANSPORT;
+	}
+	error = parse_transport(cursor, p);
+	return error == -REASON_MALFORMED && p->piece ? -REASON_FRAGMENT : error;
 }
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Answers in the service's name: a reset for TCP, port unreachable for everything else. The packet itself is turned
- * around and sent back out of the interface that it came from. For tc; XDP leaves these packets to it.
+ * Answers in the service's name: a reset for TCP, port unreachable for UDP. The packet itself is turned around and sent
+ * back out of the interface that it came from. SCTP's ABORT would need a CRC32c; its client hears nothing. For tc; XDP
+ * leaves these packets to it.
  */
 #ifndef WEIR_REJECT_H
 #define WEIR_REJECT_H
@@ -175,19 +176,31 @@ static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const
 	return error ?: turn_around(ctx);
 }
 
+static __always_inline long reject(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	switch (p->proto) {
+	case IPPROTO_TCP:
+		return reject_tcp(ctx, p, v6);
+	case IPPROTO_UDP:
+		return reject_udp(ctx, p, v6);
+	default:
+		return TC_ACT_SHOT;
+	}
+}
+
 /* Answers a packet that nobody will serve. Functions of their own, for the stack's sake. Return the verdict, or an error below 0. */
 __noinline int reject4(ctx_t *ctx, const struct packet *p)
 {
 	if (!p)
 		return -REASON_REWRITE_FAILED;
-	return p->proto == IPPROTO_TCP ? reject_tcp(ctx, p, false) : reject_udp(ctx, p, false);
+	return reject(ctx, p, false);
 }
 
 __noinline int reject6(ctx_t *ctx, const struct packet *p)
 {
 	if (!p)
 		return -REASON_REWRITE_FAILED;
-	return p->proto == IPPROTO_TCP ? reject_tcp(ctx, p, true) : reject_udp(ctx, p, true);
+	return reject(ctx, p, true);
 }
 
 #endif

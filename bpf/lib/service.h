@@ -3,6 +3,8 @@
 #ifndef WEIR_SERVICE_H
 #define WEIR_SERVICE_H
 
+#include <bpf/bpf_endian.h>
+
 #include "maps.h"
 
 /* Bit of a frontend in the filter. crates/datapath/src/filter.rs computes the same. */
@@ -39,6 +41,37 @@ static __always_inline const struct frontend *frontend_lookup(const struct addr 
 	struct frontend_key4 key = { .addr = addr->word[3], .port = port, .proto = proto };
 
 	return bpf_map_lookup_elem(&frontends4, &key);
+}
+
+/*
+ * Whether an address is a cluster IP in use. Its frontends are looked up first: this is about the ports that no service
+ * has, whose packets would otherwise leave for wherever the address is routed to.
+ */
+static __always_inline bool is_unused_port(const struct addr *addr, const bool v6)
+{
+	return may_be_frontend(addr, 0, 0) && frontend_lookup(addr, 0, 0, v6);
+}
+
+/* Node ports on these are for the node's own processes, whose sockets are translated. A packet to one is a martian. */
+static __always_inline bool is_loopback(const struct addr *addr, const bool v6)
+{
+	if (v6)
+		return !(addr->word[0] | addr->word[1] | addr->word[2]) && addr->word[3] == bpf_htonl(1);
+	return (addr->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+}
+
+/* False for the address that the node does not have. */
+static __always_inline bool is_set(const struct addr *addr)
+{
+	return addr->word[0] | addr->word[3];
+}
+
+/* Whether a client is in one of a service's loadBalancerSourceRanges. */
+static __always_inline bool is_admitted(__u32 service, const struct addr *client)
+{
+	struct source_range_key key = { .prefixlen = 160, .service = service, .client = *client };
+
+	return bpf_map_lookup_elem(&source_ranges, &key);
 }
 
 /* kube-proxy's short circuit: who is inside the cluster may use every endpoint, whatever the external policy says. */

@@ -29,6 +29,8 @@ pub const KIND_NODE_PORT: u32 = 2;
 pub const KIND_LOAD_BALANCER: u32 = 3;
 /// `KIND_EXTERNAL_IP` of `enum frontend_kind`.
 pub const KIND_EXTERNAL_IP: u32 = 4;
+/// All other ports of a cluster IP, which are refused: port 0 and protocol 0.
+pub const KIND_UNUSED_PORT: u32 = 5;
 
 // enum traffic_class
 /// To the cluster IP.
@@ -43,6 +45,8 @@ pub const CLASS_COUNT: usize = 3;
 // enum service_flags
 /// The slot belongs to a service.
 pub const SERVICE_USED: u32 = 1;
+/// Its load balancer addresses admit only clients found in source_ranges.
+pub const SERVICE_SOURCE_RANGES: u32 = 2;
 
 // enum backend_flags
 /// The slot belongs to an endpoint.
@@ -51,6 +55,8 @@ pub const BACKEND_USED: u8 = 1;
 pub const BACKEND_LOCAL: u8 = 2;
 /// Its address is a node's own.
 pub const BACKEND_HOST_NETWORK: u8 = 4;
+/// Shifted by a `CLASS_*`: new flows of that class may go here.
+pub const BACKEND_CLASS: u8 = 8;
 
 // enum flow_flags
 /// The backend sees the node's address and snat_port.
@@ -65,6 +71,8 @@ pub const FLOW_REPLIED: u16 = 4;
 pub const CONFIG_RESET_STALE: u32 = 1;
 /// Flow tables are being replaced: the first packet of a new flow is dropped, to come again.
 pub const CONFIG_HOLD: u32 = 2;
+/// Another proxy serves other services here: a connection that begins in its middle is left to it, not adopted.
+pub const CONFIG_BESIDE: u32 = 4;
 
 // enum hook
 /// `HOOK_XDP` of `enum hook`.
@@ -87,9 +95,9 @@ pub const HOOK_COUNT: usize = 6;
 pub const REASON_NONE: u32 = 0;
 /// `REASON_NOT_IP` of `enum reason`.
 pub const REASON_NOT_IP: u32 = 1;
-/// Neither TCP nor UDP.
+/// Neither TCP nor UDP nor SCTP.
 pub const REASON_NOT_TRANSPORT: u32 = 2;
-/// `REASON_FRAGMENT` of `enum reason`.
+/// The first fragment was not seen.
 pub const REASON_FRAGMENT: u32 = 3;
 /// Shorter than its headers say.
 pub const REASON_MALFORMED: u32 = 4;
@@ -101,6 +109,8 @@ pub const REASON_NO_REPLY: u32 = 6;
 pub const REASON_LEFT_TO_TC: u32 = 7;
 /// Tc: XDP translated it already.
 pub const REASON_XDP_DONE: u32 = 8;
+/// Of a connection that another proxy has begun.
+pub const REASON_MID_FLOW: u32 = 9;
 /// `REASON_TO_LOCAL` of `enum reason`.
 pub const REASON_TO_LOCAL: u32 = 16;
 /// `REASON_TO_REMOTE` of `enum reason`.
@@ -113,6 +123,8 @@ pub const REASON_HAIRPIN: u32 = 19;
 pub const REASON_NO_ENDPOINTS: u32 = 32;
 /// `REASON_STALE_RESET` of `enum reason`.
 pub const REASON_STALE_RESET: u32 = 33;
+/// A cluster IP's, but no service's.
+pub const REASON_UNUSED_PORT: u32 = 34;
 /// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
 /// `REASON_STALE` of `enum reason`.
@@ -133,5 +145,7 @@ pub const REASON_FLOW_TABLE: u32 = 55;
 pub const REASON_TOO_BIG: u32 = 56;
 /// A new flow while the flow tables are being replaced.
 pub const REASON_HELD: u32 = 57;
+/// From outside of loadBalancerSourceRanges.
+pub const REASON_SOURCE_RANGE: u32 = 58;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

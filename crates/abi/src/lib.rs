@@ -21,7 +21,7 @@ pub struct FrontendKey4 {
     pub addr: Be32,
     /// Port.
     pub port: Be16,
-    /// IPPROTO_TCP or IPPROTO_UDP.
+    /// IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP.
     pub proto: u8,
     /// Zero.
     pub pad: u8,
@@ -35,7 +35,7 @@ pub struct FrontendKey6 {
     pub addr: [Be32; 4],
     /// Port.
     pub port: Be16,
-    /// IPPROTO_TCP or IPPROTO_UDP.
+    /// IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP.
     pub proto: u8,
     /// Zero.
     pub pad: u8,
@@ -83,8 +83,10 @@ pub struct Service {
     pub endpoints: u32,
     /// Enum service_flags.
     pub flags: u32,
+    /// Ticks for which a client keeps its backend after its last new flow; 0: no affinity.
+    pub affinity: u32,
     /// Zero.
-    pub pad: [u32; 2],
+    pub pad: u32,
 }
 
 /// A weighted choice: entry i is taken when cumulative[i-1] < r <= cumulative[i] for a random 32-bit r.
@@ -105,7 +107,7 @@ pub struct Backend {
     pub addr: Addr,
     /// Port.
     pub port: Be16,
-    /// IPPROTO_TCP or IPPROTO_UDP.
+    /// IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP.
     pub proto: u8,
     /// Enum backend_flags.
     pub flags: u8,
@@ -115,6 +117,50 @@ pub struct Backend {
     pub service: u32,
     /// Key in nodes; 0 is unknown.
     pub node: u32,
+}
+
+/// Session affinity: one client, at all addresses of one service port. The node's own processes are one client.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct AffinityKey {
+    /// Client.
+    pub client: Addr,
+    /// Index into services.
+    pub service: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// See `struct affinity` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Affinity {
+    /// Index into backends.
+    pub backend: u32,
+    /// Of the backend when it was selected.
+    pub generation: u32,
+    /// In ticks: the client's latest new flow.
+    pub last_seen: u32,
+}
+
+/// loadBalancerSourceRanges, longest prefix first. The prefix covers the service, too: 32 bits and those of the client.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SourceRangeKey {
+    /// 32..160; of IPv4 clients 128 and more.
+    pub prefixlen: u32,
+    /// Index into services.
+    pub service: u32,
+    /// Client.
+    pub client: Addr,
+}
+
+/// See `struct source_range` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SourceRange {
+    /// Always 1.
+    pub allowed: u32,
 }
 
 /// See `struct backend_counters` in `bpf/abi.h`.
@@ -227,6 +273,34 @@ pub struct Reply {
     pub last_seen: u32,
 }
 
+/// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FragmentKey {
+    /// Src.
+    pub src: Addr,
+    /// Dst.
+    pub dst: Addr,
+    /// Of IPv4 the lower half.
+    pub id: Be32,
+    /// Proto.
+    pub proto: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+}
+
+/// See `struct fragment` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Fragment {
+    /// Sport.
+    pub sport: Be16,
+    /// Dport.
+    pub dport: Be16,
+    /// In ticks.
+    pub last_seen: u32,
+}
+
 /// With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -283,8 +357,8 @@ pub struct Config {
     pub tcp_idle: u32,
     /// ABI_VERSION of the writer.
     pub abi_version: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Ticks after which the pieces of a packet are given up.
+    pub fragment_idle: u32,
 }
 
 /// Where XDP may redirect to; the kernel's `struct bpf_devmap_val`.

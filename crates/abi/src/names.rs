@@ -2,7 +2,7 @@
 
 use crate::enums::{
     HOOK_NIC_EGRESS, HOOK_NIC_INGRESS, HOOK_POD_EGRESS, HOOK_POD_INGRESS, HOOK_SOCKET, HOOK_XDP, KIND_CLUSTER_IP,
-    KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT,
+    KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNUSED_PORT,
 };
 
 /// Name of a `REASON_*`, in snake case without the prefix; `unknown` for numbers that are not given out.
@@ -18,12 +18,14 @@ pub const fn reason_name(reason: usize) -> &'static str {
         6 => "no_reply",
         7 => "left_to_tc",
         8 => "xdp_done",
+        9 => "mid_flow",
         16 => "to_local",
         17 => "to_remote",
         18 => "back",
         19 => "hairpin",
         32 => "no_endpoints",
         33 => "stale_reset",
+        34 => "unused_port",
         48 => "no_local_endpoints",
         49 => "stale",
         50 => "snat_exhausted",
@@ -34,6 +36,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         55 => "flow_table",
         56 => "too_big",
         57 => "held",
+        58 => "source_range",
         _ => "unknown",
     }
 }
@@ -72,6 +75,7 @@ pub const fn kind_name(kind: u32) -> &'static str {
         KIND_NODE_PORT => "NodePort",
         KIND_LOAD_BALANCER => "LoadBalancer",
         KIND_EXTERNAL_IP => "ExternalIP",
+        KIND_UNUSED_PORT => "UnusedPort",
         _ => "unknown",
     }
 }
@@ -119,7 +123,7 @@ mod tests {
     #[test]
     fn every_kind_of_frontend_has_the_name_that_kubernetes_gives_it() {
         let kinds = constants("KIND_");
-        assert_eq!(kinds.len(), 4);
+        assert_eq!(kinds.len(), 5);
         for (name, number) in kinds {
             let kubernetes = kind_name(u32::try_from(number).unwrap());
             assert_eq!(kubernetes.to_lowercase(), name.replace('_', ""));

@@ -45,9 +45,13 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Device = "device" { ifindex, program }
         Frontend = "frontend" { service, kind }
         Tiers = "tiers" { spill, local, remote, pad }
-        Service = "service" { tiers, endpoints, flags, pad }
+        Service = "service" { tiers, endpoints, flags, affinity, pad }
         Line = "line" { cumulative, r#ref }
         Backend = "backend" { addr, port, proto, flags, generation, service, node }
+        AffinityKey = "affinity_key" { client, service, pad }
+        Affinity = "affinity" { backend, generation, last_seen }
+        SourceRangeKey = "source_range_key" { prefixlen, service, client }
+        SourceRange = "source_range" { allowed }
         BackendCounters = "backend_counters" { flows }
         SnatCounter = "snat_counter" { next, pad }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
@@ -55,9 +59,11 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, last_seen }
+        FragmentKey = "fragment_key" { src, dst, id, proto, pad }
+        Fragment = "fragment" { sport, dport, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, pad }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, fragment_idle }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
         Counter = "counter" { packets, bytes }
@@ -84,19 +90,23 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         KIND_NODE_PORT,
         KIND_LOAD_BALANCER,
         KIND_EXTERNAL_IP,
+        KIND_UNUSED_PORT,
         CLASS_INTERNAL,
         CLASS_EXTERNAL,
         CLASS_SHORT_CIRCUIT,
         CLASS_COUNT,
         SERVICE_USED,
+        SERVICE_SOURCE_RANGES,
         BACKEND_USED,
         BACKEND_LOCAL,
         BACKEND_HOST_NETWORK,
+        BACKEND_CLASS,
         FLOW_SNAT,
         FLOW_CLOSING,
         FLOW_REPLIED,
         CONFIG_RESET_STALE,
         CONFIG_HOLD,
+        CONFIG_BESIDE,
         HOOK_XDP,
         HOOK_NIC_INGRESS,
         HOOK_NIC_EGRESS,
@@ -113,12 +123,14 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_NO_REPLY,
         REASON_LEFT_TO_TC,
         REASON_XDP_DONE,
+        REASON_MID_FLOW,
         REASON_TO_LOCAL,
         REASON_TO_REMOTE,
         REASON_BACK,
         REASON_HAIRPIN,
         REASON_NO_ENDPOINTS,
         REASON_STALE_RESET,
+        REASON_UNUSED_PORT,
         REASON_NO_LOCAL_ENDPOINTS,
         REASON_STALE,
         REASON_SNAT_EXHAUSTED,
@@ -129,6 +141,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_FLOW_TABLE,
         REASON_TOO_BIG,
         REASON_HELD,
+        REASON_SOURCE_RANGE,
         REASON_COUNT
     ]
 }

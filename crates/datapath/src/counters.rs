@@ -88,6 +88,7 @@ const fn kind_name(kind: bpf_map_type) -> &'static str {
         bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => "percpu_array",
         bpf_map_type::BPF_MAP_TYPE_HASH => "hash",
         bpf_map_type::BPF_MAP_TYPE_LRU_HASH => "lru_hash",
+        bpf_map_type::BPF_MAP_TYPE_LPM_TRIE => "lpm_trie",
         bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH => "devmap_hash",
         _ => "other",
     }

@@ -38,9 +38,16 @@ const fn hash<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'st
     MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: NO_PREALLOC, size: Some(size), option }
 }
 
-const fn lru<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
+const fn lru<K, V>(name: &'static str, size: Option<fn(&Capacity) -> u32>, option: &'static str) -> MapSpec {
     let kind = bpf_map_type::BPF_MAP_TYPE_LRU_HASH;
-    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size: Some(size), option }
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size, option }
+}
+
+/// Longest prefix match; the kernel has no other kind than one without preallocation.
+const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
+    const { assert!(size_of::<K>() <= size_of::<sys::BatchToken>(), "the kernel writes a key there") };
+    let kind = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE;
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: NO_PREALLOC, size: Some(size), option }
 }
 
 const FLOWS: (fn(&Capacity) -> u32, &str) = (|c| c.flows, "--max-flows");
@@ -49,7 +56,7 @@ const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services"
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 19] = [
+pub(crate) const MAPS: [MapSpec; 22] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -62,11 +69,14 @@ pub(crate) const MAPS: [MapSpec; 19] = [
     hash::<abi::FrontendKey6, abi::Frontend>("frontends6", FRONTENDS.0, FRONTENDS.1),
     hash::<u32, abi::ServiceName>("service_names", SERVICES.0, SERVICES.1),
     hash::<u32, abi::NodeName>("node_names", |c| c.nodes, "--max-nodes"),
-    lru::<abi::FlowKey4, abi::Flow>("flows4", FLOWS.0, FLOWS.1),
-    lru::<abi::FlowKey6, abi::Flow>("flows6", FLOWS.0, FLOWS.1),
-    lru::<abi::FlowKey4, abi::Reply>("replies4", FLOWS.0, FLOWS.1),
-    lru::<abi::FlowKey6, abi::Reply>("replies6", FLOWS.0, FLOWS.1),
-    lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", |c| c.sockets, "--max-sockets"),
+    lpm::<abi::SourceRangeKey, abi::SourceRange>("source_ranges", |c| c.source_ranges, "--max-source-ranges"),
+    lru::<abi::FlowKey4, abi::Flow>("flows4", Some(FLOWS.0), FLOWS.1),
+    lru::<abi::FlowKey6, abi::Flow>("flows6", Some(FLOWS.0), FLOWS.1),
+    lru::<abi::FlowKey4, abi::Reply>("replies4", Some(FLOWS.0), FLOWS.1),
+    lru::<abi::FlowKey6, abi::Reply>("replies6", Some(FLOWS.0), FLOWS.1),
+    lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
+    lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
+    lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
     MapSpec {
         name: "counters",
         kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,

@@ -8,6 +8,7 @@ mod clsact;
 mod counters;
 mod error;
 mod filter;
+mod keys;
 mod layout;
 mod load;
 mod map;

@@ -317,8 +317,10 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         filter: mapped(pins, "frontend_filter", flags)?,
         frontends4: table(pins, "frontends4", flags)?,
         frontends6: table(pins, "frontends6", flags)?,
+        source_ranges: table(pins, "source_ranges", flags)?,
         service_names: table(pins, "service_names", flags)?,
         node_names: table(pins, "node_names", flags)?,
+        source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,
         frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
         node_size: pins.open_map(&spec("node_names"), flags)?.1,
     })

@@ -34,6 +34,8 @@ macro_rules! pod {
 
 pod!(
     u32,
+    abi::Affinity,
+    abi::AffinityKey,
     abi::Backend,
     abi::BackendCounters,
     abi::Config,
@@ -43,6 +45,8 @@ pod!(
     abi::Flow,
     abi::FlowKey4,
     abi::FlowKey6,
+    abi::Fragment,
+    abi::FragmentKey,
     abi::Frontend,
     abi::FrontendKey4,
     abi::FrontendKey6,
@@ -54,6 +58,8 @@ pod!(
     abi::ServiceName,
     abi::SocketKey,
     abi::SocketPeer,
+    abi::SourceRange,
+    abi::SourceRangeKey,
 );
 
 /// A zeroed value, for the kernel to fill in.

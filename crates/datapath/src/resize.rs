@@ -29,7 +29,9 @@ pub(crate) fn copy(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, fir
         let (count, next) = sys::lookup_batch_bytes(old, token, &mut keys, &mut values, BATCH).map_err(failed)?;
         for (key, value) in keys.chunks_exact(spec.key).zip(values.chunks_exact(spec.value)).take(count) {
             match sys::update(new, &key[0], &value[0], flags) {
-                Err(e) if !matches!(e.raw_os_error(), Some(libc::EEXIST | libc::E2BIG)) => return Err(failed(e)),
+                Err(e) if !matches!(e.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOSPC)) => {
+                    return Err(failed(e));
+                }
                 Ok(()) | Err(_) => {}
             }
         }

@@ -1,12 +1,13 @@
 //! The control plane's maps behind one small trait, in the kernel and in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weir_abi as abi;
-use weir_core::ops::{Dump, FrontendKey, MapOp};
+use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
 use crate::error::{Error, Result};
 use crate::filter;
+use crate::keys::{self, KernelKey};
 use crate::layout::spec;
 use crate::map::{Mapped, Table};
 
@@ -36,24 +37,12 @@ pub struct KernelStore {
     pub(crate) filter: Mapped<abi::FilterWord>,
     pub(crate) frontends4: Table<abi::FrontendKey4, abi::Frontend>,
     pub(crate) frontends6: Table<abi::FrontendKey6, abi::Frontend>,
+    pub(crate) source_ranges: Table<abi::SourceRangeKey, abi::SourceRange>,
     pub(crate) service_names: Table<u32, abi::ServiceName>,
     pub(crate) node_names: Table<u32, abi::NodeName>,
+    pub(crate) source_range_size: u32,
     pub(crate) frontend_size: u32,
     pub(crate) node_size: u32,
-}
-
-enum Key {
-    V4(abi::FrontendKey4),
-    V6(abi::FrontendKey6),
-}
-
-fn kernel_key(key: &FrontendKey) -> Key {
-    let addr = abi::Addr::from(key.address);
-    let (port, proto, pad) = (abi::Be16::new(key.port), key.protocol, 0);
-    match key.address {
-        std::net::IpAddr::V4(_) => Key::V4(abi::FrontendKey4 { addr: addr.word[3], port, proto, pad }),
-        std::net::IpAddr::V6(_) => Key::V6(abi::FrontendKey6 { addr: addr.word, port, proto, pad }),
-    }
 }
 
 fn full(map: &'static str, size: u32) -> impl Fn(Error) -> Error {
@@ -84,34 +73,43 @@ impl KernelStore {
             }
             MapOp::DeleteNodeName { id } => self.node_names.remove(id).map(drop),
             MapOp::PutFrontend { key, frontend } => self.put_frontend(key, frontend),
-            MapOp::DeleteFrontend { key } => match kernel_key(key) {
-                Key::V4(key) => self.frontends4.remove(&key).map(drop),
-                Key::V6(key) => self.frontends6.remove(&key).map(drop),
+            MapOp::DeleteFrontend { key } => match keys::of_frontend(key) {
+                KernelKey::V4(key) => self.frontends4.remove(&key).map(drop),
+                KernelKey::V6(key) => self.frontends6.remove(&key).map(drop),
             },
+            MapOp::PutSourceRange { range } => {
+                let put = self.source_ranges.put(&keys::of_range(range), &abi::SourceRange { allowed: 1 }, 0);
+                put.map_err(full("source_ranges", self.source_range_size))
+            }
+            MapOp::DeleteSourceRange { range } => self.source_ranges.remove(&keys::of_range(range)).map(drop),
         }
     }
 
     fn put_frontend(&self, key: &FrontendKey, frontend: &abi::Frontend) -> Result<()> {
         filter::add(&self.filter, key)?;
-        match kernel_key(key) {
-            Key::V4(key) => self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size)),
-            Key::V6(key) => self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size)),
+        match keys::of_frontend(key) {
+            KernelKey::V4(key) => {
+                self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size))
+            }
+            KernelKey::V6(key) => {
+                self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size))
+            }
         }
     }
 
     pub(crate) fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
-        let v4 = self.frontends4.entries()?.into_iter().map(|(key, value)| {
-            let address = std::net::Ipv4Addr::from(key.addr.get()).into();
-            (FrontendKey { address, port: key.port.get(), protocol: key.proto }, value)
-        });
-        let v6 = self.frontends6.entries()?.into_iter().map(|(key, value)| {
-            let octets = abi::Addr { word: key.addr }.octets();
-            let address = std::net::Ipv6Addr::from(octets).into();
-            (FrontendKey { address, port: key.port.get(), protocol: key.proto }, value)
-        });
+        let v4 = self.frontends4.entries()?.into_iter().map(|(key, value)| (keys::frontend4(&key), value));
+        let v6 = self.frontends6.entries()?.into_iter().map(|(key, value)| (keys::frontend6(&key), value));
         let mut all: Vec<_> = v4.chain(v6).collect();
         all.sort_by_key(|(key, _)| *key);
         Ok(all)
+    }
+
+    fn source_ranges(&self) -> Result<Vec<SourceRange>> {
+        // Without buckets the kernel begins anew where an entry is gone, and gives some twice.
+        let ranges: BTreeSet<_> =
+            self.source_ranges.entries()?.iter().filter_map(|(key, _)| keys::range(key)).collect();
+        Ok(ranges.into_iter().collect())
     }
 }
 
@@ -161,7 +159,8 @@ impl MapStore for KernelStore {
         let mut node_names = self.node_names.entries()?;
         node_names.sort_by_key(|(id, _)| *id);
         let lines = lines_of(&services, |id| (id < self.lines.len()).then(|| self.lines.get(id)).transpose())?;
-        Ok(Dump { services, backends, lines, frontends: self.frontends()?, service_names, node_names })
+        let (frontends, source_ranges) = (self.frontends()?, self.source_ranges()?);
+        Ok(Dump { services, backends, lines, frontends, service_names, node_names, source_ranges })
     }
 }
 
@@ -174,6 +173,7 @@ pub struct MemoryStore {
     frontends: BTreeMap<FrontendKey, abi::Frontend>,
     service_names: BTreeMap<u32, abi::ServiceName>,
     node_names: BTreeMap<u32, abi::NodeName>,
+    source_ranges: BTreeSet<SourceRange>,
 }
 
 impl MapStore for MemoryStore {
@@ -189,6 +189,8 @@ impl MapStore for MemoryStore {
                 MapOp::DeleteNodeName { id } => drop(self.node_names.remove(id)),
                 MapOp::PutFrontend { key, frontend } => drop(self.frontends.insert(*key, *frontend)),
                 MapOp::DeleteFrontend { key } => drop(self.frontends.remove(key)),
+                MapOp::PutSourceRange { range } => drop(self.source_ranges.insert(*range)),
+                MapOp::DeleteSourceRange { range } => drop(self.source_ranges.remove(range)),
                 // Counters are the kernel's.
                 MapOp::ResetBackendCounters { .. } | MapOp::ResetServiceCounters { .. } => {}
             }
@@ -210,6 +212,7 @@ impl MapStore for MemoryStore {
             frontends: self.frontends.iter().map(|(key, value)| (*key, *value)).collect(),
             service_names: self.service_names.iter().map(|(id, name)| (*id, *name)).collect(),
             node_names: self.node_names.iter().map(|(id, name)| (*id, *name)).collect(),
+            source_ranges: self.source_ranges.iter().copied().collect(),
         })
     }
 }

@@ -115,13 +115,16 @@ fn found(result: io::Result<i32>) -> io::Result<Option<()>> {
     }
 }
 
+/// Where a batch ended: the number of a bucket, or of maps without buckets a whole key.
+pub(crate) type BatchToken = [u64; 4];
+
 /// Reads the next batch of a map: entries, and where to go on (`None` at the end). `token` comes from the last call.
 pub(crate) fn lookup_batch<K, V>(
     map: BorrowedFd<'_>,
-    token: Option<u64>,
+    token: Option<BatchToken>,
     keys: &mut [K],
     values: &mut [V],
-) -> io::Result<(usize, Option<u64>)> {
+) -> io::Result<(usize, Option<BatchToken>)> {
     let count = keys.len().min(values.len());
     batch(map, token, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, count)
 }
@@ -129,23 +132,23 @@ pub(crate) fn lookup_batch<K, V>(
 /// As [`lookup_batch`], for `count` keys and values of sizes that only the map knows.
 pub(crate) fn lookup_batch_bytes(
     map: BorrowedFd<'_>,
-    token: Option<u64>,
+    token: Option<BatchToken>,
     keys: &mut [u8],
     values: &mut [u8],
     count: usize,
-) -> io::Result<(usize, Option<u64>)> {
+) -> io::Result<(usize, Option<BatchToken>)> {
     batch(map, token, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, count)
 }
 
 fn batch(
     map: BorrowedFd<'_>,
-    token: Option<u64>,
+    token: Option<BatchToken>,
     keys: u64,
     values: u64,
     count: usize,
-) -> io::Result<(usize, Option<u64>)> {
+) -> io::Result<(usize, Option<BatchToken>)> {
     let start = token.unwrap_or_default();
-    let mut next: u64 = 0;
+    let mut next = BatchToken::default();
     let mut attr = attr();
     attr.batch.map_fd = fd_of(map);
     attr.batch.in_batch = if token.is_some() { &raw const start as u64 } else { 0 };

@@ -47,6 +47,8 @@ pub struct View {
     flows6: Table<abi::FlowKey6, abi::Flow>,
     replies4: Table<abi::FlowKey4, abi::Reply>,
     replies6: Table<abi::FlowKey6, abi::Reply>,
+    affinities: Table<abi::AffinityKey, abi::Affinity>,
+    fragments: Table<abi::FragmentKey, abi::Fragment>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
     devices: Table<u32, abi::Device>,
 }
@@ -68,6 +70,8 @@ impl View {
             flows6: table(&pins, "flows6", READ_ONLY)?,
             replies4: table(&pins, "replies4", READ_ONLY)?,
             replies6: table(&pins, "replies6", READ_ONLY)?,
+            affinities: table(&pins, "affinities", READ_ONLY)?,
+            fragments: table(&pins, "fragments", READ_ONLY)?,
             sockets: table(&pins, "socket_peers", READ_ONLY)?,
             devices: table(&pins, "devices", READ_ONLY)?,
             pins,
@@ -166,6 +170,22 @@ impl View {
     /// When the map cannot be read.
     pub fn replies6(&self) -> Result<Vec<(abi::FlowKey6, abi::Reply)>> {
         self.replies6.entries()
+    }
+
+    /// All clients that keep a backend.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn affinities(&self) -> Result<Vec<(abi::AffinityKey, abi::Affinity)>> {
+        self.affinities.entries()
+    }
+
+    /// All datagrams in pieces that were seen, also those of long ago.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn fragments(&self) -> Result<Vec<(abi::FragmentKey, abi::Fragment)>> {
+        self.fragments.entries()
     }
 
     /// All sockets that were translated.

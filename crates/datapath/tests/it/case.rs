@@ -77,13 +77,22 @@ impl Case {
         match self.protocol {
             Protocol::Tcp => Packet::tcp(from, to, header, b"hello"),
             Protocol::Udp => Packet::udp(from, to, b"hello"),
-            Protocol::Sctp => Packet::new(
-                from.ip(),
-                to.ip(),
-                Transport::Other { protocol: 132, bytes: vec![0x9c, 0x40, 0, 80, 0, 0, 0, 0] },
-            ),
+            Protocol::Sctp => sctp(from, to, if header.syn { SCTP_INIT } else { SCTP_DATA }),
         }
     }
+}
+
+/// Types of SCTP chunks.
+pub(crate) const SCTP_DATA: u8 = 0;
+pub(crate) const SCTP_INIT: u8 = 1;
+pub(crate) const SCTP_ABORT: u8 = 6;
+pub(crate) const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
+
+/// An SCTP packet of one chunk. Its checksum is no right one, and must come out as it went in.
+pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, chunk: u8) -> Packet {
+    let mut bytes = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    bytes.extend([0xaa, 0xbb, 0xcc, 0xdd, 0x12, 0x34, 0x56, 0x78, chunk, 3, 0, 8, 0xff, 0xff, 0xff, 0xff]);
+    Packet::new(from.ip(), to.ip(), Transport::Other { protocol: 132, bytes })
 }
 
 /// TCP from one end to another with the flags and numbers of `header`.

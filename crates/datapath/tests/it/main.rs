@@ -1,15 +1,23 @@
 //! The programs and maps in the running kernel. All of it needs root and skips loudly without.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod affinity;
 mod backends;
+mod beside;
 mod case;
+mod entries;
 mod forward;
+mod fragments;
 mod headers;
 mod model;
 mod node;
 mod pins;
 mod pods;
 mod refusals;
+mod sctp;
 mod snat;
+mod sockets;
+mod source_ranges;
 mod store;
 mod untouched;
+mod unused_ports;

@@ -124,7 +124,7 @@ struct Maps {
 
 impl Maps {
     fn read(node: &Node) -> Self {
-        let Dump { services, backends, lines, frontends, service_names: _, node_names: _ } = node.view.dump().unwrap();
+        let Dump { services, backends, lines, frontends, .. } = node.view.dump().unwrap();
         Self {
             services: services.into_iter().collect(),
             backends: backends.into_iter().collect(),

@@ -7,15 +7,21 @@
 //!     pod1  the pod 10.244.1.11
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node as ClusterNode, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node as ClusterNode, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
+    TrafficPolicy,
 };
+use weir_core::ops::FrontendKey;
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, Hook, MapStore, Role, View};
@@ -101,8 +107,8 @@ pub(crate) struct Node {
     cluster: Cluster,
     config: PlanConfig,
     client_port: Cell<u16>,
-    _pins: Pins,
-    netns: Netns,
+    pins: Pins,
+    pub(crate) netns: Netns,
     _peers: Netns,
 }
 
@@ -124,6 +130,7 @@ impl Node {
             name: format!("node-{n}").into(),
             zone: "".into(),
             addresses: address::node(n).both().to_vec(),
+            eligible: true,
         });
         cluster.apply(Event::Nodes(nodes.collect()));
         let config = PlanConfig {
@@ -131,10 +138,12 @@ impl Node {
             node_port_addresses: address::node(1).both().to_vec(),
             external_ips: true,
             spread: Spread::LocalFirst,
+            clock: TickClock::new(Duration::from_millis(4)),
+            handing_over: BTreeSet::new(),
         };
         let view = View::open(pins.dir.clone()).unwrap();
         let (tables, client_port) = (Tables::new(SMALL), Cell::new(40000));
-        let node = Self { datapath, view, tables, cluster, config, client_port, _pins: pins, netns, _peers: peers };
+        let node = Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers: peers };
         node.configure(SNAT_PORTS, true);
         Some(node)
     }
@@ -152,7 +161,7 @@ impl Node {
             udp_idle: 300,
             tcp_idle: 7200,
             abi_version: abi::ABI_VERSION,
-            pad: 0,
+            fragment_idle: 30,
         };
         self.datapath.configure(&config).unwrap();
     }
@@ -203,6 +212,18 @@ impl Node {
         for net in address::pod_cidrs(node) {
             self.netns.ip(&format!("route replace unreachable {net}")).unwrap();
         }
+    }
+
+    /// The pin of a map.
+    pub(crate) fn pin(&self, map: &str) -> PathBuf {
+        self.pins.dir.map(map)
+    }
+
+    /// What a frontend leads to.
+    pub(crate) fn frontend(&self, to: SocketAddr, protocol: Protocol) -> (FrontendKey, abi::Frontend) {
+        let key = FrontendKey { address: to.ip(), port: to.port(), protocol: protocol.number() };
+        let frontends = self.view.dump().unwrap().frontends;
+        frontends.into_iter().find(|(other, _)| *other == key).unwrap_or_else(|| panic!("there is no {key:?}"))
     }
 
     /// A client port that was not used yet.
@@ -274,12 +295,16 @@ pub(crate) fn web() -> Service {
         ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_port: None,
+        proxy: Proxy::Ours,
     }
 }
 
 /// Endpoints as (node, pod), and whether they are ready or drain.
 fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -> Slice {
-    let port = |name: &str, protocol| SlicePort { name: name.into(), protocol, port: TARGET_PORT };
+    let port = |name: &str, protocol, port| SlicePort { name: name.into(), protocol, port };
     let endpoint = |((node, pod), ready): &((u8, u8), bool)| Endpoint {
         address: match family {
             Family::V4 => address::pod(*node, *pod).v4.into(),
@@ -296,8 +321,13 @@ fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -
         name: ObjectName::new("shop", format!("{}-{}", service.name, family.number())),
         service: service.clone(),
         family,
-        ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
+        ports: vec![
+            port("tcp", Protocol::Tcp, TARGET_PORT),
+            port("udp", Protocol::Udp, TARGET_PORT),
+            port("sctp", Protocol::Sctp, PORT),
+        ],
         endpoints: endpoints.iter().map(endpoint).collect(),
+        triggered: None,
     }
 }
 

@@ -8,8 +8,17 @@ use weir_testbed::{bpffs, require_root};
 use weir_core::ops::Capacity;
 
 /// Few entries, so that opening is fast.
-pub(crate) const SMALL: Capacity =
-    Capacity { services: 64, backends: 4096, lines: 512, frontends: 256, nodes: 16, flows: 8192, sockets: 64 };
+pub(crate) const SMALL: Capacity = Capacity {
+    services: 64,
+    backends: 4096,
+    lines: 512,
+    frontends: 256,
+    nodes: 16,
+    flows: 8192,
+    sockets: 64,
+    affinities: 1024,
+    source_ranges: 64,
+};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 

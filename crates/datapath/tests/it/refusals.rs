@@ -11,11 +11,11 @@ use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, cases, 
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, web};
 
 /// tc programs that clients meet first, with a client behind each.
-const CLIENTS: [(Hook, Device, Pair); 2] =
+pub(crate) const CLIENTS: [(Hook, Device, Pair); 2] =
     [(Hook::NicIn, Device::Eth0, CLIENT), (Hook::PodIn, Device::Pod1, address::pod(1, 1))];
 
 /// What answers a packet in the service's name: port unreachable with the packet's headers, or a reset.
-fn refusal(sent: &Packet) -> Packet {
+pub(crate) fn refusal(sent: &Packet) -> Packet {
     let transport = match &sent.transport {
         Transport::Tcp { header, payload } => {
             assert!(header.syn && !header.ack, "fixtures here refuse new connections");

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use weir_abi as abi;
-use weir_core::ops::{Capacity, Dump, FrontendKey, MapOp};
+use weir_core::ops::{Capacity, Dump, FrontendKey, MapOp, SourceRange};
 use weir_datapath::{Datapath, Error, MapStore, MemoryStore, PinDir, View};
 use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::prog_run;
@@ -21,7 +21,7 @@ fn backend(address: &str, flags: u8, generation: u32) -> abi::Backend {
 
 fn service(local: u32, remote: u32) -> abi::Service {
     let tiers = abi::Tiers { spill: 7, local, remote, pad: 0 };
-    abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints: 2, flags: abi::SERVICE_USED, pad: [0; 2] }
+    abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints: 2, flags: abi::SERVICE_USED, affinity: 0, pad: 0 }
 }
 
 fn line(first: u32, second: u32) -> abi::Line {
@@ -45,6 +45,10 @@ fn service_name(name: &str) -> abi::ServiceName {
     out
 }
 
+fn range(net: &str) -> SourceRange {
+    SourceRange { service: 1, net: net.parse().unwrap() }
+}
+
 fn node_name(name: &str) -> abi::NodeName {
     let mut out = abi::NodeName { name: [0; abi::NAME_SIZE], zone: [0; abi::NAME_SIZE] };
     out.name[..name.len()].copy_from_slice(name.as_bytes());
@@ -64,6 +68,9 @@ fn put_all() -> Vec<MapOp> {
         MapOp::PutService { id: 1, service: service(4, abi::REF_LINE | 8) },
         MapOp::ResetServiceCounters { id: 1 },
         MapOp::PutServiceName { id: 1, name: Box::new(service_name("web")) },
+        MapOp::PutSourceRange { range: range("2001:db8::/32") },
+        MapOp::PutSourceRange { range: range("0.0.0.0/0") },
+        MapOp::PutSourceRange { range: range("192.0.2.0/24") },
         MapOp::PutFrontend { key: key("fd00:96::1", 80), frontend },
         MapOp::PutFrontend { key: key("10.96.0.1", 80), frontend },
     ]
@@ -81,6 +88,7 @@ fn all() -> Dump {
         frontends: vec![(key("10.96.0.1", 80), frontend), (key("fd00:96::1", 80), frontend)],
         service_names: vec![(1, service_name("web"))],
         node_names: vec![(2, node_name("edge-2"))],
+        source_ranges: vec![range("0.0.0.0/0"), range("192.0.2.0/24"), range("2001:db8::/32")],
     }
 }
 
@@ -98,6 +106,7 @@ fn conforms(store: &mut dyn MapStore) {
         MapOp::PutService { id: 1, service: service(4, 5) },
         MapOp::PutServiceName { id: 1, name: Box::new(service_name("renamed")) },
         MapOp::PutNodeName { id: 2, name: Box::new(node_name("edge-3")) },
+        MapOp::DeleteSourceRange { range: range("0.0.0.0/0") },
     ];
     store.apply(&changes).unwrap();
     let mut expected = all();
@@ -106,6 +115,7 @@ fn conforms(store: &mut dyn MapStore) {
     expected.lines.clear();
     expected.service_names = vec![(1, service_name("renamed"))];
     expected.node_names = vec![(2, node_name("edge-3"))];
+    expected.source_ranges.remove(0);
     assert_eq!(store.dump().unwrap(), expected, "the last value counts, and lines that nothing refers to do not");
 
     let unused =
@@ -113,6 +123,8 @@ fn conforms(store: &mut dyn MapStore) {
     let removals = [
         MapOp::DeleteFrontend { key: key("10.96.0.1", 80) },
         MapOp::DeleteFrontend { key: key("fd00:96::1", 80) },
+        MapOp::DeleteSourceRange { range: range("192.0.2.0/24") },
+        MapOp::DeleteSourceRange { range: range("2001:db8::/32") },
         MapOp::DeleteServiceName { id: 1 },
         MapOp::PutService { id: 1, service: unused },
         MapOp::PutBackend { id: 4, backend: backend("10.1.0.4", 0, 10) },
@@ -201,7 +213,8 @@ fn a_view_of_nothing_says_that_nothing_is_set_up() {
 #[test]
 fn a_full_map_names_itself_its_size_and_the_option_that_raises_it() {
     let Some(pins) = Pins::new("full maps") else { return };
-    let mut datapath = pins.open_with(&Capacity { frontends: 2, nodes: 1, services: 2, ..SMALL }).unwrap();
+    let mut datapath =
+        pins.open_with(&Capacity { frontends: 2, nodes: 1, services: 2, source_ranges: 1, ..SMALL }).unwrap();
     let frontend = abi::Frontend { service: 1, kind: abi::KIND_CLUSTER_IP };
     let put = |address: &str| MapOp::PutFrontend { key: key(address, 80), frontend };
     for (full, ops) in [
@@ -214,6 +227,10 @@ fn a_full_map_names_itself_its_size_and_the_option_that_raises_it() {
         (
             ("node_names", 1, "--max-nodes"),
             (1..=2).map(|id| MapOp::PutNodeName { id, name: Box::new(node_name("edge")) }).collect(),
+        ),
+        (
+            ("source_ranges", 1, "--max-source-ranges"),
+            ["192.0.2.0/24", "fd00::/8"].map(|net| MapOp::PutSourceRange { range: range(net) }).to_vec(),
         ),
     ] {
         let error = datapath.store().apply(&ops).unwrap_err();
@@ -247,7 +264,17 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
     assert_eq!(before.len(), 100);
 
     let double = |size| size * 2;
-    let Capacity { services, backends, lines, frontends, nodes, flows: flow_entries, sockets } = SMALL;
+    let Capacity {
+        services,
+        backends,
+        lines,
+        frontends,
+        nodes,
+        flows: flow_entries,
+        sockets,
+        affinities,
+        source_ranges,
+    } = SMALL;
     let larger = Capacity {
         services: double(services),
         backends: double(backends),
@@ -256,6 +283,8 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
         nodes: double(nodes),
         flows: double(flow_entries),
         sockets: double(sockets),
+        affinities: double(affinities),
+        source_ranges: double(source_ranges),
     };
     for capacity in [larger, SMALL] {
         let mut datapath = pins.open_with(&capacity).unwrap();

@@ -1,12 +1,15 @@
 //! What is not ours leaves every program byte for byte as it came.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
-use weir_datapath::Hook;
-use weir_testbed::address::{self, CLIENT};
-use weir_testbed::packet::{Extension, Fragment, Packet, Transport};
+use weir_core::ops::{FrontendKey, MapOp};
+use weir_datapath::{Hook, MapStore};
+use weir_testbed::address::{self, CLIENT, Pair};
+use weir_testbed::packet::{Extension, Packet, Transport};
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases};
 use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
 
 /// Every program with its device and the verdict that lets a packet go on.
@@ -53,7 +56,7 @@ fn frames_without_ip_pass() {
 fn other_protocols_pass_even_at_the_address_of_a_service() {
     let Some(node) = node("other protocols") else { return };
     for family in [Family::V4, Family::V6] {
-        let case = Case { family, protocol: Protocol::Sctp };
+        let case = Case { family, protocol: Protocol::Udp };
         let echo = Transport::Icmp {
             kind: if family == Family::V4 { 8 } else { 128 },
             code: 0,
@@ -61,25 +64,40 @@ fn other_protocols_pass_even_at_the_address_of_a_service() {
             body: vec![7; 33],
         };
         let echo = Packet::new(case.ip(CLIENT), case.ip(CLUSTER_IP), echo);
-        for packet in [to_service(&node, case), echo] {
+        // GRE, which has no ports.
+        let other = Transport::Other { protocol: 47, bytes: vec![0, 0, 8, 0, 0, 0, 0, 0] };
+        let other = Packet::new(case.ip(CLIENT), case.ip(CLUSTER_IP), other);
+        for packet in [other, echo] {
             passes_everywhere(&node, abi::REASON_NOT_TRANSPORT, &packet.to_bytes());
         }
     }
 }
 
+/// Node ports at these are for the sockets of the node's own processes: from outside they are martians.
 #[test]
-fn fragments_pass_the_first_as_well_as_the_later_ones() {
-    let Some(node) = node("fragments") else { return };
+fn a_packet_to_a_loopback_address_passes_although_it_is_a_frontend() {
+    let Some(mut node) = node("loopback addresses") else { return };
+    const LOOPBACK: Pair = Pair { v4: Ipv4Addr::LOCALHOST, v6: Ipv6Addr::LOCALHOST };
     for case in CASES {
-        for fragment in [
-            Fragment { offset: 0, more: true },
-            Fragment { offset: 185, more: true },
-            Fragment { offset: 370, more: false },
-        ] {
-            let packet = Packet { dont_fragment: false, fragment: Some(fragment), ..to_service(&node, case) };
-            passes_everywhere(&node, abi::REASON_FRAGMENT, &packet.to_bytes());
+        let (_, service) = node.frontend(case.at(CLUSTER_IP, PORT), case.protocol);
+        let frontend = abi::Frontend { kind: abi::KIND_NODE_PORT, ..service };
+        let mut addresses = vec![case.ip(LOOPBACK)];
+        addresses.extend((case.family == Family::V4).then_some(Ipv4Addr::new(127, 1, 2, 3)).map(IpAddr::from));
+        for address in addresses {
+            let key = FrontendKey { address, port: NODE_PORT, protocol: case.protocol.number() };
+            node.datapath.store().apply(&[MapOp::PutFrontend { key, frontend }]).unwrap();
+            for (hook, device, verdict) in INWARD {
+                let from = case.at(CLIENT, node.client_port());
+                for packet in
+                    [Case::first, Case::later].map(|packet| packet(case, from, SocketAddr::new(address, NODE_PORT)))
+                {
+                    let frame = packet.to_bytes();
+                    node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
+                }
+            }
         }
     }
+    assert!(node.view.flows().unwrap().is_empty(), "no flow began");
 }
 
 #[test]
@@ -87,7 +105,7 @@ fn other_ports_and_other_addresses_pass() {
     let Some(node) = node("other ports") else { return };
     for case in CASES {
         let from = case.at(CLIENT, node.client_port());
-        for to in [case.at(CLUSTER_IP, PORT + 1), case.at(address::pod(2, 9), PORT), case.at(address::node(1), 22)] {
+        for to in [case.at(EXTERNAL_IP, PORT + 1), case.at(address::pod(2, 9), PORT), case.at(address::node(1), 22)] {
             let frame = case.first(from, to).to_bytes();
             for (hook, device, verdict) in INWARD {
                 node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * From a frontend to the backend of a new flow, the same for packets and sockets: who may, who keeps what it has, and a
+ * selection for everybody else.
+ */
+#ifndef WEIR_CHOOSE_H
+#define WEIR_CHOOSE_H
+
+#include "affinity.h"
+#include "select.h"
+#include "service.h"
+
+/* A backend may go away while it is selected. Its reference has changed by then: the second attempt finds another. */
+#define SELECT_ATTEMPTS 2
+
+/* What a new flow asks for, and what it gets. */
+struct request {
+	struct addr client; /* zero, if the node has no address of the family: no affinity, and in no source range */
+	__u64 hash;	    /* of the flow */
+	__u32 service;	    /* index into services */
+	__u32 kind;	    /* enum frontend_kind */
+	__u32 class;	    /* enum traffic_class */
+	__u32 backend;	    /* what it gets: index into backends */
+	__u32 generation;   /* of the backend */
+	__u32 pad;
+};
+
+static __always_inline void count_selection(__u32 service, __u32 backend, bool local)
+{
+	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &service);
+	struct backend_counters *of_backend = bpf_map_lookup_elem(&backend_counters, &backend);
+
+	if (of_service)
+		__sync_fetch_and_add(local ? &of_service->local : &of_service->remote, 1);
+	if (of_backend)
+		__sync_fetch_and_add(&of_backend->flows, 1);
+}
+
+/* Not counted by choose(): XDP leaves some refusals to tc. */
+static __always_inline void count_refusal(__u32 service, enum reason reason)
+{
+	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &service);
+
+	if (counters)
+		__sync_fetch_and_add(reason == REASON_NO_ENDPOINTS ? &counters->rejected : &counters->dropped, 1);
+}
+
+/* Gives a backend to the request and counts it. Returns whether the backend is there. */
+static __always_inline bool take(struct request *request, __u32 id)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
+
+	if (!backend || !(backend->flags & BACKEND_USED))
+		return false;
+	request->backend = id;
+	request->generation = backend->generation;
+	count_selection(request->service, id, backend->flags & BACKEND_LOCAL);
+	return true;
+}
+
+/*
+ * Chooses a backend for a new flow. A function of its own, for the stack's sake. Returns 0, -REASON_SOURCE_RANGE,
+ * -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
+ */
+__noinline int choose(struct request *request)
+{
+	const struct service *service;
+	struct affinity_key key;
+	__u32 class, kept;
+	bool keeps;
+
+	if (!request)
+		return -REASON_BROKEN_TABLE;
+	class = request->class;
+	if (class >= CLASS_COUNT)
+		return -REASON_BROKEN_TABLE;
+	service = bpf_map_lookup_elem(&services, &request->service);
+	if (!service)
+		return -REASON_BROKEN_TABLE;
+	if (request->kind == KIND_LOAD_BALANCER && service->flags & SERVICE_SOURCE_RANGES &&
+	    !is_admitted(request->service, &request->client))
+		return -REASON_SOURCE_RANGE;
+	keeps = service->affinity && is_set(&request->client);
+	key = (struct affinity_key){ .client = request->client, .service = request->service };
+	if (keeps) {
+		kept = affinity_find(&key, class, service->affinity);
+		if (kept && take(request, kept))
+			return 0;
+	}
+	for (int attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
+		int selected = select_backend(service, class, request->hash);
+
+		if (selected < 0)
+			return selected;
+		if (take(request, selected)) {
+			if (keeps)
+				affinity_store(&key, request->backend, request->generation);
+			return 0;
+		}
+	}
+	return -REASON_BROKEN_TABLE;
+}
+
+#endif

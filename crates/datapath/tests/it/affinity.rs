@@ -1,0 +1,229 @@
+//! Session affinity: a client keeps its backend for new flows.
+
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use weir_abi as abi;
+use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
+use weir_datapath::Hook;
+use weir_testbed::address::{self, CLIENT, Pair};
+use weir_testbed::packet::Packet;
+
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases};
+use crate::entries::age;
+use crate::node::{Device, Node, web};
+
+const SECONDS: u32 = 10_800;
+/// The same in ticks of the fixtures' clock.
+const TICKS: u32 = 10_546;
+
+fn sticky() -> Service {
+    Service { affinity: Some(SECONDS), ..web() }
+}
+
+/// Endpoints of this node: many, so that an equal choice is no accident.
+fn many(first: u8) -> Vec<(u8, u8)> {
+    (first..first + 20).map(|pod| (1, pod)).collect()
+}
+
+fn frontends() -> [(Pair, u16); 4] {
+    [(CLUSTER_IP, PORT), (address::node(1), NODE_PORT), (BALANCER_IP, PORT), (EXTERNAL_IP, PORT)]
+}
+
+/// Clients outside of the node.
+fn clients() -> impl Iterator<Item = Pair> {
+    (10..30).map(|n: u8| Pair {
+        v4: Ipv4Addr::new(198, 51, 100, n),
+        v6: Ipv6Addr::new(0x2001, 0xdb8, 0x100, 0, 0, 0, 0, n.into()),
+    })
+}
+
+/// Opens a new flow and returns the endpoint that it goes to.
+#[track_caller]
+fn open_flow(node: &Node, case: Case, hook: Hook, client: Pair, to: SocketAddr) -> IpAddr {
+    let outcome = node.send(hook, Device::Eth0, &case.first(case.at(client, node.client_port()), to));
+    let reasons = [abi::REASON_TO_LOCAL, abi::REASON_TO_REMOTE];
+    assert!(reasons.contains(&outcome.reason), "{outcome:?}");
+    outcome.packet().destination
+}
+
+fn to_cluster_ip(node: &Node, case: Case, client: Pair) -> IpAddr {
+    open_flow(node, case, Hook::NicIn, client, case.at(CLUSTER_IP, PORT))
+}
+
+fn age_clients(node: &Node, ticks: u32) {
+    age(node, "affinities", offset_of!(abi::Affinity, last_seen), ticks);
+}
+
+#[test]
+fn a_client_keeps_its_backend_at_all_frontends_of_a_port() {
+    let Some(mut node) = Node::new("affinity across frontends") else { return };
+    node.serve(sticky(), &many(1));
+    for case in CASES {
+        let kept = to_cluster_ip(&node, case, CLIENT);
+        for (frontend, port) in frontends() {
+            for hook in [Hook::Xdp, Hook::NicIn, Hook::PodIn] {
+                for _ in 0..3 {
+                    assert_eq!(
+                        open_flow(&node, case, hook, CLIENT, case.at(frontend, port)),
+                        kept,
+                        "{case:?} at {hook}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_do_not_share_a_backend_because_one_of_them_has_it() {
+    let Some(mut node) = Node::new("affinity of other clients") else { return };
+    node.serve(sticky(), &many(1));
+    for case in CASES {
+        let seen: BTreeSet<_> = clients().map(|client| to_cluster_ip(&node, case, client)).collect();
+        assert!(seen.len() > 1, "{case:?}: all clients got {seen:?}");
+    }
+}
+
+#[test]
+fn without_affinity_the_flows_of_a_client_spread_and_switching_it_takes_effect_at_once() {
+    let Some(mut node) = Node::new("switching affinity") else { return };
+    let spread = |node: &Node, case| (0..20).map(|_| to_cluster_ip(node, case, CLIENT)).collect::<BTreeSet<_>>().len();
+    for service in [web(), sticky(), web()] {
+        let sticks = service.affinity.is_some();
+        node.serve(service, &many(1));
+        for case in CASES {
+            assert_eq!(spread(&node, case) == 1, sticks, "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_comes_back_too_late_is_selected_for_anew() {
+    let Some(mut node) = Node::new("expired affinity") else { return };
+    node.serve(sticky(), &many(1));
+    for case in CASES {
+        let select = |node: &Node| clients().map(|client| to_cluster_ip(node, case, client)).collect::<Vec<_>>();
+        let before = select(&node);
+        age_clients(&node, TICKS - 5);
+        assert_eq!(select(&node), before, "{case:?} in time");
+        age_clients(&node, TICKS + 1);
+        assert_ne!(select(&node), before, "{case:?} too late");
+    }
+}
+
+#[test]
+fn a_new_flow_prolongs_affinity_and_the_packets_of_an_old_one_do_not() {
+    let Some(mut node) = Node::new("refreshed affinity") else { return };
+    node.serve(sticky(), &many(1));
+    for case in CASES {
+        let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+        let kept = node.send(Hook::NicIn, Device::Eth0, &case.first(from, to)).packet().destination;
+        let last_seen = |node: &Node| {
+            let all = node.view.affinities().unwrap();
+            let of_case = all.into_iter().find(|(key, _)| {
+                let service = node.frontend(to, case.protocol).1.service;
+                key.service == service && key.client.ip() == from.ip()
+            });
+            of_case.unwrap().1.last_seen
+        };
+        age_clients(&node, 100);
+        let aged = last_seen(&node);
+        let seen = node.send(Hook::NicIn, Device::Eth0, &case.later(from, to)).packet().destination;
+        assert_eq!((seen, last_seen(&node)), (kept, aged), "{case:?}: an old flow");
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), kept);
+        assert!(last_seen(&node).wrapping_sub(aged) >= 100, "{case:?}: a new flow");
+    }
+}
+
+#[test]
+fn an_endpoint_that_takes_the_slot_of_one_that_is_gone_does_not_inherit_its_clients() {
+    let Some(mut node) = Node::new("affinity to a backend that is gone") else { return };
+    for case in CASES {
+        node.serve(sticky(), &[(1, 1)]);
+        let old: BTreeSet<_> = clients().map(|client| to_cluster_ip(&node, case, client)).collect();
+        assert_eq!(old, BTreeSet::from([case.ip(address::pod(1, 1))]));
+        node.serve(sticky(), &[]);
+        node.release();
+        node.release();
+        node.serve(sticky(), &many(2));
+        let new: BTreeSet<_> = clients().map(|client| to_cluster_ip(&node, case, client)).collect();
+        assert!(new.len() > 1, "{case:?}: all clients got {new:?}");
+        node.serve(sticky(), &[]);
+        node.release();
+        node.release();
+    }
+}
+
+#[test]
+fn a_draining_backend_loses_its_clients_for_good() {
+    let Some(mut node) = Node::new("affinity to a draining backend") else { return };
+    for case in CASES {
+        node.serve(sticky(), &[(1, 1)]);
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), case.ip(address::pod(1, 1)));
+        node.serve_draining(sticky(), &[(1, 2)], &[(1, 1)]);
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), case.ip(address::pod(1, 2)));
+        node.serve(sticky(), &[(1, 1), (1, 2)]);
+        for _ in 0..10 {
+            assert_eq!(to_cluster_ip(&node, case, CLIENT), case.ip(address::pod(1, 2)));
+        }
+    }
+}
+
+#[test]
+fn affinity_never_leads_to_an_endpoint_that_the_policy_in_force_forbids() {
+    let Some(mut node) = Node::new("affinity and policies") else { return };
+    let service = Service { external_policy: TrafficPolicy::Local, ..sticky() };
+    for case in CASES {
+        node.serve(service.clone(), &[(2, 1)]);
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), case.ip(address::pod(2, 1)));
+        node.serve(service.clone(), &[(1, 1), (2, 1)]);
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), case.ip(address::pod(2, 1)), "{case:?}: allowed, so kept");
+        let local = case.ip(address::pod(1, 1));
+        let external = case.at(BALANCER_IP, PORT);
+        assert_eq!(
+            open_flow(&node, case, Hook::NicIn, CLIENT, external),
+            local,
+            "{case:?}: only local ones are allowed"
+        );
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), local, "{case:?}: the latest selection is the one to keep");
+    }
+}
+
+#[test]
+fn flows_that_affinity_decides_are_counted_like_others() {
+    let Some(mut node) = Node::new("counters with affinity") else { return };
+    for case in CASES {
+        node.serve(sticky(), &[(1, 1)]);
+        let id = node.frontend(case.at(CLUSTER_IP, PORT), case.protocol).1.service;
+        let counters = |node: &Node| {
+            let abi::ServiceCounters { local, remote, .. } = node.view.service_counters(id).unwrap();
+            (local, remote)
+        };
+        for _ in 0..3 {
+            to_cluster_ip(&node, case, CLIENT);
+        }
+        assert_eq!(counters(&node), (3, 0), "{case:?}");
+        let backend = node.view.affinities().unwrap().into_iter().find(|(key, _)| key.service == id).unwrap().1.backend;
+        assert_eq!(node.view.backend_counters(backend).unwrap().flows, 3, "{case:?}");
+    }
+}
+
+#[test]
+fn udp_that_was_idle_starts_over_at_the_backend_that_its_client_keeps() {
+    let Some(mut node) = Node::new("idle UDP with affinity") else { return };
+    for case in cases(Protocol::Udp) {
+        node.serve(sticky(), &[(1, 1)]);
+        let kept = case.at(address::pod(1, 1), TARGET_PORT);
+        let send =
+            |node: &Node, sent: &Packet| node.send(Hook::NicIn, Device::Eth0, sent).packet().destination_socket();
+        let flows: Vec<_> =
+            (0..20).map(|_| case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))).collect();
+        assert!(flows.iter().all(|sent| send(&node, sent) == kept));
+        node.serve(sticky(), &many(1));
+        let table = if case.family == Family::V4 { "flows4" } else { "flows6" };
+        age(&node, table, offset_of!(abi::Flow, last_seen), 1000);
+        assert!(flows.iter().all(|sent| send(&node, sent) == kept), "{case:?}");
+    }
+}

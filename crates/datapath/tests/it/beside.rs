@@ -1,0 +1,93 @@
+//! Beside another proxy: what began there stays there.
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_core::ops::MapOp;
+use weir_datapath::{Hook, MapStore};
+use weir_testbed::address::{self, CLIENT};
+
+use crate::case::{CLUSTER_IP, PORT, TARGET_PORT, cases, tcp};
+use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+
+const HOOKS: [(Hook, Device, u32); 3] = [
+    (Hook::Xdp, Device::Eth0, XDP_PASS),
+    (Hook::NicIn, Device::Eth0, TC_UNSPEC),
+    (Hook::PodIn, Device::Pod1, TC_UNSPEC),
+];
+
+fn node(what: &str, flags: u32) -> Option<Node> {
+    let mut node = Node::new(what)?;
+    node.serve(web(), &[(1, 2)]);
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flags: config.flags | flags, ..config }).unwrap();
+    Some(node)
+}
+
+#[test]
+fn a_connection_that_begins_in_its_middle_is_left_to_the_other_proxy() {
+    let Some(node) = node("a connection of another proxy", abi::CONFIG_BESIDE) else { return };
+    for case in cases(Protocol::Tcp) {
+        for (hook, device, verdict) in HOOKS {
+            let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            let reset = TcpHeader { rst: true, ..TcpHeader::default() };
+            let accepted = TcpHeader { syn: true, ack: true, ..TcpHeader::default() };
+            for packet in [case.later(from, to), tcp(from, to, reset), tcp(from, to, accepted)] {
+                let frame = packet.to_bytes();
+                node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_MID_FLOW, &frame);
+            }
+        }
+    }
+    assert!(node.view.flows().unwrap().is_empty(), "none of them was adopted");
+}
+
+#[test]
+fn so_is_one_to_a_port_that_is_no_longer_ours() {
+    let Some(mut node) = node("a port that another proxy serves", abi::CONFIG_BESIDE) else { return };
+    for case in cases(Protocol::Tcp) {
+        let (key, _) = node.frontend(case.at(CLUSTER_IP, PORT), case.protocol);
+        node.datapath.store().apply(&[MapOp::DeleteFrontend { key }]).unwrap();
+        for (hook, device, verdict) in HOOKS {
+            let frame = case.later(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT)).to_bytes();
+            node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_MID_FLOW, &frame);
+        }
+    }
+}
+
+#[test]
+fn connections_and_datagrams_that_begin_here_are_served_beside_another_proxy() {
+    let Some(node) = node("what begins beside another proxy", abi::CONFIG_BESIDE) else { return };
+    for case in crate::case::CASES {
+        for (hook, device, verdict) in HOOKS {
+            let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            for packet in [case.first(from, to), case.later(from, to)] {
+                let expected = packet.clone().with_destination(case.at(address::pod(1, 2), TARGET_PORT));
+                node.send(hook, device, &packet).is(verdict, abi::REASON_TO_LOCAL, &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn alone_a_connection_that_begins_in_its_middle_is_adopted() {
+    let Some(node) = node("an adopted connection", 0) else { return };
+    for case in cases(Protocol::Tcp) {
+        for (hook, device, verdict) in HOOKS {
+            let packet = case.later(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            let expected = packet.clone().with_destination(case.at(address::pod(1, 2), TARGET_PORT));
+            node.send(hook, device, &packet).is(verdict, abi::REASON_TO_LOCAL, &expected);
+        }
+    }
+}
+
+#[test]
+fn while_tables_are_replaced_nothing_is_taken_for_the_other_proxys() {
+    let Some(node) = node("a hold beside another proxy", abi::CONFIG_BESIDE | abi::CONFIG_HOLD) else { return };
+    for case in cases(Protocol::Tcp) {
+        let packet = case.later(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+        for (hook, device, _) in HOOKS {
+            let outcome = node.send(hook, device, &packet);
+            assert_eq!(outcome.reason, abi::REASON_HELD, "{case:?} at {hook}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Sockets of the node's own processes, by real system calls: the kernel runs these programs in no other way.
+
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+
+use weir_abi as abi;
+use weir_core::model::{Protocol, Service};
+use weir_core::ops::{FrontendKey, MapOp};
+use weir_datapath::MapStore;
+use weir_testbed::address;
+use weir_testbed::cgroup::Cgroup;
+
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, cases};
+use crate::node::{Node, web};
+use crate::pins::unique_name;
+
+/// A node whose processes are in a cgroup with the socket hooks.
+struct Host {
+    node: Node,
+    cgroup: Cgroup,
+}
+
+fn netns_cookie() -> u64 {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut cookie = 0u64;
+    let mut size = libc::socklen_t::try_from(size_of::<u64>()).unwrap();
+    // SAFETY: the kernel writes eight bytes into cookie.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut size)
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    cookie
+}
+
+impl Host {
+    fn new(what: &str) -> Option<Self> {
+        let mut node = Node::new(what)?;
+        node.netns.ip("link set lo up").unwrap();
+        let cgroup = Cgroup::create(&unique_name()).unwrap();
+        node.datapath.attach_cgroup(cgroup.path()).unwrap();
+        let netns_cookie = node.netns.enter(netns_cookie);
+        let config = node.datapath.config().unwrap();
+        node.datapath.configure(&abi::Config { netns_cookie, ..config }).unwrap();
+        Some(Self { node, cgroup })
+    }
+
+    fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let (netns, cgroup) = (&self.node.netns, &self.cgroup);
+        netns.enter(|| cgroup.enter(work)).unwrap()
+    }
+
+    /// Connects a socket; what it is refused with.
+    fn connect(&self, case: Case, to: SocketAddr) -> io::Result<()> {
+        self.enter(|| match case.protocol {
+            Protocol::Tcp => TcpStream::connect(to).map(drop),
+            Protocol::Udp | Protocol::Sctp => udp(to).connect(to),
+        })
+    }
+
+    /// Endpoints that connected UDP sockets were sent to, in no order.
+    fn endpoints(&self, frontend: SocketAddr) -> Vec<IpAddr> {
+        let there =
+            |(key, peer): (abi::SocketKey, abi::SocketPeer)| (key.addr.ip() == frontend.ip()).then(|| peer.addr.ip());
+        self.node.view.sockets().unwrap().into_iter().filter_map(there).collect()
+    }
+
+    fn counted(&self, reason: u32) -> u64 {
+        self.node.view.counters().counter(abi::HOOK_SOCKET as usize, reason as usize).unwrap().packets
+    }
+}
+
+fn udp(to: SocketAddr) -> UdpSocket {
+    UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap()
+}
+
+#[track_caller]
+fn is_refused(host: &Host, case: Case, to: SocketAddr, reason: u32, errno: i32) {
+    let before = host.counted(reason);
+    let error = host.connect(case, to).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(errno), "{case:?} to {to}: {error}");
+    assert_eq!(host.counted(reason), before + 1, "{case:?} to {to}");
+}
+
+#[test]
+fn an_unused_port_of_a_cluster_ip_refuses_and_those_of_other_addresses_are_left_alone() {
+    let Some(mut host) = Host::new("sockets to unused ports") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        is_refused(&host, case, case.at(CLUSTER_IP, PORT + 1), abi::REASON_UNUSED_PORT, libc::ECONNREFUSED);
+    }
+    for case in cases(Protocol::Udp) {
+        let before = host.counted(abi::REASON_NO_FRONTEND);
+        host.connect(case, case.at(BALANCER_IP, PORT + 1)).unwrap();
+        assert_eq!(host.counted(abi::REASON_NO_FRONTEND), before + 1);
+    }
+}
+
+#[test]
+fn the_node_is_the_client_that_source_ranges_ask_for() {
+    let Some(mut host) = Host::new("sockets and source ranges") else { return };
+    let ranged =
+        |ranges: [&str; 2]| Service { source_ranges: ranges.map(|net| net.parse().unwrap()).to_vec(), ..web() };
+    host.node.serve(ranged(["192.0.2.0/24", "2001:db8:9::/48"]), &[(1, 1)]);
+    for case in CASES {
+        is_refused(&host, case, case.at(BALANCER_IP, PORT), abi::REASON_SOURCE_RANGE, libc::EHOSTUNREACH);
+    }
+    for case in cases(Protocol::Udp) {
+        host.connect(case, case.at(CLUSTER_IP, PORT)).unwrap();
+    }
+    host.node.serve(ranged(["172.30.0.0/24", "fd00:30::/64"]), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        host.connect(case, case.at(BALANCER_IP, PORT)).unwrap();
+    }
+}
+
+#[test]
+fn all_sockets_of_the_node_are_one_client_that_keeps_its_backend() {
+    let Some(mut host) = Host::new("sockets with affinity") else { return };
+    let endpoints: Vec<_> = (1..=20).map(|pod| (1, pod)).collect();
+    for affinity in [None, Some(600)] {
+        host.node.serve(Service { affinity, ..web() }, &endpoints);
+        for case in cases(Protocol::Udp) {
+            crate::entries::evict(&host.node, "socket_peers");
+            let to = case.at(CLUSTER_IP, PORT);
+            (0..20).for_each(|_| host.connect(case, to).unwrap());
+            let mut seen = host.endpoints(to);
+            seen.sort_unstable();
+            seen.dedup();
+            assert_eq!(seen.len() == 1, affinity.is_some(), "{case:?}: {seen:?}");
+        }
+    }
+    let clients: Vec<_> = host.node.view.affinities().unwrap().iter().map(|(key, _)| key.client.ip()).collect();
+    assert!(clients.iter().all(|client| address::node(1).both().contains(client)), "{clients:?}");
+}
+
+#[test]
+fn a_node_without_an_address_has_no_affinity() {
+    let Some(mut host) = Host::new("sockets of a node without an address") else { return };
+    host.node.serve(Service { affinity: Some(600), ..web() }, &[(1, 1)]);
+    let config = host.node.datapath.config().unwrap();
+    let config = abi::Config { node4: abi::Addr::UNSET, node6: abi::Addr::UNSET, ..config };
+    host.node.datapath.configure(&config).unwrap();
+    for case in cases(Protocol::Udp) {
+        host.connect(case, case.at(CLUSTER_IP, PORT)).unwrap();
+    }
+    assert_eq!(host.node.view.affinities().unwrap(), []);
+}
+
+#[test]
+fn a_node_port_at_a_loopback_address_is_for_sockets() {
+    let Some(mut host) = Host::new("sockets to loopback addresses") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    let loopback = address::Pair { v4: std::net::Ipv4Addr::LOCALHOST, v6: std::net::Ipv6Addr::LOCALHOST };
+    for case in cases(Protocol::Udp) {
+        let to = case.at(loopback, PORT);
+        let (_, frontend) = host.node.frontend(case.at(CLUSTER_IP, PORT), case.protocol);
+        let key = FrontendKey { address: to.ip(), port: PORT, protocol: case.protocol.number() };
+        host.node.datapath.store().apply(&[MapOp::PutFrontend { key, frontend }]).unwrap();
+        host.connect(case, to).unwrap();
+        assert_eq!(host.endpoints(to), [case.ip(address::pod(1, 1))]);
+    }
+}
