@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::intern::Interner;
+use crate::last_resort::{LastResort, is_api_server};
 use crate::model::{Node, ObjectName, Service, Slice};
 
 /// A change of the cluster. The plurals are the whole new list of a kind: what is missing from them is gone.
@@ -66,6 +67,7 @@ pub struct Cluster {
     slices: HashMap<ObjectName, Vec<Slice>>,
     /// From a slice's own name to its service.
     slice_service: HashMap<ObjectName, ObjectName>,
+    api_server: LastResort,
     nodes: BTreeMap<Arc<str>, Node>,
     /// How many nodes claim an address.
     node_addresses: HashMap<IpAddr, u32>,
@@ -107,6 +109,9 @@ impl Cluster {
                 list.into_iter().for_each(|node| self.put_node(node, &mut dirty));
             }
         }
+        if let Some(api_server) = dirty.services.iter().find(|service| is_api_server(service)) {
+            self.api_server.update(self.slices.get(api_server).map_or(&[], Vec::as_slice));
+        }
         dirty
     }
 
@@ -121,9 +126,13 @@ impl Cluster {
         self.services.values()
     }
 
-    /// All slices of a service, in the order of their names.
+    /// All slices of a service, in the order of their names. If those of the API server's own service
+    /// (`default/kubernetes`) name no usable endpoint of a family any more, the last ones that did stand in for them.
     pub fn slices(&self, service: &ObjectName) -> impl Iterator<Item = &Slice> {
-        self.slices.get(service).into_iter().flatten()
+        let last_resort = is_api_server(service).then_some(&self.api_server);
+        let replaced = move |slice: &&Slice| last_resort.is_some_and(|last| last.replaces(slice.family));
+        let slices = self.slices.get(service).into_iter().flatten();
+        slices.filter(move |slice| !replaced(slice)).chain(last_resort.into_iter().flat_map(LastResort::slices))
     }
 
     /// A node by its name.

@@ -44,7 +44,7 @@ impl<'a> ResolvedEndpoint<'a> {
         }
     }
 
-    fn is_on(&self, node: &str) -> bool {
+    pub(crate) fn is_on(&self, node: &str) -> bool {
         self.node.is_some_and(|name| **name == *node)
     }
 }
@@ -76,8 +76,11 @@ enum TopologyMode {
     SameZone,
 }
 
-/// Endpoints of one service port: all slices of the service merged, one entry per address and port, sorted by them. Of
-/// an endpoint that two slices list (it is moving between them) the ready entry wins, then the serving one.
+/// Endpoints of one service port: all slices of the service merged, one entry per address and port, sorted by them.
+///
+/// Two entries may be one endpoint that moves between slices, or a pod that is going and another one that got its
+/// address already. The one that stays wins, then the ready one, then the serving one: kube-proxy has the first of
+/// these rules, and takes any entry otherwise.
 pub fn merge<'a>(
     slices: impl Iterator<Item = &'a Slice>,
     family: Family,
@@ -91,7 +94,7 @@ pub fn merge<'a>(
             merged.extend(endpoints.map(|endpoint| ResolvedEndpoint::new(endpoint, port.port)));
         }
     }
-    merged.sort_by_key(|e| (e.address, e.port, Reverse(e.ready), Reverse(e.serving)));
+    merged.sort_by_key(|e| (e.address, e.port, e.terminating, Reverse(e.ready), Reverse(e.serving)));
     merged.dedup_by_key(|e| (e.address, e.port));
     merged
 }

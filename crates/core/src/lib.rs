@@ -7,8 +7,10 @@
 
 pub mod cluster;
 pub mod endpoints;
+pub mod health;
 pub mod interfaces;
 mod intern;
+mod last_resort;
 pub mod lines;
 pub mod model;
 pub mod ops;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectName {
@@ -33,7 +35,7 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
-    /// SCTP: recognised, not served.
+    /// SCTP: served where the endpoint's port is the service's, since its checksum forbids to change ports.
     Sctp,
 }
 
@@ -105,6 +107,24 @@ pub struct Service {
     pub internal_policy: TrafficPolicy,
     /// For traffic to node ports, load balancer and external IPs.
     pub external_policy: TrafficPolicy,
+    /// `sessionAffinity: ClientIP`: seconds for which a client keeps its endpoint, 1..86400.
+    pub affinity: Option<u32>,
+    /// `spec.loadBalancerSourceRanges`: clients that load balancer IPs admit; empty admits all.
+    pub source_ranges: Vec<IpNet>,
+    /// `spec.healthCheckNodePort` of a load balancer with the external policy Local.
+    pub health_check_port: Option<u16>,
+    /// Who serves it.
+    pub proxy: Proxy,
+}
+
+/// Who serves a Service, by its label `service.kubernetes.io/service-proxy-name`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Proxy {
+    /// This one.
+    #[default]
+    Ours,
+    /// Another one. Connections that began here go on as long as their endpoints do.
+    Other,
 }
 
 /// One port of a Service.
@@ -133,6 +153,9 @@ pub struct Slice {
     pub ports: Vec<SlicePort>,
     /// Endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// What made its controller write it: `endpoints.kubernetes.io/last-change-trigger-time`, in milliseconds since the
+    /// epoch.
+    pub triggered: Option<i64>,
 }
 
 /// One port of an EndpointSlice.
@@ -155,7 +178,7 @@ pub struct Endpoint {
     pub node: Option<Arc<str>>,
     /// `conditions.ready`; unset means true. True for `publishNotReadyAddresses`, even when terminating.
     pub ready: bool,
-    /// `conditions.serving`; unset means the same as ready.
+    /// `conditions.serving`; unset means true, as kube-proxy has it.
     pub serving: bool,
     /// `conditions.terminating`; unset means false.
     pub terminating: bool,
@@ -174,4 +197,7 @@ pub struct Node {
     pub zone: Arc<str>,
     /// Internal IPs, in the order of `status.addresses`.
     pub addresses: Vec<IpAddr>,
+    /// Whether load balancers outside should send it traffic: it is neither being deleted nor marked for it by the
+    /// cluster autoscaler (KEP-3836).
+    pub eligible: bool,
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use weir_abi as abi;
 
 /// The key of a frontend, in either family.
@@ -13,6 +14,15 @@ pub struct FrontendKey {
     pub port: u16,
     /// IP protocol number.
     pub protocol: u8,
+}
+
+/// A range of clients that the load balancer addresses of a service admit.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SourceRange {
+    /// Slot in `services`.
+    pub service: u32,
+    /// The range, in the service's family and without host bits.
+    pub net: IpNet,
 }
 
 /// One write. A list of them is applied in order; every prefix of the list leaves maps that serve correctly.
@@ -85,6 +95,16 @@ pub enum MapOp {
         /// Key in `frontends4` or `frontends6`.
         key: FrontendKey,
     },
+    /// Admit clients of a range.
+    PutSourceRange {
+        /// Key in `source_ranges`.
+        range: SourceRange,
+    },
+    /// No longer admit them.
+    DeleteSourceRange {
+        /// Key in `source_ranges`.
+        range: SourceRange,
+    },
 }
 
 /// Everything the control plane has written: read back at a start so that slots keep their owners.
@@ -102,6 +122,8 @@ pub struct Dump {
     pub service_names: Vec<(u32, abi::ServiceName)>,
     /// All names of nodes.
     pub node_names: Vec<(u32, abi::NodeName)>,
+    /// All source ranges.
+    pub source_ranges: Vec<SourceRange>,
 }
 
 /// Sizes of the maps, in entries.
@@ -121,6 +143,10 @@ pub struct Capacity {
     pub flows: u32,
     /// `socket_peers`.
     pub sockets: u32,
+    /// `affinities`.
+    pub affinities: u32,
+    /// `source_ranges`.
+    pub source_ranges: u32,
 }
 
 impl Capacity {
@@ -133,6 +159,8 @@ impl Capacity {
         nodes: 8192,
         flows: 131_072,
         sockets: 65_536,
+        affinities: 65_536,
+        source_ranges: 16_384,
     };
 }
 

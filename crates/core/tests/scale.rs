@@ -1,14 +1,16 @@
 //! A big cluster stays within its budgets of time and memory. The times hold for optimised builds only.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
@@ -59,6 +61,10 @@ fn service(index: u32) -> Service {
         ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None }],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: vec![],
+        health_check_port: None,
+        proxy: Proxy::Ours,
     }
 }
 
@@ -79,6 +85,7 @@ fn slice(index: u32) -> Slice {
         family: Family::V4,
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: (0..ENDPOINTS).map(endpoint).collect(),
+        triggered: None,
     }
 }
 
@@ -89,7 +96,7 @@ fn cluster() -> Cluster {
     for index in 0..NODES {
         let zone = format!("zone-{}", index % 3).into();
         let addresses = vec![address([192, 168, 0, 0], index)];
-        cluster.apply(Event::Node(Node { name: format!("node-{index}").into(), zone, addresses }));
+        cluster.apply(Event::Node(Node { name: format!("node-{index}").into(), zone, addresses, eligible: true }));
     }
     cluster
 }
@@ -106,6 +113,8 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
         node_port_addresses: vec![],
         external_ips: true,
         spread: Spread::LocalFirst,
+        clock: TickClock::new(Duration::from_millis(4)),
+        handing_over: BTreeSet::new(),
     };
     let start = ALLOCATED.load(Ordering::Relaxed);
     let mut cluster = cluster();

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use weir_abi as abi;
 
 use super::frontends::{Claim, Frontends, NOBODY};
@@ -13,7 +14,7 @@ use super::pool::Pool;
 use super::{Orphans, Port, Tables, endpoint, roots};
 use crate::lines;
 use crate::model::{Family, ObjectName, Protocol};
-use crate::ops::{Capacity, Dump, FrontendKey};
+use crate::ops::{Capacity, Dump, FrontendKey, SourceRange};
 
 type Lines<'a> = HashMap<u32, &'a abi::Line>;
 
@@ -38,6 +39,7 @@ impl Tables {
         }
         tables.set_orphans_apart(dump, &ports, &lines);
         tables.adopt_frontends(dump, &mut ports);
+        tables.adopt_source_ranges(dump, &mut ports);
         // The nodes of orphans too: their names stay until the orphans go.
         for (slot, backend) in &dump.backends {
             if backend.flags & abi::BACKEND_USED != 0 && (1..capacity.backends).contains(slot) {
@@ -116,7 +118,7 @@ impl Tables {
         let range = 1..self.capacity.services;
         let known = |slot: &u32| ports.contains_key(slot);
         let adopted: HashSet<u32> = ports.values().flat_map(|port| port.backends.iter().copied()).collect();
-        let Orphans { services, names, backends, lines: orphan_lines } = &mut self.orphans;
+        let Orphans { services, names, backends, lines: orphan_lines, source_ranges: _ } = &mut self.orphans;
         names.extend(dump.service_names.iter().map(|(slot, _)| *slot).filter(|slot| !known(slot)));
         services.extend(names.iter().filter(|slot| range.contains(slot)));
         for (slot, service) in dump.services.iter().filter(|(slot, _)| range.contains(slot) && !known(slot)) {
@@ -148,7 +150,7 @@ impl Tables {
         let mut claims: BTreeMap<u32, Vec<FrontendKey>> = BTreeMap::new();
         for (key, frontend) in &dump.frontends {
             let port = ports.get(&frontend.service);
-            let slot = match port.filter(|port| fits(port, key.protocol, key.address)) {
+            let slot = match port.filter(|port| is_frontend_of(port, key, frontend.kind)) {
                 Some(_) => frontend.service,
                 None => NOBODY,
             };
@@ -162,8 +164,32 @@ impl Tables {
         }
     }
 
+    /// The slot of a range without a service is reserved: who got it would admit the range.
+    fn adopt_source_ranges(&mut self, dump: &Dump, ports: &mut BTreeMap<u32, Port>) {
+        let mut lists: BTreeMap<u32, Vec<IpNet>> = BTreeMap::new();
+        let ranges: BTreeSet<&SourceRange> = dump.source_ranges.iter().collect();
+        self.source_ranges = u32::try_from(ranges.len()).unwrap_or(u32::MAX);
+        for range in ranges {
+            match ports.get(&range.service) {
+                Some(port) if port.family == Family::of(range.net.addr()) => {
+                    lists.entry(range.service).or_default().push(range.net);
+                }
+                port => {
+                    self.orphans.source_ranges.insert(*range);
+                    let in_range = (1..self.capacity.services).contains(&range.service);
+                    self.orphans.services.extend((port.is_none() && in_range).then_some(range.service));
+                }
+            }
+        }
+        for (slot, list) in lists {
+            if let Some(port) = ports.get_mut(&slot) {
+                port.source_ranges = list.into();
+            }
+        }
+    }
+
     fn adopt_pools(&mut self) {
-        let Orphans { services, names: _, backends, lines } = &self.orphans;
+        let Orphans { services, names: _, backends, lines, source_ranges: _ } = &self.orphans;
         let used = self.ports.keys().chain(services).copied().collect();
         self.port_pool = Pool::new(1, self.capacity.services, &used);
         let owned = self.ports.values().flat_map(|port| &port.backends);
@@ -191,7 +217,8 @@ fn named_ports(capacity: Capacity, dump: &Dump) -> BTreeMap<u32, Port> {
 
 fn port(name: &abi::ServiceName, content: abi::Service) -> Option<Port> {
     let abi::ServiceName { namespace, name, port_name, port, proto, family, created } = name;
-    let protocol = [Protocol::Tcp, Protocol::Udp].into_iter().find(|protocol| protocol.number() == *proto)?;
+    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocol = protocols.into_iter().find(|protocol| protocol.number() == *proto)?;
     let family = [Family::V4, Family::V6].into_iter().find(|known| known.number() == *family)?;
     Some(Port {
         service: ObjectName::new(text(namespace)?, text(name)?),
@@ -203,11 +230,17 @@ fn port(name: &abi::ServiceName, content: abi::Service) -> Option<Port> {
         content,
         backends: Box::default(),
         claims: Box::default(),
+        source_ranges: Box::default(),
     })
 }
 
 fn fits(port: &Port, proto: u8, address: IpAddr) -> bool {
     port.protocol.number() == proto && port.family == Family::of(address)
+}
+
+fn is_frontend_of(port: &Port, key: &FrontendKey, kind: u32) -> bool {
+    let protocol = if kind == abi::KIND_UNUSED_PORT { port.protocol.number() } else { key.protocol };
+    fits(port, protocol, key.address)
 }
 
 /// Whether a reference leads to the port's own backends alone. Adds its lines to `found`.

@@ -2,10 +2,11 @@
 
 use weir_abi as abi;
 
+use super::frontends::Claim;
 use super::replace::Stage;
 use super::{FrontendConflict, NO_SERVICE, Port, Tables, Update, names};
 use crate::model::ObjectName;
-use crate::ops::MapOp;
+use crate::ops::{FrontendKey, MapOp};
 
 impl Tables {
     /// Gives back what was taken for a stage that cannot be committed.
@@ -26,11 +27,10 @@ impl Tables {
             self.lines.insert(id, Box::new(line));
             ops.push(MapOp::PutLine { id, line: Box::new(line) });
         }
+        self.put_source_ranges(std::mem::take(&mut stage.new_ranges), &mut ops);
+        commit_lost_frontends(&mut stage, &mut ops);
         self.commit_ports(service, &mut stage, &mut ops);
-        for (key, claim) in &stage.frontends.puts {
-            let frontend = abi::Frontend { service: claim.slot, kind: claim.kind };
-            ops.push(MapOp::PutFrontend { key: *key, frontend });
-        }
+        ops.extend(stage.frontends.puts.drain(..).map(|(key, claim)| put_frontend(key, claim)));
         let refused = std::mem::take(&mut stage.frontends.newly_refused);
         let conflicts = refused.into_iter().filter_map(|(key, owner)| {
             let kept_by = self.ports.get(&owner)?.service.clone();
@@ -88,12 +88,16 @@ impl Tables {
     }
 
     fn commit_removals(&mut self, stage: Stage, ops: &mut Vec<MapOp>) {
-        ops.extend(stage.frontends.deletes.into_iter().map(|key| MapOp::DeleteFrontend { key }));
         ops.extend(stage.gone_ports.iter().map(|id| MapOp::DeleteServiceName { id: *id }));
         for id in stage.gone_ports {
             self.ports.remove(&id);
             self.port_pool.retire(id);
             ops.push(MapOp::PutService { id, service: NO_SERVICE });
+        }
+        self.delete_source_ranges(stage.gone_ranges, ops);
+        for (id, backend) in stage.narrowed {
+            self.set_backend(id, backend);
+            ops.push(MapOp::PutBackend { id, backend });
         }
         for id in stage.gone_lines {
             self.lines.remove(&id);
@@ -110,6 +114,19 @@ impl Tables {
             }
         }
     }
+}
+
+/// Frontends that the service has no longer. They go before the service changes: without its source ranges they would
+/// be open to all, and without its endpoints they would refuse clients that another proxy takes over.
+fn commit_lost_frontends(stage: &mut Stage, ops: &mut Vec<MapOp>) {
+    ops.extend(stage.frontends.deletes.drain(..).map(|key| MapOp::DeleteFrontend { key }));
+    let own = &stage.own;
+    let taken_over = stage.frontends.puts.extract_if(.., |(_, claim)| !own.contains(&claim.slot));
+    ops.extend(taken_over.map(|(key, claim)| put_frontend(key, claim)));
+}
+
+fn put_frontend(key: FrontendKey, claim: Claim) -> MapOp {
+    MapOp::PutFrontend { key, frontend: abi::Frontend { service: claim.slot, kind: claim.kind } }
 }
 
 impl Port {

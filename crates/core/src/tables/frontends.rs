@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use weir_abi as abi;
+
 use super::TablesError;
 use crate::model::Family;
 use crate::ops::FrontendKey;
@@ -14,6 +16,14 @@ pub(super) const NOBODY: u32 = 0;
 pub(super) struct Claim {
     pub(super) slot: u32,
     pub(super) kind: u32,
+}
+
+impl Claim {
+    /// Whether somebody should know when it is refused. Services of a static file may share a cluster IP: what becomes
+    /// of its unused ports is the same whoever has them.
+    fn matters(self) -> bool {
+        self.kind != abi::KIND_UNUSED_PORT
+    }
 }
 
 #[derive(Debug)]
@@ -51,7 +61,7 @@ impl Frontends {
 
     /// All conflicts: key, owner, and who waits for it.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = (FrontendKey, u32, &[Claim])> {
-        let owned = |key| self.owners.get(key).map(|claim| claim.slot);
+        let owned = |key| self.owners.get(key).filter(|claim| claim.matters()).map(|claim| claim.slot);
         self.waiting.iter().filter_map(move |(key, claims)| Some((*key, owned(key)?, claims.as_slice())))
     }
 
@@ -68,7 +78,7 @@ impl Frontends {
                 Some(owner) if owner == claim => {}
                 Some(owner) if owner.slot != NOBODY && !own.contains(&owner.slot) => {
                     changes.refused.push((*key, *claim));
-                    if !self.waits(key, own) {
+                    if claim.matters() && !self.waits(key, own) {
                         changes.newly_refused.push((*key, owner.slot));
                     }
                 }

@@ -11,16 +11,18 @@ mod names;
 mod pool;
 mod prune;
 mod replace;
+mod source_ranges;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use thiserror::Error;
 use weir_abi as abi;
 
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::{Family, ObjectName, Protocol};
-use crate::ops::{Capacity, FrontendKey, MapOp};
+use crate::ops::{Capacity, FrontendKey, MapOp, SourceRange};
 use frontends::Frontends;
 use names::NodeNumbers;
 use pool::Pool;
@@ -91,6 +93,8 @@ pub struct Tables {
     line_pool: Pool,
     nodes: NodeNumbers,
     frontends: Frontends,
+    /// How many `source_ranges` holds.
+    source_ranges: u32,
     orphans: Orphans,
 }
 
@@ -109,6 +113,8 @@ struct Port {
     backends: Box<[u32]>,
     /// Frontends that it claims, whether it owns them or waits for them.
     claims: Box<[FrontendKey]>,
+    /// Sorted.
+    source_ranges: Box<[IpNet]>,
 }
 
 /// What an earlier writer left that belongs to no known service. Reserved until it is pruned.
@@ -118,6 +124,7 @@ struct Orphans {
     names: BTreeSet<u32>,
     backends: BTreeSet<u32>,
     lines: BTreeSet<u32>,
+    source_ranges: BTreeSet<SourceRange>,
 }
 
 const NO_BACKEND: abi::Backend = abi::Backend {
@@ -134,7 +141,8 @@ const NO_SERVICE: abi::Service = abi::Service {
     tiers: [abi::Tiers { spill: 0, local: 0, remote: 0, pad: 0 }; abi::CLASS_COUNT],
     endpoints: 0,
     flags: 0,
-    pad: [0; 2],
+    affinity: 0,
+    pad: 0,
 };
 
 impl Tables {
@@ -153,6 +161,7 @@ impl Tables {
             line_pool: Pool::new(0, capacity.lines, &none),
             nodes: NodeNumbers::new(Pool::new(1, capacity.nodes.saturating_add(1), &none)),
             frontends: Frontends::new(capacity.frontends),
+            source_ranges: 0,
             orphans: Orphans::default(),
         }
     }
@@ -171,12 +180,19 @@ impl Tables {
             line_pool,
             nodes,
             frontends: _,
+            source_ranges: _,
             orphans: _,
         } = self;
         port_pool.release();
         backend_pool.release();
         line_pool.release();
         nodes.release_resting();
+    }
+
+    /// Whether the maps hold a service: it was replaced with plans, or adopted, and not removed since.
+    #[must_use]
+    pub fn holds(&self, service: &ObjectName) -> bool {
+        self.slots.contains_key(service)
     }
 
     /// All frontends that more than one service claims, sorted.

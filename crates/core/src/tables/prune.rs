@@ -18,7 +18,7 @@ impl Tables {
     }
 
     fn prune_orphans(&mut self) -> Vec<MapOp> {
-        let Orphans { services, names, backends, lines } = std::mem::take(&mut self.orphans);
+        let Orphans { services, names, backends, lines, source_ranges } = std::mem::take(&mut self.orphans);
         let (mut ops, mut gone_nodes) = (Vec::new(), Vec::new());
         ops.extend(self.frontends.take_orphans().into_iter().map(|key| MapOp::DeleteFrontend { key }));
         ops.extend(names.into_iter().map(|id| MapOp::DeleteServiceName { id }));
@@ -26,6 +26,7 @@ impl Tables {
             ops.push(MapOp::PutService { id, service: NO_SERVICE });
             self.port_pool.retire(id);
         }
+        self.delete_source_ranges(source_ranges, &mut ops);
         lines.into_iter().for_each(|slot| self.line_pool.retire(slot));
         for slot in backends {
             let backend = self.backend(slot);

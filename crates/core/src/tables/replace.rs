@@ -9,7 +9,7 @@ use super::frontends::{Changes, Claim};
 use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, roots};
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::ObjectName;
-use crate::ops::{FrontendKey, MapOp};
+use crate::ops::{FrontendKey, MapOp, SourceRange};
 use crate::plan::{BackendPlan, ServicePlan};
 
 /// What a replacement is going to write, and the slots that it has taken for that.
@@ -19,20 +19,24 @@ pub(super) struct Stage {
     pub(super) ports: Vec<(u32, Port)>,
     pub(super) new_ports: BTreeSet<u32>,
     pub(super) gone_ports: Vec<u32>,
-    /// New and changed backends.
+    /// New and changed backends. Those that lose a traffic class still have it.
     pub(super) backends: Vec<(u32, abi::Backend)>,
+    /// Backends that lose a traffic class: to be written when the tiers no longer name them.
+    pub(super) narrowed: Vec<(u32, abi::Backend)>,
     pub(super) new_backends: Vec<u32>,
     pub(super) gone_backends: Vec<u32>,
     pub(super) lines: Vec<(u32, abi::Line)>,
     pub(super) new_lines: Vec<u32>,
     pub(super) gone_lines: Vec<u32>,
+    pub(super) new_ranges: Vec<SourceRange>,
+    pub(super) gone_ranges: Vec<SourceRange>,
     /// Numbers of nodes counted once more, and whether each is new.
     pub(super) acquired: Vec<(u32, bool)>,
     /// Numbers of nodes to be counted once less.
     pub(super) released: Vec<u32>,
     /// All slots of the service, old and new.
     pub(super) own: BTreeSet<u32>,
-    pub(super) old_claims: Vec<FrontendKey>,
+    pub(super) old_claims: BTreeSet<FrontendKey>,
     pub(super) frontends: Changes,
 }
 
@@ -83,6 +87,7 @@ impl Tables {
         }
         self.stage_removals(service, stage);
         self.stage_frontends(&claims, stage);
+        self.check_room_for_source_ranges(stage)?;
         self.frontends.check_room(&stage.frontends)
     }
 
@@ -110,6 +115,8 @@ impl Tables {
 
         let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
         let tiers = self.stage_tiers(&old_content, plan, &ids, stage)?;
+        let source_ranges = self.stage_source_ranges(slot, &plan.source_ranges, stage);
+        let guarded = if source_ranges.is_empty() { 0 } else { abi::SERVICE_SOURCE_RANGES };
         let port = Port {
             service: service.clone(),
             port_name: Arc::clone(&plan.key.port_name),
@@ -117,9 +124,16 @@ impl Tables {
             family: plan.key.family,
             port: plan.port,
             created,
-            content: abi::Service { tiers, endpoints: plan.endpoints, flags: abi::SERVICE_USED, pad: [0; 2] },
+            content: abi::Service {
+                tiers,
+                endpoints: plan.endpoints,
+                flags: abi::SERVICE_USED | guarded,
+                affinity: plan.affinity,
+                pad: 0,
+            },
             backends,
             claims: plan.frontends.iter().map(|(key, _)| *key).collect(),
+            source_ranges,
         };
         stage.ports.push((slot, port));
         Ok(slot)
@@ -143,8 +157,9 @@ impl Tables {
         stage: &mut Stage,
     ) -> Result<(Vec<u32>, Box<[u32]>), TablesError> {
         let mut wanted = Vec::with_capacity(plan.backends.len());
-        for (index, backend) in plan.backends.iter().enumerate() {
-            wanted.push((content(backend, plan.key.protocol.number(), slot), index));
+        let classes = classes(plan);
+        for (index, (backend, classes)) in plan.backends.iter().zip(classes).enumerate() {
+            wanted.push((content(backend, classes, plan.key.protocol.number(), slot), index));
         }
         wanted.sort_by_key(|(backend, _)| endpoint(backend));
 
@@ -181,8 +196,13 @@ impl Tables {
         };
         let node = self.stage_node(old_node, plan, stage)?;
         let backend = abi::Backend { generation, node, ..backend };
-        if known.is_none() || backend != self.backend(id) {
-            stage.backends.push((id, backend));
+        let old_classes = if known.is_some() { self.backend(id).flags & CLASSES } else { 0 };
+        let widened = abi::Backend { flags: backend.flags | old_classes, ..backend };
+        if known.is_none() || widened != self.backend(id) {
+            stage.backends.push((id, widened));
+        }
+        if widened != backend {
+            stage.narrowed.push((id, backend));
         }
         Ok(id)
     }
@@ -288,6 +308,7 @@ impl Tables {
             }
             stage.gone_ports.push(slot);
             stage.gone_backends.extend(&port.backends);
+            stage.gone_ranges.extend(port.source_ranges.iter().map(|net| SourceRange { service: slot, net: *net }));
             let trees: BTreeSet<_> = roots(&port.content).collect();
             stage.gone_lines.extend(trees.iter().filter_map(|root| self.line_slots(*root)).flatten());
         }
@@ -298,15 +319,30 @@ impl Tables {
     }
 }
 
+/// All bits of traffic classes in the flags of a backend.
+const CLASSES: u8 = abi::BACKEND_CLASS * ((1 << abi::CLASS_COUNT) - 1);
+
+/// By backend of the plan, the bits of the traffic classes whose tiers name it.
+fn classes(plan: &ServicePlan) -> Vec<u8> {
+    let mut classes = vec![0; plan.backends.len()];
+    for (class, tier) in plan.tiers.iter().enumerate() {
+        for (index, _) in tier.local.iter().chain(&tier.remote) {
+            classes[*index] |= abi::BACKEND_CLASS << class;
+        }
+    }
+    classes
+}
+
 /// A backend as the map holds it, without generation and node.
-fn content(plan: &BackendPlan, proto: u8, service: u32) -> abi::Backend {
+fn content(plan: &BackendPlan, classes: u8, proto: u8, service: u32) -> abi::Backend {
     let BackendPlan { address, port, node: _, zone: _, local, host_network } = plan;
     let flag = |set: &bool, flag: u8| if *set { flag } else { 0 };
+    let place = flag(local, abi::BACKEND_LOCAL) | flag(host_network, abi::BACKEND_HOST_NETWORK);
     abi::Backend {
         addr: (*address).into(),
         port: abi::Be16::new(*port),
         proto,
-        flags: abi::BACKEND_USED | flag(local, abi::BACKEND_LOCAL) | flag(host_network, abi::BACKEND_HOST_NETWORK),
+        flags: abi::BACKEND_USED | place | classes,
         generation: 0,
         service,
         node: 0,

@@ -1,11 +1,14 @@
 //! Short ways to say what a cluster has.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
 use weir_core::plan::{PlanConfig, Spread};
 
@@ -27,6 +30,10 @@ pub(crate) fn service(service: &str, cluster_ips: &[&str]) -> Service {
         ports: vec![service_port("http", Protocol::Tcp, 80)],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        source_ranges: Vec::new(),
+        health_check_port: None,
+        proxy: Proxy::Ours,
     }
 }
 
@@ -42,6 +49,7 @@ pub(crate) fn slice(slice: &str, service: &str, endpoints: Vec<Endpoint>) -> Sli
         family: endpoints.first().map_or(Family::V4, |endpoint| Family::of(endpoint.address)),
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints,
+        triggered: None,
     }
 }
 
@@ -71,7 +79,8 @@ pub(crate) fn hints(names: &[&str]) -> Box<[Arc<str>]> {
 }
 
 pub(crate) fn node(node: &str, zone: &str, addresses: &[&str]) -> Node {
-    Node { name: node.into(), zone: zone.into(), addresses: addresses.iter().map(|text| ip(text)).collect() }
+    let addresses = addresses.iter().map(|text| ip(text)).collect();
+    Node { name: node.into(), zone: zone.into(), addresses, eligible: true }
 }
 
 pub(crate) fn cluster(services: Vec<Service>, slices: Vec<Slice>) -> Cluster {
@@ -93,5 +102,7 @@ pub(crate) fn config() -> PlanConfig {
         node_port_addresses: vec![ip("192.168.0.1"), ip("fd00::1")],
         external_ips: true,
         spread: Spread::LocalFirst,
+        clock: TickClock::new(Duration::from_millis(4)),
+        handing_over: BTreeSet::new(),
     }
 }

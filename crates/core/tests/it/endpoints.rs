@@ -131,3 +131,58 @@ fn of_an_endpoint_in_two_slices_the_ready_entry_wins_wherever_it_is() {
         assert_eq!(merged.iter().map(|endpoint| endpoint.ready).collect::<Vec<_>>(), [true]);
     }
 }
+
+#[test]
+fn one_ready_endpoint_without_node_hints_leaves_the_choice_to_the_zone_hints() {
+    let hinted = Endpoint { node_hints: hints(&["here"]), ..in_zone("10.0.0.1", "here", "west") };
+    let list = [hinted, in_zone("10.0.0.2", "near", "east"), in_zone("10.0.0.3", "far", "west")];
+    assert_eq!(sets(&list).0, [1]);
+}
+
+#[test]
+fn hints_of_endpoints_that_are_not_ready_count_for_nothing() {
+    let unready = |endpoint: Endpoint| Endpoint { ready: false, ..endpoint };
+    let list = [unready(in_zone("10.0.0.1", "near", "east")), in_zone("10.0.0.2", "far", "west")];
+    assert_eq!(sets(&list).0, [1], "no ready endpoint is hinted for this zone");
+    let list =
+        [unready(endpoint("10.0.0.1", "near")), in_zone("10.0.0.2", "far", "east"), in_zone("10.0.0.3", "far", "west")];
+    assert_eq!(sets(&list).0, [1], "an endpoint without hints that is not ready does not switch them off");
+}
+
+#[test]
+fn an_endpoint_may_be_hinted_for_several_places() {
+    let list = [
+        Endpoint { zone_hints: hints(&["west", "east"]), ..endpoint("10.0.0.1", "far") },
+        in_zone("10.0.0.2", "far", "west"),
+    ];
+    assert_eq!(sets(&list).0, [0]);
+}
+
+#[test]
+fn an_endpoint_that_names_no_node_is_not_in_the_local_set() {
+    let list = [Endpoint { node: None, ..endpoint("192.168.0.1", "") }];
+    assert_eq!(sets(&list), (vec![0], vec![]));
+}
+
+#[test]
+fn endpoints_narrowed_away_by_hints_still_count_as_endpoints() {
+    let list = [in_zone("10.0.0.1", "near", "east"), in_zone("10.0.0.2", "here", "west")];
+    assert_eq!(categories(&list).anywhere, 2);
+}
+
+#[test]
+fn without_any_endpoint_all_sets_are_empty() {
+    assert_eq!(categories(&[]), Categories::default());
+    assert_eq!(categories(&[failing("10.0.0.1", "here")]), Categories::default());
+}
+
+#[test]
+fn of_two_pods_with_one_address_the_one_that_stays_wins_even_if_it_is_not_ready_yet() {
+    let (going, coming) = (draining("10.0.0.1", "far"), failing("10.0.0.1", "here"));
+    for (first, second) in [(going.clone(), coming.clone()), (coming, going)] {
+        let slices = [slice("a", "web", vec![first]), slice("b", "web", vec![second])];
+        let merged = merge(slices.iter(), Family::V4, "http", Protocol::Tcp);
+        assert_eq!(merged.iter().map(|endpoint| endpoint.terminating).collect::<Vec<_>>(), [false]);
+        assert_eq!(categorize(&merged, Location { node: "here", zone: "east" }), Categories::default());
+    }
+}

@@ -1,14 +1,25 @@
 //! What planning promises, module by module.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod affinity;
+mod api_server;
 mod build;
 mod cluster;
+mod conflicts;
 mod endpoints;
 mod frontends;
+mod health;
 mod lines;
 mod maps;
+mod migration;
 mod plan;
+mod policies;
 mod random;
 mod restart;
+mod sctp;
 mod select;
+mod size;
+mod source_ranges;
 mod tables;
+mod udp;
+mod unused_ports;

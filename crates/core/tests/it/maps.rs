@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use weir_abi as abi;
-use weir_core::ops::{Dump, FrontendKey, MapOp};
+use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Maps {
@@ -14,6 +15,7 @@ pub(crate) struct Maps {
     pub(crate) service_names: BTreeMap<u32, abi::ServiceName>,
     pub(crate) node_names: BTreeMap<u32, abi::NodeName>,
     pub(crate) frontends: BTreeMap<FrontendKey, abi::Frontend>,
+    pub(crate) source_ranges: BTreeSet<SourceRange>,
 }
 
 /// What the maps mean, without slot numbers: (namespace, name, port name, protocol, family).
@@ -25,6 +27,8 @@ pub(crate) type Shares = Vec<(u32, Endpoint)>;
 pub(crate) struct PortContent {
     pub(crate) port: u16,
     pub(crate) endpoints: u32,
+    pub(crate) affinity: u32,
+    pub(crate) source_ranges: BTreeSet<IpNet>,
     /// Flags, node and zone of each backend.
     pub(crate) backends: BTreeMap<Endpoint, (u8, String, String)>,
     /// Spill, and the upper bound of each endpoint in the local and the remote tier.
@@ -72,6 +76,8 @@ impl Maps {
             MapOp::DeleteNodeName { id } => assert!(self.node_names.remove(id).is_some(), "no node {id}"),
             MapOp::PutFrontend { key, frontend } => drop(self.frontends.insert(*key, *frontend)),
             MapOp::DeleteFrontend { key } => assert!(self.frontends.remove(key).is_some(), "no {key:?}"),
+            MapOp::PutSourceRange { range } => assert!(self.source_ranges.insert(*range), "{range:?} again"),
+            MapOp::DeleteSourceRange { range } => assert!(self.source_ranges.remove(range), "no {range:?}"),
         }
     }
 
@@ -95,6 +101,7 @@ impl Maps {
         }
         let mut line_users = HashMap::new();
         for (slot, service) in &self.services {
+            self.check_service(*slot, service)?;
             let (lines, backends) = self.reachable(service);
             for line in lines {
                 if !self.lines.contains_key(&line) {
@@ -114,6 +121,26 @@ impl Maps {
                     return Err(format!("backend {id} is on unnamed node {}", backend.node));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Whether a client that comes back finds the backend that it was sent to, and whether somebody is admitted at all.
+    fn check_service(&self, slot: u32, service: &abi::Service) -> Result<(), String> {
+        for class in 0..abi::CLASS_COUNT {
+            let mut only = *service;
+            only.tiers = [only.tiers[class]; abi::CLASS_COUNT];
+            let flags = |id: &u32| self.backends.get(id).map_or(0, |backend| backend.flags);
+            let unaware = self.reachable(&only).1.into_iter().find(|id| flags(id) & abi::BACKEND_CLASS << class == 0);
+            if let Some(id) = unaware {
+                return Err(format!(
+                    "class {class} of service {slot} leads to backend {id}, which is not of the class"
+                ));
+            }
+        }
+        let guarded = service.flags & abi::SERVICE_SOURCE_RANGES != 0;
+        if guarded && !self.source_ranges.iter().any(|range| range.service == slot) {
+            return Err(format!("service {slot} asks for source ranges and has none"));
         }
         Ok(())
     }
@@ -144,6 +171,7 @@ impl Maps {
             frontends: self.frontends.iter().map(|(key, frontend)| (*key, *frontend)).collect(),
             service_names: self.service_names.iter().map(|(slot, name)| (*slot, *name)).collect(),
             node_names: self.node_names.iter().map(|(number, name)| (*number, *name)).collect(),
+            source_ranges: self.source_ranges.iter().copied().collect(),
         }
     }
 
@@ -184,9 +212,26 @@ impl Maps {
         PortContent {
             port: self.service_names[&slot].port,
             endpoints: service.endpoints,
+            affinity: service.affinity,
+            source_ranges: self.ranges_in_force(slot, service),
             backends: backends.collect(),
             tiers: tiers.into(),
         }
+    }
+
+    /// The ranges of a service, which must ask for them if it has some.
+    fn ranges_in_force(&self, slot: u32, service: &abi::Service) -> BTreeSet<IpNet> {
+        let own = self.source_ranges.iter().filter(|range| range.service == slot);
+        let ranges: BTreeSet<_> = own.map(|range| range.net).collect();
+        assert_eq!(service.flags & abi::SERVICE_SOURCE_RANGES != 0, !ranges.is_empty(), "service {slot}: {ranges:?}");
+        ranges
+    }
+
+    /// Where new flows to a frontend may go.
+    pub(crate) fn choices(&self, key: &FrontendKey, class: usize) -> BTreeSet<IpAddr> {
+        let mut service = self.services[&self.frontends[key].service];
+        service.tiers = [service.tiers[class]; abi::CLASS_COUNT];
+        self.reachable(&service).1.iter().map(|id| self.backends[id].addr.ip()).collect()
     }
 
     fn entries(&self, reference: u32, upper: u32, entries: &mut Vec<(u32, Endpoint)>) {

@@ -20,6 +20,10 @@ fn key(address: &str, port: u16) -> FrontendKey {
     FrontendKey { address: ip(address), port, protocol: 6 }
 }
 
+fn unused_ports(address: &str) -> (FrontendKey, u32) {
+    (FrontendKey { address: ip(address), port: 0, protocol: 0 }, abi::KIND_UNUSED_PORT)
+}
+
 fn tier(spill: u16, local: &[usize], remote: &[usize]) -> TierPlan {
     let even = |set: &[usize]| set.iter().map(|index| (*index, 1)).collect();
     TierPlan { spill, local: even(local), remote: even(remote) }
@@ -31,7 +35,7 @@ fn an_unknown_service_has_no_plan() {
 }
 
 #[test]
-fn there_is_one_plan_per_port_and_family_and_none_for_sctp() {
+fn there_is_one_plan_per_port_and_family() {
     let mut web = service("web", &["10.96.0.1", "fd00:96::1"]);
     web.ports = vec![
         service_port("http", Protocol::Tcp, 80),
@@ -47,6 +51,8 @@ fn there_is_one_plan_per_port_and_family_and_none_for_sctp() {
             ("http", Protocol::Tcp, Family::V6, 80),
             ("dns", Protocol::Udp, Family::V4, 53),
             ("dns", Protocol::Udp, Family::V6, 53),
+            ("signal", Protocol::Sctp, Family::V4, 36412),
+            ("signal", Protocol::Sctp, Family::V6, 36412),
         ]
     );
 }
@@ -65,6 +71,7 @@ fn frontends_are_cluster_ip_node_port_load_balancer_and_external_ips_of_the_fami
         plan.frontends,
         [
             (key("10.96.0.1", 80), abi::KIND_CLUSTER_IP),
+            unused_ports("10.96.0.1"),
             (key("192.168.0.1", 30080), abi::KIND_NODE_PORT),
             (key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER),
             (key("203.0.113.9", 80), abi::KIND_EXTERNAL_IP),
@@ -78,7 +85,7 @@ fn external_ips_are_left_out_when_they_are_switched_off() {
     web.external_ips = vec![ip("203.0.113.9")];
     let config = PlanConfig { external_ips: false, ..config() };
     let plans = plan(&cluster(vec![web], vec![]), &config, &name("web"));
-    assert_eq!(plans[0].frontends, [(key("10.96.0.1", 80), abi::KIND_CLUSTER_IP)]);
+    assert_eq!(plans[0].frontends, [(key("10.96.0.1", 80), abi::KIND_CLUSTER_IP), unused_ports("10.96.0.1")]);
 }
 
 #[test]
@@ -90,7 +97,7 @@ fn of_two_kinds_that_claim_one_address_and_port_the_first_wins() {
         },
         vec![],
     );
-    assert_eq!(plan.frontends[1..], [(key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER)]);
+    assert_eq!(plan.frontends[2..], [(key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER)]);
 }
 
 #[test]

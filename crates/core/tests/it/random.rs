@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ipnet::IpNet;
 use proptest::prelude::*;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
@@ -17,8 +18,17 @@ const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
 const NODES: [&str; 3] = ["here", "near", "far"];
 
 /// Small enough that plans meet full maps now and then.
-const SMALL: Capacity =
-    Capacity { services: 14, backends: 90, lines: 12, frontends: 7, nodes: 5, flows: 1, sockets: 1 };
+const SMALL: Capacity = Capacity {
+    services: 14,
+    backends: 90,
+    lines: 12,
+    frontends: 9,
+    nodes: 5,
+    source_ranges: 8,
+    flows: 1,
+    sockets: 1,
+    affinities: 1,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -45,8 +55,11 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
     });
     let tier = (any::<u16>(), prop::collection::vec((0..3_u32, any::<bool>()), 24), any::<bool>());
     let frontends = prop::collection::btree_map(0..4_u8, 1..=4_u32, 0..3);
-    (endpoints, prop::array::uniform3(tier), frontends, 0..2_u16).prop_map(
-        move |((hosts, kinds), tiers, frontends, odd)| {
+    let unused_ports = prop::option::of(0..4_u8);
+    let source_ranges = prop::collection::btree_set(0..4_u8, 0..3);
+    let extras = (0..2_u16, 0..3_u32, unused_ports, source_ranges);
+    (endpoints, prop::array::uniform3(tier), frontends, extras).prop_map(
+        move |((hosts, kinds), tiers, frontends, (odd, affinity, unused_ports, ranges))| {
             let prefix = |v4: &str, v6: &str| if family == Family::V4 { v4.to_owned() } else { v6.to_owned() };
             let backends = hosts.iter().zip(&kinds).map(|(host, kind)| BackendPlan {
                 address: ip(&format!("{}{host}", prefix("10.0.0.", "fd00:10::"))),
@@ -60,16 +73,31 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
             let [one, two, three] = &tiers;
             // Two of the classes are often equal in real plans.
             let third = if three.2 { one } else { three };
+            let frontends = frontends.iter().map(|(host, kind)| (frontend(*host, protocol, family), *kind));
+            let unused_ports = unused_ports.map(|host| {
+                let key = FrontendKey { port: 0, protocol: 0, ..frontend(host, protocol, family) };
+                (key, abi::KIND_UNUSED_PORT)
+            });
             ServicePlan {
                 key: PlanKey { service: name(SERVICES[service]), port_name: port.into(), protocol, family },
                 port: 80 + odd,
-                frontends: frontends.iter().map(|(host, kind)| (frontend(*host, protocol, family), *kind)).collect(),
+                frontends: frontends.chain(unused_ports).collect(),
                 tiers: [one, two, third].map(|(spill, choices, _)| tier_plan(*spill, choices, backends.len())),
                 endpoints: u32::try_from(backends.len()).unwrap(),
                 backends,
+                affinity,
+                source_ranges: ranges.iter().map(|host| range(*host, family)).collect(),
             }
         },
     )
+}
+
+fn range(host: u8, family: Family) -> IpNet {
+    let text = match family {
+        Family::V4 => format!("10.{host}.0.0/16"),
+        Family::V6 => format!("fd00:{host}::/32"),
+    };
+    text.parse().unwrap()
 }
 
 fn frontend(host: u8, protocol: Protocol, family: Family) -> FrontendKey {
@@ -211,7 +239,8 @@ impl History {
             assert!(claims[key].contains(&(port.1.clone(), *kind)), "{key:?} is {port:?}'s, of {claims:?}");
             assert!(claims[key].len() > 1 || frontends[key] == expected.frontends[key]);
         }
-        let conflicts: usize = claims.values().map(|claims| claims.len() - 1).sum();
+        let ports = claims.iter().filter(|(key, _)| key.port != 0);
+        let conflicts: usize = ports.map(|(_, claims)| claims.len() - 1).sum();
         assert_eq!(self.world.tables.conflicts().len(), conflicts);
         let used = self.world.maps.used_backends();
         assert_eq!(used.len(), fresh.maps.used_backends().len(), "a backend is left over");

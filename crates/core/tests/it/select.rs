@@ -12,7 +12,7 @@ use crate::build::ip;
 
 fn service(spill: u32, local: u32, remote: u32, endpoints: u32) -> abi::Service {
     let tiers = abi::Tiers { spill, local, remote, pad: 0 };
-    abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints, flags: abi::SERVICE_USED, pad: [0; 2] }
+    abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints, flags: abi::SERVICE_USED, affinity: 0, pad: 0 }
 }
 
 fn pick_one(service: &abi::Service, hash: u64) -> Pick {

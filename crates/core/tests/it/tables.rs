@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use weir_abi as abi;
+use weir_core::cluster::Cluster;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
-use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, TierPlan};
+use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, ServicePlan, TierPlan, plan};
 use weir_core::tables::{FrontendConflict, Tables, TablesError};
 
 use crate::build::{ip, name};
@@ -27,6 +28,8 @@ pub(crate) fn web(service: &str, frontend: &str, endpoints: &[&str]) -> ServiceP
         endpoints: u32::try_from(backends.len()).unwrap(),
         backends,
         tiers: [tier.clone(), tier.clone(), tier],
+        affinity: 0,
+        source_ranges: vec![],
     }
 }
 
@@ -75,6 +78,11 @@ impl World {
         Ok((update.ops, update.conflicts))
     }
 
+    /// Plans a service and writes it, as the agent does.
+    pub(crate) fn serve(&mut self, cluster: &Cluster, config: &PlanConfig, service: &str) -> Vec<MapOp> {
+        self.replace(service, &plan(cluster, config, &name(service)))
+    }
+
     pub(crate) fn release_twice(&mut self) {
         self.tables.release();
         self.tables.release();
@@ -105,6 +113,8 @@ pub(crate) fn kinds(ops: &[MapOp]) -> Vec<&'static str> {
         MapOp::DeleteNodeName { .. } => "delete node name",
         MapOp::PutFrontend { .. } => "put frontend",
         MapOp::DeleteFrontend { .. } => "delete frontend",
+        MapOp::PutSourceRange { .. } => "put source range",
+        MapOp::DeleteSourceRange { .. } => "delete source range",
     };
     ops.iter().map(kind).collect()
 }
@@ -158,9 +168,11 @@ fn the_maps_say_what_the_plan_says() {
     assert_eq!(meaning.frontends[&key("10.96.0.1")], (id, abi::KIND_CLUSTER_IP));
     let content = meaning.ports.into_values().next().unwrap();
     let at = |address: &str| -> (IpAddr, u16) { (ip(address), 8080) };
-    let local = abi::BACKEND_USED | abi::BACKEND_LOCAL | abi::BACKEND_HOST_NETWORK;
+    let classes = |classes: &[usize]| classes.iter().fold(0, |flags, class| flags | abi::BACKEND_CLASS << class);
+    let local = abi::BACKEND_USED | abi::BACKEND_LOCAL | abi::BACKEND_HOST_NETWORK | classes(&[0, 1, 2]);
+    let remote_flags = abi::BACKEND_USED | classes(&[abi::CLASS_INTERNAL, abi::CLASS_SHORT_CIRCUIT]);
     assert_eq!(content.backends[&at("10.0.0.1")], (local, "here".into(), "west".into()));
-    assert_eq!(content.backends[&at("10.0.0.2")], (abi::BACKEND_USED, "far".into(), "west".into()));
+    assert_eq!(content.backends[&at("10.0.0.2")], (remote_flags, "far".into(), "west".into()));
     let first = vec![(u32::MAX, at("10.0.0.1"))];
     let remote = vec![(0x3fff_ffff, at("10.0.0.2")), (u32::MAX, at("10.0.0.3"))];
     assert_eq!(content.tiers[abi::CLASS_INTERNAL], (9, first.clone(), remote));
@@ -292,7 +304,7 @@ fn a_renumbered_service_port_is_renamed_in_place() {
     plan.port = 81;
     plan.frontends[0].0.port = 81;
     let ops = world.replace("a", &[plan]);
-    assert_eq!(kinds(&ops), ["put service name", "put frontend", "delete frontend"]);
+    assert_eq!(kinds(&ops), ["delete frontend", "put service name", "put frontend"]);
     assert_eq!(world.maps.service_names[&1].created, 7);
 }
 

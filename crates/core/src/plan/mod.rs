@@ -1,15 +1,24 @@
 //! From the snapshot to what one service should look like in the maps, still without slot numbers.
 
-use std::collections::HashSet;
+mod frontends;
+mod refusal;
+mod source_ranges;
+
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
+use ipnet::IpNet;
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
 
 use crate::cluster::Cluster;
 use crate::endpoints::{self, Categories, Location, ResolvedEndpoint};
-use crate::model::{Family, ObjectName, Protocol, Service, ServicePort, TrafficPolicy};
+use crate::model::{Family, ObjectName, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
 use crate::ops::FrontendKey;
+pub(crate) use frontends::has_family;
+pub use refusal::{Refusal, refusals};
 
 /// What planning needs to know of this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -22,6 +31,10 @@ pub struct PlanConfig {
     pub external_ips: bool,
     /// How new flows spread over the usable endpoints.
     pub spread: Spread,
+    /// The kernel's clock, in which affinity is counted.
+    pub clock: TickClock,
+    /// Services that another proxy is taking over right now: they keep their frontends until it has had the time to.
+    pub handing_over: BTreeSet<ObjectName>,
 }
 
 /// How new flows spread over the usable endpoints.
@@ -40,7 +53,7 @@ pub struct PlanKey {
     pub service: ObjectName,
     /// Name of the port; may be empty.
     pub port_name: Arc<str>,
-    /// TCP or UDP.
+    /// Protocol.
     pub protocol: Protocol,
     /// Family of the frontends and the backends.
     pub family: Family,
@@ -61,6 +74,10 @@ pub struct ServicePlan {
     pub tiers: [TierPlan; abi::CLASS_COUNT],
     /// Endpoints usable from somewhere; 0 rejects, more drops where the tiers of a class are empty.
     pub endpoints: u32,
+    /// Ticks for which a client keeps its endpoint after its last new flow; 0: no affinity.
+    pub affinity: u32,
+    /// Clients that load balancer addresses admit, of the plan's family, sorted, without host bits; empty admits all.
+    pub source_ranges: Vec<IpNet>,
 }
 
 /// One endpoint of a plan.
@@ -91,17 +108,17 @@ pub struct TierPlan {
     pub remote: Vec<(usize, u32)>,
 }
 
-/// Plans a service: one plan per port and family, none if it does not exist. SCTP ports are left out.
+/// Plans a service: one plan per port and family, none if it does not exist.
+///
+/// A service of another proxy has plans without frontends: what it has in the maps goes on for the flows that began
+/// here. Whoever writes the maps leaves those plans alone if they hold nothing of it
+/// ([`crate::tables::Tables::holds`]).
 #[must_use]
 pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<ServicePlan> {
     let Some(service) = cluster.service(name) else { return Vec::new() };
     let mut claimed = HashSet::new();
     let mut plans: Vec<ServicePlan> = Vec::new();
     for port in &service.ports {
-        match port.protocol {
-            Protocol::Tcp | Protocol::Udp => {}
-            Protocol::Sctp => continue,
-        }
         for family in [Family::V4, Family::V6] {
             let key = PlanKey {
                 service: service.name.clone(),
@@ -112,54 +129,34 @@ pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<Se
             if plans.iter().any(|plan| plan.key == key) {
                 continue;
             }
-            let frontends = frontends(service, port, family, config, &mut claimed);
+            let frontends = frontends::frontends(service, port, family, config, &mut claimed);
             if is_served(service, family, &frontends) {
-                plans.push(plan_port(cluster, config, service, port, key, frontends));
+                let plan = plan_port(cluster, config, service, port, key, frontends);
+                plans.push(if is_ours(service, config) { plan } else { without_new_flows(plan) });
             }
         }
     }
     plans
 }
 
-/// A family is served if the service has a cluster IP in it. A service of a static file may have none at all: then
-/// whatever frontend it has will do.
-fn is_served(service: &Service, family: Family, frontends: &[(FrontendKey, u32)]) -> bool {
-    if service.cluster_ips.is_empty() {
-        !frontends.is_empty()
-    } else {
-        service.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
+/// Whether clients find a service here.
+fn is_ours(service: &Service, config: &PlanConfig) -> bool {
+    match service.proxy {
+        Proxy::Ours => true,
+        Proxy::Other => config.handing_over.contains(&service.name),
     }
 }
 
-fn frontends(
-    service: &Service,
-    port: &ServicePort,
-    family: Family,
-    config: &PlanConfig,
-    claimed: &mut HashSet<FrontendKey>,
-) -> Vec<(FrontendKey, u32)> {
-    let mut frontends = Vec::new();
-    let has_family = service.cluster_ips.is_empty() || service.cluster_ips.iter().any(|ip| Family::of(*ip) == family);
-    if !has_family {
-        return frontends;
-    }
-    let mut claim = |addresses: &[IpAddr], port_number: u16, kind: u32| {
-        for address in addresses.iter().filter(|ip| Family::of(**ip) == family) {
-            let key = FrontendKey { address: *address, port: port_number, protocol: port.protocol.number() };
-            if claimed.insert(key) {
-                frontends.push((key, kind));
-            }
-        }
-    };
-    claim(&service.cluster_ips, port.port, abi::KIND_CLUSTER_IP);
-    if let Some(node_port) = port.node_port {
-        claim(&config.node_port_addresses, node_port, abi::KIND_NODE_PORT);
-    }
-    claim(&service.load_balancer_ips, port.port, abi::KIND_LOAD_BALANCER);
-    if config.external_ips {
-        claim(&service.external_ips, port.port, abi::KIND_EXTERNAL_IP);
-    }
-    frontends
+/// What is left of a plan when another proxy takes new flows. The number of endpoints stays: a packet that is on its
+/// way in at this moment is dropped, and comes again to the other proxy, instead of being refused.
+fn without_new_flows(plan: ServicePlan) -> ServicePlan {
+    ServicePlan { frontends: Vec::new(), tiers: Default::default(), affinity: 0, source_ranges: Vec::new(), ..plan }
+}
+
+/// A family is served if the service has a cluster IP in it. A service of a static file may have none at all: then
+/// whatever frontend it has will do.
+fn is_served(service: &Service, family: Family, frontends: &[(FrontendKey, u32)]) -> bool {
+    has_family(service, family) && (!service.cluster_ips.is_empty() || !frontends.is_empty())
 }
 
 fn plan_port(
@@ -170,10 +167,10 @@ fn plan_port(
     key: PlanKey,
     frontends: Vec<(FrontendKey, u32)>,
 ) -> ServicePlan {
-    let zone = cluster.node(&config.node).map_or("", |node| &node.zone);
+    let here = cluster.node(&config.node);
+    let zone = here.map_or("", |node| &node.zone);
     let mut merged = endpoints::merge(cluster.slices(&service.name), key.family, &port.name, port.protocol);
-    // As kube-proxy cleans up: an endpoint that no longer serves loses its UDP flows. TCP connections end with the endpoint.
-    merged.retain(|endpoint| endpoint.ready || endpoint.serving || port.protocol == Protocol::Tcp);
+    merged.retain(|endpoint| keeps_flows(endpoint, port.protocol) && refusal::can_translate(port, endpoint.port));
     let categories = endpoints::categorize(&merged, Location { node: &config.node, zone });
     let backends: Vec<_> = merged.iter().map(|endpoint| backend(cluster, config, endpoint)).collect();
 
@@ -186,8 +183,33 @@ fn plan_port(
     tiers[abi::CLASS_INTERNAL] = tier(service.internal_policy);
     tiers[abi::CLASS_EXTERNAL] = tier(service.external_policy);
     tiers[abi::CLASS_SHORT_CIRCUIT] = tier(TrafficPolicy::Cluster);
+    // The node's first address of a family is its own one, as for kube-proxy.
+    let node = here.and_then(|node| node.addresses.iter().copied().find(|ip| Family::of(*ip) == key.family));
+    let source_ranges = source_ranges::source_ranges(service, key.family, node);
     let endpoints = u32::try_from(*anywhere).unwrap_or(u32::MAX);
-    ServicePlan { key, port: port.port, frontends, backends, tiers, endpoints }
+    ServicePlan {
+        key,
+        port: port.port,
+        frontends,
+        backends,
+        tiers,
+        endpoints,
+        affinity: service.affinity.map_or(0, |seconds| affinity(config.clock, seconds)),
+        source_ranges,
+    }
+}
+
+/// As kube-proxy cleans up: an endpoint that no longer serves loses its UDP flows. Connections end with the endpoint.
+fn keeps_flows(endpoint: &ResolvedEndpoint<'_>, protocol: Protocol) -> bool {
+    match protocol {
+        Protocol::Udp => endpoint.ready || endpoint.serving,
+        Protocol::Tcp | Protocol::Sctp => true,
+    }
+}
+
+/// An affinity shorter than a tick lasts one: 0 would be none at all.
+fn affinity(clock: TickClock, seconds: u32) -> u32 {
+    clock.ticks(Duration::from_secs(seconds.into())).max(1)
 }
 
 fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'_>) -> BackendPlan {
