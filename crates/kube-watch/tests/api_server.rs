@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{ObjectName, Protocol};
+use weir_core::model::{ObjectName, Protocol, Proxy};
 use weir_kube_watch::client::{ClientOptions, connect};
+use weir_kube_watch::events::Events;
 use weir_kube_watch::status::{Status, StatusWriter};
 use weir_kube_watch::watch::{WatchOptions, run};
 use weir_testbed::ApiServer;
 use weir_testbed::apiserver::User;
-use weir_testbed::objects::{Endpoint, Objects, endpoint_slice, node, service};
+use weir_testbed::objects::{Endpoint, endpoint_slice, node, service};
+use weir_testbed::role;
 
 /// Longer than the longest pause between two attempts, twice over.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -34,7 +34,7 @@ impl Watching {
         let client = connect(&ClientOptions { kubeconfig, ..ClientOptions::default() }).await.unwrap();
         let (sink, events) = mpsc::channel(64);
         let (writer, status) = StatusWriter::new();
-        tokio::spawn(run(client, WatchOptions::default(), sink, writer));
+        tokio::spawn(run(client, WatchOptions::default(), sink, writer, Events::disabled()));
         Self { events, status, cluster: Cluster::default() }
     }
 
@@ -59,25 +59,6 @@ impl Watching {
     }
 }
 
-fn allow_the_agent(objects: &Objects) {
-    let role: ClusterRole = serde_json::from_value(json!({
-        "metadata": {"name": "weir-agent"},
-        "rules": [
-            {"apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"]},
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-        ],
-    }))
-    .unwrap();
-    let binding: ClusterRoleBinding = serde_json::from_value(json!({
-        "metadata": {"name": "weir-agent"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "weir-agent"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": User::Agent.name()}],
-    }))
-    .unwrap();
-    objects.apply(&role).unwrap();
-    objects.apply(&binding).unwrap();
-}
-
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
@@ -98,7 +79,7 @@ async fn objects_come_and_go_with_their_labels() {
 
     let refused = watching.status("a refusal", |status| status.nodes.error.is_some()).await.nodes.error.unwrap();
     assert!(refused.starts_with("API server does not let us list and watch nodes: "), "{refused}");
-    allow_the_agent(&objects);
+    role::allow_agent(&objects, role::to_watch()).unwrap();
     watching.until("the first lists", Cluster::synced).await;
     assert_eq!(watching.status("synced", Status::synced).await.problem(), None);
 
@@ -130,13 +111,23 @@ async fn objects_come_and_go_with_their_labels() {
     let found = watching.cluster.slices(&name).next().unwrap().clone();
     assert_eq!((found.ports[0].port, found.endpoints[0].address), (8080, ip("10.0.1.5")));
 
-    for (key, value) in [("service.kubernetes.io/headless", ""), ("service.kubernetes.io/service-proxy-name", "other")]
-    {
-        objects.apply(&labelled(web.clone(), key, value)).unwrap();
-        watching.until("the labelled service is gone", |cluster| !served(cluster)).await;
-        objects.apply(&web).unwrap();
-        watching.until("the service without the label is back", served).await;
-    }
+    let proxy = |cluster: &Cluster| cluster.service(&name).map(|service| service.proxy);
+    let labelled = |key: &str, value: &str| labelled(web.clone(), key, value);
+    objects.apply(&labelled("service.kubernetes.io/headless", "")).unwrap();
+    watching.until("the headless service is gone", |cluster| proxy(cluster).is_none()).await;
+    objects.apply(&web).unwrap();
+    watching.until("the service without the label is back", |cluster| proxy(cluster) == Some(Proxy::Ours)).await;
+    objects.apply(&labelled("service.kubernetes.io/service-proxy-name", "other")).unwrap();
+    watching.until("the service is another proxy's", |cluster| proxy(cluster) == Some(Proxy::Other)).await;
+    objects.apply(&web).unwrap();
+    watching.until("the service is ours again", |cluster| proxy(cluster) == Some(Proxy::Ours)).await;
+
+    let mut headless = slice.clone();
+    headless.metadata.labels.as_mut().unwrap().insert("service.kubernetes.io/headless".into(), String::new());
+    objects.apply(&headless).unwrap();
+    watching.until("the slice of a headless service is gone", |cluster| cluster.slices(&name).count() == 0).await;
+    objects.apply(&slice).unwrap();
+    watching.until("the slice is back", |cluster| cluster.slices(&name).count() == 1).await;
     objects.delete(&slice).unwrap();
     watching.until("the slice is gone", |cluster| cluster.slices(&name).count() == 0).await;
     objects.delete(&web).unwrap();

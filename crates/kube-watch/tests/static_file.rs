@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use weir_core::cluster::Event;
-use weir_core::model::{self, Family, ObjectName, Protocol, TrafficPolicy};
+use weir_core::model::{self, Family, ObjectName, Protocol, Proxy, TrafficPolicy};
 use weir_kube_watch::static_file::parse;
 
 const GOOD: &str = "\
@@ -29,6 +29,9 @@ services:
       - {address: 10.0.2.7, node: edge-2, ports: {http: 8081}}
       - {address: 10.0.2.8, node: edge-2, ready: false, serving: true, terminating: true}
       - {address: 'fd00:1::5', ready: false}
+    sessionAffinity: ClientIP
+    sessionAffinitySeconds: 600
+    loadBalancerSourceRanges: [192.0.2.77/24, '2001:db8::/32']
 ";
 
 struct Parsed {
@@ -52,8 +55,8 @@ fn ip(text: &str) -> IpAddr {
 fn nodes_and_services_are_what_the_file_says() {
     let Parsed { nodes, services, .. } = good(GOOD);
     let addresses = vec![ip("192.0.2.11"), ip("2001:db8::11")];
-    assert_eq!(nodes[0], model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses });
-    assert_eq!(nodes[1], model::Node { name: "edge-2".into(), zone: "".into(), addresses: vec![] });
+    assert_eq!(nodes[0], model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses, eligible: true });
+    assert_eq!(nodes[1], model::Node { name: "edge-2".into(), zone: "".into(), addresses: vec![], eligible: true });
     let port =
         |name: &str, protocol, port, node_port| model::ServicePort { name: name.into(), protocol, port, node_port };
     let expected = model::Service {
@@ -64,6 +67,10 @@ fn nodes_and_services_are_what_the_file_says() {
         ports: vec![port("http", Protocol::Tcp, 80, Some(30080)), port("dns", Protocol::Udp, 53, None)],
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Local,
+        affinity: Some(600),
+        source_ranges: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
+        health_check_port: None,
+        proxy: Proxy::Ours,
     };
     assert_eq!(services, [expected]);
 }
@@ -205,6 +212,45 @@ fn words_that_mean_nothing_are_refused() {
         ),
         ("10.0.1.5, node: edge-1", "10.0.1.5, node: edge-9", "line 18, column 35: node: \"edge-9\" is not in `nodes`"),
         ("- name: web", "- name: ''", "line 7, column 11: services[].name: a name must not be empty"),
+    ] {
+        assert_eq!(mistake(&with(old, new)), expected);
+    }
+}
+
+#[test]
+fn session_affinity_lasts_three_hours_unless_the_file_says_otherwise() {
+    let affinity = |fields: &str| {
+        good(&format!("services: [{{name: a, clusterIPs: [10.0.0.1], ports: [{{port: 1}}]{fields}}}]")).services[0]
+            .affinity
+    };
+    assert_eq!(affinity(""), None);
+    assert_eq!(affinity(", sessionAffinity: None"), None);
+    assert_eq!(affinity(", sessionAffinity: ClientIP"), Some(10_800));
+    assert_eq!(affinity(", sessionAffinity: ClientIP, sessionAffinitySeconds: 86400"), Some(86_400));
+}
+
+#[test]
+fn bad_affinity_and_source_ranges_are_refused_with_their_place_and_field() {
+    for (old, new, expected) in [
+        ("ClientIP", "clientIP", "line 22, column 22: sessionAffinity: \"clientIP\" is neither None nor ClientIP"),
+        ("Seconds: 600", "Seconds: 0", "line 23, column 29: sessionAffinitySeconds: 0 is not in 1..86400"),
+        ("Seconds: 600", "Seconds: 86401", "line 23, column 29: sessionAffinitySeconds: 86401 is not in 1..86400"),
+        (
+            "sessionAffinity: ClientIP",
+            "sessionAffinity: None",
+            "line 23, column 29: sessionAffinitySeconds: needs sessionAffinity: ClientIP",
+        ),
+        (
+            "192.0.2.77/24",
+            "192.0.2.77",
+            "line 24, column 32: loadBalancerSourceRanges: \"192.0.2.77\" is not a range such as 192.0.2.0/24",
+        ),
+        (
+            "[198.51.100.1]",
+            "[]",
+            "line 24, column 32: loadBalancerSourceRanges: there are no loadBalancerIPs, and other addresses admit \
+             everybody",
+        ),
     ] {
         assert_eq!(mistake(&with(old, new)), expected);
     }

@@ -28,6 +28,12 @@ pub fn external_ips() -> [IpNet; 2] {
     [net4([203, 0, 113, 0], 24), net6([0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 0], 64)]
 }
 
+/// Where the pod CIDRs of all nodes come from.
+#[must_use]
+pub fn pod_ips() -> [IpNet; 2] {
+    [net4([10, 244, 0, 0], 16), net6([0xfd00, 0x244, 0, 0, 0, 0, 0, 0], 32)]
+}
+
 /// The pod CIDRs of a node.
 #[must_use]
 pub fn pod_cidrs(node: u8) -> [IpNet; 2] {
@@ -113,6 +119,7 @@ mod tests {
     fn both_families_show_the_same_numbers() {
         assert_eq!(node(1).both().map(|ip| ip.to_string()), ["172.30.0.11", "fd00:30::11"]);
         assert_eq!(pod(12, 3).both().map(|ip| ip.to_string()), ["10.244.12.13", "fd00:244:12::13"]);
+        assert!(pod_ips().iter().zip(pod_cidrs(MAX)).all(|(all, one)| all.contains(&one)));
         assert_eq!(pod_cidrs(200).map(|net| net.to_string()), ["10.244.200.0/24", "fd00:244:200::/64"]);
     }
 }

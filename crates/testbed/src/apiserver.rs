@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::{Error, Result, address};
 
 /// How long etcd and the API server together may take to be ready, on a busy machine.
@@ -24,6 +24,10 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 
 /// A name in the server's own certificate that does not depend on where it listens.
 const CERTIFICATE_NAME: &str = "kubernetes.default.svc";
+
+/// The two programs.
+const ETCD: &str = "etcd";
+const SERVER: &str = "kube-apiserver";
 
 /// Bytes of a random token.
 const TOKEN_BYTES: usize = 16;
@@ -35,15 +39,20 @@ pub enum User {
     Admin,
     /// `system:serviceaccount:kube-system:weir-agent`: may do what the test's roles allow, at first next to nothing.
     Agent,
+    /// `system:kube-proxy`, which the API server's own roles let do what kube-proxy does.
+    KubeProxy,
 }
 
 impl User {
+    const ALL: [Self; 3] = [Self::Admin, Self::Agent, Self::KubeProxy];
+
     /// The user name that roles are bound to.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
             Self::Agent => "system:serviceaccount:kube-system:weir-agent",
+            Self::KubeProxy => "system:kube-proxy",
         }
     }
 
@@ -51,6 +60,7 @@ impl User {
         match self {
             Self::Admin => "system:masters",
             Self::Agent => "system:serviceaccounts,system:serviceaccounts:kube-system",
+            Self::KubeProxy => "system:authenticated",
         }
     }
 }
@@ -63,6 +73,13 @@ struct Ports {
     server: u16,
 }
 
+impl Ports {
+    fn free() -> Result<Self> {
+        let [etcd, etcd_peer, server] = free_ports()?;
+        Ok(Self { etcd, etcd_peer, server })
+    }
+}
+
 /// A running (or stopped) API server with its data. Everything is ended and removed on drop.
 #[derive(Debug)]
 pub struct ApiServer {
@@ -73,7 +90,7 @@ pub struct ApiServer {
     entry: Option<Entry>,
     ports: Ports,
     advertised: Ipv4Addr,
-    tokens: [(User, String); 2],
+    tokens: [String; User::ALL.len()],
     kubeconfigs: AtomicU32,
 }
 
@@ -81,7 +98,7 @@ impl ApiServer {
     /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns false.
     #[must_use]
     pub fn require(what: &str) -> bool {
-        let missing = server_binary().and_then(|_| etcd_binary()).err();
+        let missing = process::built(SERVER).and_then(|_| process::installed(ETCD)).err();
         if let Some(error) = &missing {
             eprintln!("SKIPPED: {what}: {error}");
         }
@@ -98,9 +115,9 @@ impl ApiServer {
             .prefix("weir-apiserver-")
             .tempdir()
             .map_err(Error::io("create a directory for the API server"))?;
-        let look = || Ok((free_ports()?, first_address()?));
+        let look = || Ok((Ports::free()?, first_address()?));
         let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
-        let tokens = [(User::Admin, random_token()?), (User::Agent, random_token()?)];
+        let tokens = [random_token()?, random_token()?, random_token()?];
         let mut api = Self {
             server: None,
             etcd: None,
@@ -130,10 +147,10 @@ impl ApiServer {
     /// As [`ApiServer::start`].
     pub fn start_again(&mut self) -> Result<()> {
         if self.etcd.is_none() {
-            self.etcd = Some(self.launch(self.etcd_command()?, "etcd")?);
+            self.etcd = Some(self.launch(self.etcd_command()?, ETCD)?);
         }
         if self.server.is_none() {
-            self.server = Some(self.launch(self.server_command()?, "kube-apiserver")?);
+            self.server = Some(self.launch(self.server_command()?, SERVER)?);
         }
         self.await_ready()
     }
@@ -165,8 +182,12 @@ impl ApiServer {
     /// The bearer token of a user.
     #[must_use]
     pub fn token(&self, user: User) -> &str {
-        let [(first, token), (_, other)] = &self.tokens;
-        if *first == user { token } else { other }
+        let [admin, agent, kube_proxy] = &self.tokens;
+        match user {
+            User::Admin => admin,
+            User::Agent => agent,
+            User::KubeProxy => kube_proxy,
+        }
     }
 
     /// Writes a kubeconfig file with which a user reaches the server at `server_url`. The file lives as long as `self`.
@@ -224,7 +245,7 @@ impl ApiServer {
     }
 
     fn fail_if_ended(&mut self) -> Result<()> {
-        for (name, process) in [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.server)] {
+        for (name, process) in [(ETCD, &mut self.etcd), (SERVER, &mut self.server)] {
             let Some(running) = process else { continue };
             if let Some(status) = running.exit_status()? {
                 let message = running.log_tail();
@@ -245,7 +266,7 @@ impl ApiServer {
     fn etcd_command(&self) -> Result<Command> {
         let Ports { etcd, etcd_peer, server: _ } = self.ports;
         let (client, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{etcd_peer}"));
-        let mut command = Command::new(etcd_binary()?);
+        let mut command = Command::new(process::installed(ETCD)?);
         command.arg("--data-dir").arg(self.path("etcd"));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
@@ -261,7 +282,7 @@ impl ApiServer {
         let key = certificates.join("apiserver.key");
         let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
         let services = address::cluster_ips().map(|prefix| prefix.to_string()).join(",");
-        let mut command = Command::new(server_binary()?);
+        let mut command = Command::new(process::built(SERVER)?);
         command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
         command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
         command.args([format!("--advertise-address={}", self.advertised)]);
@@ -278,8 +299,8 @@ impl ApiServer {
 
     fn write_tokens(&self) -> Result<()> {
         let path = self.path("tokens.csv");
-        let lines = self.tokens.iter().map(|(user, token)| {
-            let (name, groups) = (user.name(), user.groups());
+        let lines = User::ALL.iter().map(|user| {
+            let (token, name, groups) = (self.token(*user), user.name(), user.groups());
             format!("{token},{name},{name},\"{groups}\"\n")
         });
         let content: String = lines.collect();
@@ -298,29 +319,17 @@ impl ApiServer {
     }
 }
 
-fn server_binary() -> Result<PathBuf> {
-    let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
-    let path = cache.or_else(home).unwrap_or_default().join("bin/kube-apiserver");
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Error::Missing { what: format!("kube-apiserver ({})", path.display()), hint: "run `make bootstrap`".into() })
-}
-
-fn etcd_binary() -> Result<PathBuf> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&paths).map(|directory| directory.join("etcd")).find(|path| path.is_file());
-    found.ok_or_else(|| Error::Missing { what: "etcd".into(), hint: "run `make bootstrap`".into() })
-}
-
-/// Three ports that are free in the calling thread's namespace.
-fn free_ports() -> Result<Ports> {
-    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+/// TCP ports that are free on the loopback of the calling thread's namespace.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let ports = || {
-        // All three are held at once: otherwise the same one might come twice.
-        let [a, b, c] = [listen()?, listen()?, listen()?];
-        Ok(Ports { etcd: a.local_addr()?.port(), etcd_peer: b.local_addr()?.port(), server: c.local_addr()?.port() })
+        // All are held at once: otherwise the same one might come twice.
+        let held = (0..N).map(listen).collect::<std::io::Result<Vec<_>>>()?;
+        let mut ports = [0; N];
+        for (port, listener) in ports.iter_mut().zip(&held) {
+            *port = listener.local_addr()?.port();
+        }
+        Ok(ports)
     };
     ports().map_err(Error::io("find free ports"))
 }

@@ -125,6 +125,30 @@ impl Drop for Process {
     }
 }
 
+/// A program that `make bootstrap` has built, in `${WEIR_CACHE:-~/.cache/weir}/bin`.
+///
+/// # Errors
+/// [`Error::Missing`] when it is not there.
+pub fn built(name: &str) -> Result<PathBuf> {
+    let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
+    let path = cache.or_else(home).unwrap_or_default().join("bin").join(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::Missing { what: format!("{name} ({})", path.display()), hint: "run `make bootstrap`".into() })
+}
+
+/// A program in `$PATH`.
+///
+/// # Errors
+/// [`Error::Missing`] when it is not there.
+pub fn installed(name: &str) -> Result<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).map(|directory| directory.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| Error::Missing { what: name.into(), hint: "run `make bootstrap`".into() })
+}
+
 /// A command and where its child goes.
 type Order = (Command, Sender<io::Result<Child>>);
 

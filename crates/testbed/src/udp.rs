@@ -13,7 +13,7 @@ use nix::sys::socket::{
 use crate::serve::canonical;
 
 /// Longest datagram that is echoed whole.
-const DATAGRAM_BYTES: usize = 2048;
+const DATAGRAM_BYTES: usize = 16 * 1024;
 
 /// A datagram's sender and the local address that it was sent to.
 struct Arrival {

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1 as k8s;
 use weir_core::model::{Endpoint, Family, ObjectName, Slice, SlicePort};
 
-use super::{
-    HEADLESS_LABEL, PROXY_NAME_LABEL, Problem, SERVICE_NAME_LABEL, address, label, object_name, port, protocol, text,
-};
+use super::{HEADLESS_LABEL, Problem, SERVICE_NAME_LABEL, address, label, object_name, port, protocol, text};
 
-/// The part of an EndpointSlice that planning needs, or `None` if it belongs to no Service that this proxy serves.
+/// Annotation of an EndpointSlice: when that happened which made its controller write it, in RFC 3339.
+pub const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// The part of an EndpointSlice that planning needs, or `None` if it belongs to no Service or to a headless one.
 ///
-/// Its controller gives a slice the labels of its Service. One that was written by hand for a Service of ours may lack
-/// the label with our `proxy_name`: that is no reason to refuse it, the Service decides.
+/// Which proxy serves it is not asked: the Service decides, and flows of one that has moved to another proxy go on.
 #[must_use]
-pub fn endpoint_slice(object: &k8s::EndpointSlice, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Slice> {
+pub fn endpoint_slice(object: &k8s::EndpointSlice, problems: &mut Vec<Problem>) -> Option<Slice> {
     let service = label(&object.metadata, SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
-    let foreign = label(&object.metadata, PROXY_NAME_LABEL).is_some_and(|name| name.is_empty() || name != proxy_name);
-    if foreign || label(&object.metadata, HEADLESS_LABEL).is_some() {
+    if label(&object.metadata, HEADLESS_LABEL).is_some() {
         return None;
     }
     let family = match object.address_type.as_str() {
@@ -35,7 +35,14 @@ pub fn endpoint_slice(object: &k8s::EndpointSlice, proxy_name: &str, problems: &
         family,
         ports: object.ports.iter().flatten().filter_map(|port| slice_port(port, problems)).collect(),
         endpoints: object.endpoints.iter().filter_map(|one| endpoint(one, family, object, problems)).collect(),
+        triggered: triggered(object),
     })
+}
+
+/// Nothing but a metric depends on it, so one that cannot be read is not worth a word.
+fn triggered(object: &k8s::EndpointSlice) -> Option<i64> {
+    let written = object.metadata.annotations.as_ref()?.get(TRIGGER_TIME_ANNOTATION)?;
+    written.parse::<Timestamp>().ok().map(Timestamp::as_millisecond)
 }
 
 /// A port without a number stands for all ports, which a Service cannot use.
@@ -73,7 +80,7 @@ fn endpoint(
         address,
         node: object.node_name.as_deref().filter(|name| !name.is_empty()).map(Arc::from),
         ready,
-        serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(ready),
+        serving: conditions.and_then(|conditions| conditions.serving).unwrap_or(true),
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
         zone_hints: zones.iter().map(|zone| Arc::from(zone.name.as_str())).collect(),
         node_hints: nodes.iter().map(|node| Arc::from(node.name.as_str())).collect(),

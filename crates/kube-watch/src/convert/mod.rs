@@ -1,5 +1,6 @@
 //! Kubernetes objects to the compact ones of the model. Plain functions: what they refuse, they return as [`Problem`]s.
 
+mod address;
 mod endpoint_slice;
 mod node;
 mod service;
@@ -8,11 +9,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use weir_core::model::{ObjectName, Protocol};
+use weir_core::model::{ObjectName, Protocol, Proxy};
 
-pub use endpoint_slice::endpoint_slice;
-pub use node::node;
-pub use service::service;
+pub use endpoint_slice::{TRIGGER_TIME_ANNOTATION, endpoint_slice};
+pub use node::{TO_BE_DELETED_TAINT, node};
+pub(crate) use service::AFFINITY_SECONDS;
+pub use service::{DEFAULT_AFFINITY_SECONDS, NOBODY, service};
 
 /// Label of a Service whose traffic nobody is to balance, whatever its cluster IP.
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -65,12 +67,20 @@ pub enum Problem {
         /// What stands there.
         value: String,
     },
-    /// Source ranges, which are not enforced yet: open to all would be the opposite of what was asked for.
-    #[error("spec.loadBalancerSourceRanges: not supported yet; the load balancer addresses are not served")]
-    SourceRanges,
-    /// Session affinity, which is not kept yet.
-    #[error("spec.sessionAffinity: ClientIP is not supported yet; connections are spread without it")]
-    SessionAffinity,
+    /// Not a range of addresses.
+    #[error("spec.loadBalancerSourceRanges: \"{0}\" is not a range such as 192.0.2.0/24; it admits nobody")]
+    SourceRange(String),
+    /// Of the source ranges none is left. Open to all would be the opposite of what was asked for.
+    #[error("spec.loadBalancerSourceRanges: no valid range is left; the load balancer addresses admit nobody")]
+    NoSourceRange,
+    /// A time-out of the session affinity that Kubernetes does not allow.
+    #[error(
+        "spec.sessionAffinityConfig.clientIP.timeoutSeconds: {0} is not in 1..86400; {DEFAULT_AFFINITY_SECONDS} is used"
+    )]
+    AffinityTimeout(i32),
+    /// A port for health checks that nobody can ask.
+    #[error("spec.healthCheckNodePort: {0} is not in 1..65535; nothing answers health checks")]
+    HealthCheckPort(i32),
     /// A slice of names, or of something unknown.
     #[error("addressType \"{0}\" is not IPv4 or IPv6; the whole slice is left out")]
     AddressType(String),
@@ -87,9 +97,22 @@ fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// An address; IPv4 in the clothes of IPv6 becomes IPv4, as Go has it.
+/// Whose object it is by its label [`PROXY_NAME_LABEL`]. With an empty `proxy_name` ours is what has no such label at
+/// all, otherwise what names us.
+///
+/// The label of a Service decides. Its slices carry it, too, if a controller made them.
+#[must_use]
+pub fn proxy(metadata: &ObjectMeta, proxy_name: &str) -> Proxy {
+    let ours = match label(metadata, PROXY_NAME_LABEL) {
+        None => proxy_name.is_empty(),
+        Some(name) => !proxy_name.is_empty() && name == proxy_name,
+    };
+    if ours { Proxy::Ours } else { Proxy::Other }
+}
+
+/// An address.
 fn address(field: &'static str, value: &str, problems: &mut Vec<Problem>) -> Option<IpAddr> {
-    let parsed = value.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
+    let parsed = address::parse_address(value);
     if parsed.is_none() {
         problems.push(Problem::Address { field, value: value.to_owned() });
     }

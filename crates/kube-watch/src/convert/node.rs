@@ -8,8 +8,11 @@ use weir_core::model::Node;
 
 use super::{Problem, ZONE_LABEL, address, label, text};
 
+/// Taint with which the cluster autoscaler marks a Node that it is about to delete.
+pub const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
+
 /// The part of a Node that planning needs. Its addresses are the internal ones; a node that has none is known by its
-/// external ones.
+/// external ones. It is eligible for traffic from load balancers unless it is deleted or marked for it (KEP-3836).
 #[must_use]
 pub fn node(object: &k8s::Node, problems: &mut Vec<Problem>) -> Node {
     let internal = addresses(object, "InternalIP", problems);
@@ -17,7 +20,14 @@ pub fn node(object: &k8s::Node, problems: &mut Vec<Problem>) -> Node {
         name: name(object),
         zone: text(label(&object.metadata, ZONE_LABEL)),
         addresses: if internal.is_empty() { addresses(object, "ExternalIP", problems) } else { internal },
+        eligible: object.metadata.deletion_timestamp.is_none() && !is_to_be_deleted(object),
     }
+}
+
+/// The taint counts with any value and any effect.
+fn is_to_be_deleted(object: &k8s::Node) -> bool {
+    let taints = object.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    taints.into_iter().flatten().any(|taint| taint.key == TO_BE_DELETED_TAINT)
 }
 
 /// The name of a Node.

@@ -4,13 +4,15 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde_saphyr::{Location, Spanned};
 use weir_core::cluster::Event;
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
 
 use super::{StaticError, schema};
+use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS};
 
 /// The namespace of a Service that names none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -109,6 +111,7 @@ fn node(written: &schema::Node) -> Result<Node> {
         name: Arc::from(name("nodes[].name", &written.name)?),
         zone: Arc::from(written.zone.as_deref().unwrap_or_default()),
         addresses: addresses("nodes[].addresses", &written.addresses)?,
+        eligible: true,
     })
 }
 
@@ -122,6 +125,10 @@ fn service(written: &schema::Service) -> Result<Service> {
         ports: written.ports.iter().map(service_port).collect::<Result<_>>()?,
         internal_policy: traffic_policy("internalTrafficPolicy", written.internal_traffic_policy.as_ref())?,
         external_policy: traffic_policy("externalTrafficPolicy", written.external_traffic_policy.as_ref())?,
+        affinity: affinity(written)?,
+        source_ranges: source_ranges(written)?,
+        health_check_port: None,
+        proxy: Proxy::Ours,
     };
     let place = written.name.referenced;
     if service.ports.is_empty() {
@@ -142,6 +149,52 @@ fn service(written: &schema::Service) -> Result<Service> {
         names.claim(Arc::clone(&port.name), &port.name, place)?;
     }
     Ok(service)
+}
+
+/// For how many seconds a client keeps its endpoint.
+fn affinity(written: &schema::Service) -> Result<Option<u32>> {
+    let kept = match &written.session_affinity {
+        None => false,
+        Some(value) => match value.value.as_str() {
+            "None" => false,
+            "ClientIP" => true,
+            other => {
+                let message = format!("sessionAffinity: \"{other}\" is neither None nor ClientIP");
+                return Err(StaticError::at(value.referenced, message));
+            }
+        },
+    };
+    let Some(seconds) = &written.session_affinity_seconds else { return Ok(kept.then_some(DEFAULT_AFFINITY_SECONDS)) };
+    if !kept {
+        let message = "sessionAffinitySeconds: needs sessionAffinity: ClientIP";
+        return Err(StaticError::at(seconds.referenced, message));
+    }
+    match u32::try_from(seconds.value) {
+        Ok(value) if AFFINITY_SECONDS.contains(&value) => Ok(Some(value)),
+        _ => {
+            let (least, most) = (AFFINITY_SECONDS.start(), AFFINITY_SECONDS.end());
+            let message = format!("sessionAffinitySeconds: {} is not in {least}..{most}", seconds.value);
+            Err(StaticError::at(seconds.referenced, message))
+        }
+    }
+}
+
+fn source_ranges(written: &schema::Service) -> Result<Vec<IpNet>> {
+    let ranges = &written.load_balancer_source_ranges;
+    if let (Some(first), true) = (ranges.first(), written.load_balancer_ips.is_empty()) {
+        // Whoever writes them wants something guarded.
+        let message = "loadBalancerSourceRanges: there are no loadBalancerIPs, and other addresses admit everybody";
+        return Err(StaticError::at(first.referenced, message));
+    }
+    ranges.iter().map(source_range).collect()
+}
+
+fn source_range(written: &Spanned<String>) -> Result<IpNet> {
+    let wrong = || format!("loadBalancerSourceRanges: \"{}\" is not a range such as 192.0.2.0/24", written.value);
+    match written.value.parse::<IpNet>() {
+        Ok(range) => Ok(range.trunc()),
+        Err(_) => Err(StaticError::at(written.referenced, wrong())),
+    }
 }
 
 fn service_port(written: &schema::Port) -> Result<ServicePort> {
@@ -174,6 +227,7 @@ fn endpoints(written: &schema::Service, service: &Service, nodes: &[Node]) -> Re
             family,
             ports,
             endpoints: vec![endpoint],
+            triggered: None,
         });
     }
     Ok(slices)

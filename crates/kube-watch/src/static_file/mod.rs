@@ -9,7 +9,11 @@
 //! services:
 //!   - name: web                      # namespace: default
 //!     clusterIPs: [10.96.0.10]
+//!     loadBalancerIPs: [198.51.100.1]
+//!     loadBalancerSourceRanges: [192.0.2.0/24]
 //!     externalTrafficPolicy: Local
+//!     sessionAffinity: ClientIP
+//!     sessionAffinitySeconds: 600    # 10800 if left out
 //!     ports:
 //!       - {name: http, port: 80, targetPort: 8080, nodePort: 30080}
 //!     endpoints:

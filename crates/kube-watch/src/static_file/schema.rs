@@ -38,6 +38,10 @@ pub(super) struct Service {
     pub(super) load_balancer_ips: Vec<Spanned<String>>,
     pub(super) internal_traffic_policy: Option<Spanned<String>>,
     pub(super) external_traffic_policy: Option<Spanned<String>>,
+    pub(super) session_affinity: Option<Spanned<String>>,
+    pub(super) session_affinity_seconds: Option<Spanned<i64>>,
+    #[serde(default)]
+    pub(super) load_balancer_source_ranges: Vec<Spanned<String>>,
     pub(super) ports: Vec<Port>,
     #[serde(default)]
     pub(super) endpoints: Vec<Endpoint>,

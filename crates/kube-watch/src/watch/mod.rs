@@ -18,9 +18,10 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weir_core::cluster::Event;
-use weir_core::model::{Node, Service, Slice};
+use weir_core::model::{Node, Proxy, Service, Slice};
 
-use crate::convert::{self, HEADLESS_LABEL, PROXY_NAME_LABEL, Problem};
+use crate::convert::{self, HEADLESS_LABEL, Problem};
+use crate::events::Events;
 use crate::status::{Kind, StatusWriter};
 use contact::Contact;
 use report::Objections;
@@ -43,8 +44,8 @@ const FORGIVEN: Duration = Duration::from_secs(120);
 /// What to watch, and how.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WatchOptions {
-    /// Our own `service.kubernetes.io/service-proxy-name`: serve only Services that carry it. Empty: serve those that
-    /// carry none.
+    /// Our own `service.kubernetes.io/service-proxy-name`: Services that carry it are ours. Empty: those that carry
+    /// none. The others are delivered as Services of another proxy.
     pub service_proxy_name: String,
     /// Objects in each page of a list. Smaller pages need less memory at once and more requests.
     pub page_size: u32,
@@ -56,16 +57,32 @@ impl Default for WatchOptions {
     }
 }
 
-/// Follows the Kubernetes API until `sink` is closed. It never gives up on the server: it retries with growing pauses of
-/// up to half a minute and tells `status` what is wrong meanwhile.
-pub async fn run(client: Client, options: WatchOptions, sink: mpsc::Sender<Event>, status: StatusWriter) {
-    let services = follow::<k8s::Service>(&client, &options, &sink, &status);
-    let slices = follow::<EndpointSlice>(&client, &options, &sink, &status);
-    let nodes = follow::<k8s::Node>(&client, &options, &sink, &status);
+/// Follows the Kubernetes API until `sink` is closed. It never gives up on the server: it retries with growing pauses
+/// of up to half a minute and tells `status` what is wrong meanwhile. What is wrong with an object becomes one of
+/// `events`.
+pub async fn run(
+    client: Client,
+    options: WatchOptions,
+    sink: mpsc::Sender<Event>,
+    status: StatusWriter,
+    events: Events,
+) {
+    let outlet = Outlet { sink: &sink, status: &status, events: &events };
+    let services = follow::<k8s::Service>(&client, &options, outlet);
+    let slices = follow::<EndpointSlice>(&client, &options, outlet);
+    let nodes = follow::<k8s::Node>(&client, &options, outlet);
     tokio::select! {
         _ = future::join3(services, slices, nodes) => {}
         () = sink.closed() => {}
     }
+}
+
+/// Where news go.
+#[derive(Clone, Copy)]
+struct Outlet<'a> {
+    sink: &'a mpsc::Sender<Event>,
+    status: &'a StatusWriter,
+    events: &'a Events,
 }
 
 /// A kind of object of the API and what becomes of it.
@@ -75,7 +92,9 @@ trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + S
 
     /// Selects on the server what cannot be served anyway. An object whose labels change out of the selection arrives
     /// as deleted, one whose labels change into it as added: the server compares the old and the new object.
-    fn selector(proxy_name: &str) -> Option<String>;
+    fn selector() -> Option<String>;
+    /// Whether its mistakes are ours to tell.
+    fn is_ours(&self, proxy_name: &str) -> bool;
     /// `None`: not to be served.
     fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Self::Compact>;
     fn put(object: Self::Compact) -> Event;
@@ -87,12 +106,13 @@ impl Watched for k8s::Service {
     const KIND: Kind = Kind::Services;
     type Compact = Service;
 
-    fn selector(proxy_name: &str) -> Option<String> {
-        Some(if proxy_name.is_empty() {
-            format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")
-        } else {
-            format!("!{HEADLESS_LABEL},{PROXY_NAME_LABEL}={proxy_name}")
-        })
+    // A Service that has moved to another proxy is wanted: its flows are to go on.
+    fn selector() -> Option<String> {
+        Some(format!("!{HEADLESS_LABEL}"))
+    }
+
+    fn is_ours(&self, proxy_name: &str) -> bool {
+        convert::proxy(&self.metadata, proxy_name) == Proxy::Ours
     }
 
     fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Service> {
@@ -116,17 +136,16 @@ impl Watched for EndpointSlice {
     const KIND: Kind = Kind::Slices;
     type Compact = Slice;
 
-    fn selector(proxy_name: &str) -> Option<String> {
-        // A slice written by hand for a Service of ours may lack the label with our name.
-        Some(if proxy_name.is_empty() {
-            format!("!{HEADLESS_LABEL},!{PROXY_NAME_LABEL}")
-        } else {
-            format!("!{HEADLESS_LABEL}")
-        })
+    fn selector() -> Option<String> {
+        Some(format!("!{HEADLESS_LABEL}"))
     }
 
-    fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Slice> {
-        convert::endpoint_slice(self, proxy_name, problems)
+    fn is_ours(&self, proxy_name: &str) -> bool {
+        convert::proxy(&self.metadata, proxy_name) == Proxy::Ours
+    }
+
+    fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<Slice> {
+        convert::endpoint_slice(self, problems)
     }
 
     fn put(object: Slice) -> Event {
@@ -146,8 +165,12 @@ impl Watched for k8s::Node {
     const KIND: Kind = Kind::Nodes;
     type Compact = Node;
 
-    fn selector(_: &str) -> Option<String> {
+    fn selector() -> Option<String> {
         None
+    }
+
+    fn is_ours(&self, _: &str) -> bool {
+        true
     }
 
     fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<Node> {
@@ -178,16 +201,12 @@ fn back_off() -> impl Backoff {
 }
 
 /// Follows one kind until the sink is closed.
-async fn follow<K: Watched>(
-    client: &Client,
-    options: &WatchOptions,
-    sink: &mpsc::Sender<Event>,
-    status: &StatusWriter,
-) {
+async fn follow<K: Watched>(client: &Client, options: &WatchOptions, outlet: Outlet<'_>) {
+    let Outlet { sink, status, events: warnings } = outlet;
     let contact = Contact::new(K::KIND, status.clone());
     let api = Api::<K>::all(contact.observe(client));
     let config = watcher::Config {
-        label_selector: K::selector(&options.service_proxy_name),
+        label_selector: K::selector(),
         page_size: Some(options.page_size),
         timeout: Some(WATCH_SECONDS),
         ..watcher::Config::default()
@@ -200,8 +219,8 @@ async fn follow<K: Watched>(
         .try_filter(|event| future::ready(!matches!(event, watcher::Event::Init)))
         .backoff(back_off());
     let mut events = pin!(events);
-    let mut delivery =
-        Delivery::<K> { proxy_name: &options.service_proxy_name, list: Vec::new(), objections: Objections::default() };
+    let objections = Objections::new(K::KIND, warnings.clone());
+    let mut delivery = Delivery::<K> { proxy_name: &options.service_proxy_name, list: Vec::new(), objections };
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
@@ -270,7 +289,11 @@ impl<K: Watched> Delivery<'_, K> {
     fn compact(&mut self, object: &K) -> Option<K::Compact> {
         let mut problems = Vec::new();
         let compact = object.compact(self.proxy_name, &mut problems);
-        self.objections.raise(K::KIND, convert::object_name(object.meta()), problems);
+        if !object.is_ours(self.proxy_name) {
+            // The other proxy may see it differently.
+            problems.clear();
+        }
+        self.objections.raise(convert::object_name(object.meta()), problems);
         compact
     }
 }

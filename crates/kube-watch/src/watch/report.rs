@@ -7,6 +7,7 @@ use kube::runtime::watcher;
 use weir_core::model::ObjectName;
 
 use crate::convert::Problem;
+use crate::events::{Events, Regarding};
 use crate::status::Kind;
 
 /// A failure in words: what, why, and what to do where something can be done. `None`: no failure, the watch only fell
@@ -51,28 +52,48 @@ fn root_cause(error: &dyn Error) -> String {
     last.to_string()
 }
 
-/// What was refused of which object. The API sends every object again and again; the log is told once.
-#[derive(Default)]
-pub(super) struct Objections(HashMap<ObjectName, Vec<Problem>>);
+/// What was refused of which object. The API sends every object again and again; the log and the object's owner are
+/// told once.
+pub(super) struct Objections {
+    kind: Kind,
+    events: Events,
+    raised: HashMap<ObjectName, Vec<Problem>>,
+}
 
 impl Objections {
-    /// Tells the log what was refused of an object, unless it was told the same before.
-    pub(super) fn raise(&mut self, kind: Kind, name: ObjectName, problems: Vec<Problem>) {
+    /// Objections to objects of one kind.
+    pub(super) fn new(kind: Kind, events: Events) -> Self {
+        Self { kind, events, raised: HashMap::new() }
+    }
+
+    /// Tells what was refused of an object, unless the same was told before.
+    pub(super) fn raise(&mut self, name: ObjectName, problems: Vec<Problem>) {
         if problems.is_empty() {
-            self.0.remove(&name);
+            self.raised.remove(&name);
             return;
         }
-        if self.0.get(&name) == Some(&problems) {
+        if self.raised.get(&name) == Some(&problems) {
             return;
         }
         for problem in &problems {
-            tracing::warn!(%kind, object = %name, %problem, "refused a part of an object");
+            tracing::warn!(kind = %self.kind, object = %name, %problem, "refused a part of an object");
         }
-        self.0.insert(name, problems);
+        let note = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        self.events.warn(Regarding { kind: self.kind, name: name.clone() }, reason(self.kind), note);
+        self.raised.insert(name, problems);
     }
 
     /// Forgets an object that is gone.
     pub(super) fn withdraw(&mut self, name: &ObjectName) {
-        self.0.remove(name);
+        self.raised.remove(name);
+    }
+}
+
+/// The reason of an event about an object of which something was refused.
+const fn reason(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Services => "InvalidService",
+        Kind::Slices => "InvalidEndpointSlice",
+        Kind::Nodes => "InvalidNode",
     }
 }

@@ -1,0 +1,178 @@
+//! A real kube-proxy on a node, in mode nftables: what Weir replaces, stands beside, and is compared with.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::apiserver::{User, free_ports};
+use crate::netns::Entry;
+use crate::process::{self, Process};
+use crate::{ApiServer, Error, Node, Result, address, ip, wait};
+
+/// The programs: kube-proxy runs `nft` for each change of its rules.
+const KUBE_PROXY: &str = "kube-proxy";
+const NFT: &str = "nft";
+
+/// The Debian package of `nft`.
+const NFT_PACKAGE: &str = "nftables";
+
+/// Its table, one in each family.
+const TABLE: &str = "kube-proxy";
+const FAMILIES: [&str; 2] = ["ip", "ip6"];
+
+/// How long the first rules may take on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// kube-proxy on one node. On drop it is killed and its rules are removed.
+#[derive(Debug)]
+pub struct KubeProxy {
+    // Taken on drop: its rules go after it.
+    process: Option<Process>,
+    entry: Entry,
+    /// The node's own addresses, which serve node ports.
+    node: address::Pair,
+    directory: TempDir,
+}
+
+impl KubeProxy {
+    /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns false.
+    #[must_use]
+    pub fn require(what: &str) -> bool {
+        let missing = process::built(KUBE_PROXY).and_then(|_| process::installed(NFT)).err();
+        if let Some(error) = &missing {
+            eprintln!("SKIPPED: {what}: {error}");
+        }
+        missing.is_none()
+    }
+
+    /// Starts it on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
+    /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may have
+    /// the usual ones.
+    ///
+    /// # Errors
+    /// When a program is missing, or no rules come in time; the error quotes its log.
+    pub fn start(api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("weir-kube-proxy-")
+            .tempdir()
+            .map_err(Error::io("create a directory for kube-proxy"))?;
+        let [healthz, metrics] = node.netns().enter(free_ports)?;
+        let config = json!({
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "nftables",
+            "hostnameOverride": node.name(),
+            "bindAddress": node.address().v4,
+            "clientConnection": {"kubeconfig": api.kubeconfig(User::KubeProxy, server_url)?},
+            "clusterCIDR": address::pod_ips().map(|prefix: IpNet| prefix.to_string()).join(","),
+            "healthzBindAddress": format!("127.0.0.1:{healthz}"),
+            "metricsBindAddress": format!("127.0.0.1:{metrics}"),
+            // The limits of the whole machine need CAP_SYS_RESOURCE.
+            "conntrack": {"maxPerCore": 0},
+            "oomScoreAdj": 0,
+        });
+        let path = directory.path().join("config.yaml");
+        // JSON is YAML.
+        fs::write(&path, config.to_string()).map_err(Error::file("write", &path))?;
+        let mut command = node.netns().command(process::built(KUBE_PROXY)?);
+        command.arg(format!("--config={}", path.display()));
+        let started = Process::start(command, KUBE_PROXY, &directory.path().join("kube-proxy.log"))?;
+        let mut proxy = Self { process: Some(started), entry: node.netns().entry(), node: node.address(), directory };
+        proxy.await_rules()?;
+        Ok(proxy)
+    }
+
+    /// Whether it has a rule for connections to an address and port; of the node's own addresses the port is a node port.
+    /// `protocol` is `TCP`, `UDP` or `SCTP`.
+    ///
+    /// # Errors
+    /// When `nft` cannot be run.
+    pub fn serves(&self, protocol: &str, target: SocketAddr) -> Result<bool> {
+        let (ip, port, protocol) = (target.ip(), target.port(), protocol.to_lowercase());
+        let (map, key) = if self.node.both().contains(&ip) {
+            ("service-nodeports", format!("{{ {protocol} . {port} }}"))
+        } else {
+            ("service-ips", format!("{{ {ip} . {protocol} . {port} }}"))
+        };
+        finds(&self.entry, &["get", "element", family(ip), TABLE, map, &key])
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("kube-proxy.log")).unwrap_or_default()
+    }
+
+    /// Ends it and removes its rules.
+    ///
+    /// # Errors
+    /// When it cannot be ended or its rules cannot be removed.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// Its first transaction brings a whole table.
+    fn await_rules(&mut self) -> Result<()> {
+        let look = || {
+            let process = self.process.as_mut().map(Process::exit_status);
+            if let Some(Ok(Some(status))) = process {
+                return Ok(Some(status));
+            }
+            for family in FAMILIES {
+                let found = finds(&self.entry, &["list", "map", family, TABLE, "service-ips"]);
+                if !found.map_err(|error| error.to_string())? {
+                    return Err(format!("no table {family} {TABLE}"));
+                }
+            }
+            Ok(None)
+        };
+        let ended = wait::until_some("kube-proxy's first rules", READY_LIMIT, look)?;
+        ended.map_or(Ok(()), |status| {
+            let message = self.process.take().map(|process| process.log_tail()).unwrap_or_default();
+            Err(Error::Command { command: KUBE_PROXY.into(), status: status.to_string(), message })
+        })
+    }
+
+    /// Kills it and removes its tables, if it has made them.
+    fn end(&mut self) -> Result<()> {
+        let killed = self.process.take().map_or(Ok(()), |process| process.kill().map(drop));
+        FAMILIES.iter().try_for_each(|family| finds(&self.entry, &["delete", "table", family, TABLE]).map(drop))?;
+        killed
+    }
+}
+
+impl Drop for KubeProxy {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("---- log of kube-proxy on {}\n{}", self.node.v4, self.log());
+        }
+        if let Err(error) = self.end() {
+            eprintln!("{error}");
+        }
+    }
+}
+
+fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv6() { "ip6" } else { "ip" }
+}
+
+/// Runs `nft`; false when what it names does not exist.
+fn finds(entry: &Entry, arguments: &[&str]) -> Result<bool> {
+    loop {
+        let mut command = Command::new(NFT);
+        command.args(arguments);
+        entry.attach(&mut command);
+        match ip::checked(command, NFT_PACKAGE) {
+            Ok(_) => return Ok(true),
+            Err(Error::Command { message, .. }) if message.contains("No such file or directory") => return Ok(false),
+            // kube-proxy has changed the rules meanwhile (EINTR of nf_tables: another generation).
+            Err(Error::Command { message, .. }) if message.contains("Interrupted system call") => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
