@@ -170,6 +170,8 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             backends: backends.collect(),
             tiers: [tier.clone(), tier.clone(), tier],
             endpoints: ENDPOINTS,
+            affinity: 0,
+            source_ranges: Vec::new(),
         };
         let update = tables.replace(&service, &[plan], 0)?;
         datapath.store().apply(&update.ops)?;
@@ -185,7 +187,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
         udp_idle: 112,
         tcp_idle: 7000,
         abi_version: abi::ABI_VERSION,
-        pad: 0,
+        fragment_idle: 30,
     })?;
     Ok(())
 }

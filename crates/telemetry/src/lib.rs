@@ -1,8 +1,11 @@
-//! What Weir tells about itself: [`logging`], [`metrics`] and the [`server`] that health checks and scrapers ask.
+//! What Weir tells about itself: [`logging`], [`metrics`], the [`server`] that health checks and scrapers ask, and
+//! [`service_health`] for the health-check node ports of Services. [`listeners`] carry both.
 //!
 //! Nothing here is global but the log's subscriber, which [`logging::init`] installs.
 #![forbid(unsafe_code)]
 
+pub mod listeners;
 pub mod logging;
 pub mod metrics;
 pub mod server;
+pub mod service_health;

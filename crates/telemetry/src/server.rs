@@ -4,10 +4,8 @@
 //! `/livez` whether to restart us and `/readyz` whether we do our work; Prometheus asks `/metrics` on port 10249.
 
 use std::fmt::Write as _;
-use std::future::IntoFuture;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::http::{HeaderName, StatusCode, header};
@@ -19,10 +17,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
-use socket2::{Domain, Socket, Type};
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
@@ -31,10 +25,10 @@ pub const HEALTH_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr
 /// Where kube-proxy answers scrapers.
 pub const METRICS_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10249));
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
-/// How long answers that are under way may take after the stop.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How kube-proxy writes a time that never was.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+/// Keeps browsers from guessing another type.
+pub(crate) const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
 
 /// What health checks are told. Answers must be quick: they are given on the thread that asks.
 pub trait Probes: Send + Sync + 'static {
@@ -56,15 +50,15 @@ pub struct Component {
     pub reason: Option<String>,
 }
 
-/// Health in kube-proxy's sense.
+/// Health in kube-proxy's sense (pkg/proxy/healthcheck/proxy_health.go, KEP-3836).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ProxyHealth {
     /// No change of the cluster has waited too long to be programmed.
     pub healthy: bool,
     /// The node is to get traffic: it is not being deleted or drained by the autoscaler.
     pub node_eligible: bool,
-    /// When the datapath last agreed with the cluster: now, if nothing waits.
-    pub last_updated: Timestamp,
+    /// When everything that was known of the cluster was last programmed; none before the first time.
+    pub last_updated: Option<Timestamp>,
 }
 
 /// Counts answers of health checks, by status code, under kube-proxy's names.
@@ -86,6 +80,12 @@ impl ProbeCounters {
         let healthz = "Answers to /healthz by status code";
         registry.register("kubeproxy_proxy_healthz", healthz, counters.healthz.clone());
         registry.register("kubeproxy_proxy_livez", "Answers to /livez by status code", counters.livez.clone());
+        // A family without members is not told at all.
+        for answers in [&counters.healthz, &counters.livez] {
+            for code in [code(true), code(false)] {
+                drop(answers.get_or_create(&Code { code: code.as_u16() }));
+            }
+        }
         counters
     }
 }
@@ -98,7 +98,7 @@ pub fn health_router(probes: Arc<dyn Probes>, counters: &ProbeCounters) -> Route
             let health = probes.proxy_health();
             let code = code(health.healthy && health.node_eligible);
             count(&answers, code);
-            json(code, &ProxyHealthBody::new(&health, true))
+            json(code, &ProxyHealthBody::new(&health, code, true))
         }
     };
     let livez = {
@@ -107,7 +107,7 @@ pub fn health_router(probes: Arc<dyn Probes>, counters: &ProbeCounters) -> Route
             let health = probes.proxy_health();
             let code = code(health.healthy);
             count(&answers, code);
-            json(code, &ProxyHealthBody::new(&health, false))
+            json(code, &ProxyHealthBody::new(&health, code, false))
         }
     };
     let readyz = move || async move {
@@ -139,7 +139,7 @@ fn failed(cause: &dyn std::error::Error) -> axum::response::Response {
     (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
 }
 
-/// kube-proxy's answer. `/livez` does not speak of the node.
+/// kube-proxy's answer, with its fields in its order. `/livez` does not speak of the node.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ProxyHealthBody {
@@ -147,14 +147,45 @@ struct ProxyHealthBody {
     current_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
+    healthy: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Families>,
+}
+
+/// kube-proxy has a proxy for each family; ours programs both at once.
+#[derive(Serialize)]
+struct Families {
+    #[serde(rename = "IPv4")]
+    v4: FamilyHealth,
+    #[serde(rename = "IPv6")]
+    v6: FamilyHealth,
+}
+
+#[derive(Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyHealth {
+    last_updated: String,
+    healthy: bool,
 }
 
 impl ProxyHealthBody {
-    fn new(health: &ProxyHealth, with_node: bool) -> Self {
+    /// `code` is the answer's: who is content has always been updated just now, as kube-proxy has it for those who look
+    /// at the time alone.
+    fn new(health: &ProxyHealth, code: StatusCode, with_node: bool) -> Self {
+        let ProxyHealth { healthy, node_eligible, last_updated } = *health;
+        let now = Timestamp::now().to_string();
+        let status = last_updated.map(|updated| {
+            let family = FamilyHealth { last_updated: updated.to_string(), healthy };
+            Families { v4: family.clone(), v6: family }
+        });
+        let never = || NEVER.to_owned();
+        let updated = last_updated.map_or_else(never, |updated| updated.to_string());
         Self {
-            last_updated: health.last_updated.to_string(),
-            current_time: Timestamp::now().to_string(),
-            node_eligible: with_node.then_some(health.node_eligible),
+            last_updated: if code == StatusCode::OK { now.clone() } else { updated },
+            current_time: now,
+            node_eligible: with_node.then_some(node_eligible),
+            healthy,
+            status,
         }
     }
 }
@@ -165,7 +196,7 @@ struct Readiness {
     components: Vec<Component>,
 }
 
-const fn code(good: bool) -> StatusCode {
+pub(crate) const fn code(good: bool) -> StatusCode {
     if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
@@ -174,74 +205,8 @@ fn count(answers: &Family<Code, Counter>, code: StatusCode) {
 }
 
 fn json(code: StatusCode, body: &impl Serialize) -> axum::response::Response {
-    const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     match serde_json::to_string(body) {
         Ok(text) => (code, [(header::CONTENT_TYPE, "application/json"), NO_SNIFF], text).into_response(),
         Err(cause) => failed(&cause),
     }
-}
-
-/// An address cannot be listened on.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for {what}: {cause}")]
-pub struct BindError {
-    /// What for.
-    pub what: &'static str,
-    /// The address.
-    pub address: SocketAddr,
-    /// Why.
-    pub cause: std::io::Error,
-}
-
-/// Sockets that listen; connections queue until they are [served](Self::serve).
-#[derive(Debug)]
-pub struct Listeners(Vec<TcpListener>);
-
-impl Listeners {
-    /// Listens on every address, or on none. `[::]` means IPv6 alone, so that it can stand beside `0.0.0.0`. `what` is
-    /// for the error's text, such as `health checks`.
-    ///
-    /// # Errors
-    /// If an address is used by somebody else or is not this machine's.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
-    pub fn bind(what: &'static str, addresses: &[SocketAddr]) -> Result<Self, BindError> {
-        let bound =
-            addresses.iter().map(|&address| listen(address).map_err(|cause| BindError { what, address, cause }));
-        bound.collect::<Result<_, _>>().map(Self)
-    }
-
-    /// The addresses, with the ports that the kernel chose for port 0.
-    #[must_use]
-    pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.0.iter().filter_map(|listener| listener.local_addr().ok()).collect()
-    }
-
-    /// Answers until `stop`, then finishes what is under way, for at most two seconds.
-    pub async fn serve(self, router: Router, stop: CancellationToken) {
-        let mut servers = JoinSet::new();
-        for listener in self.0 {
-            let stopped = stop.clone().cancelled_owned();
-            servers.spawn(axum::serve(listener, router.clone()).with_graceful_shutdown(stopped).into_future());
-        }
-        let all = async { while servers.join_next().await.is_some() {} };
-        tokio::select! {
-            () = all => {}
-            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => {}
-        }
-    }
-}
-
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    // A restart must not wait for the connections of the process before.
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
 }

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
-use ipnet::IpNet;
 use weir_core::ops::Capacity;
 use weir_core::plan::Spread;
 use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
 use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
+
+use crate::node_ports::NodePortAddresses;
 
 /// Serves Kubernetes Services on this node with eBPF, on the node where traffic arrives first.
 ///
@@ -50,8 +51,8 @@ pub(crate) struct SourceOptions {
     /// Read Services, endpoints and nodes from this file in place of the Kubernetes API; read again when it changes
     #[arg(long = "static", env = "WEIR_STATIC", value_name = "FILE")]
     pub(crate) static_file: Option<PathBuf>,
-    /// Serve only Services whose label service.kubernetes.io/service-proxy-name has this value; without it those
-    /// that have no such label
+    /// Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, beside the proxy of all
+    /// others: connections that began there are left to it. Without it, Services that have no such label are served
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) service_proxy_name: String,
 }
@@ -63,9 +64,10 @@ pub(crate) struct ServiceOptions {
     /// Which endpoints new connections get
     #[arg(long, value_enum, default_value_t = SpreadArg::LocalFirst)]
     pub(crate) spread: SpreadArg,
-    /// Node addresses that serve node ports: `primary` (the node's InternalIPs), or CIDRs of which addresses of the
-    /// node's interfaces are taken
-    #[arg(long, value_name = "primary|CIDR", value_delimiter = ',', default_value = "primary")]
+    /// Node addresses that serve node ports, and their health checks: `primary` (the node's InternalIPs), `all` (every
+    /// address of the node's interfaces but loopback and link-local ones), `localhost` (127.0.0.1 and ::1, for
+    /// processes on the host), or CIDRs of which addresses of the node's interfaces are taken; several add up
+    #[arg(long, value_name = "primary|all|localhost|CIDR", value_delimiter = ',', default_value = "primary")]
     pub(crate) nodeport_addresses: Vec<NodePortAddresses>,
     /// Do not serve spec.externalIPs (CVE-2020-8554: whoever may create Services can claim any address)
     #[arg(long)]
@@ -86,26 +88,6 @@ impl From<SpreadArg> for Spread {
         match spread {
             SpreadArg::LocalFirst => Self::LocalFirst,
             SpreadArg::Random => Self::Random,
-        }
-    }
-}
-
-/// One item of `--nodeport-addresses`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum NodePortAddresses {
-    Primary,
-    Within(IpNet),
-}
-
-impl std::str::FromStr for NodePortAddresses {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "primary" => Ok(Self::Primary),
-            cidr => {
-                cidr.parse().map(Self::Within).map_err(|e| format!("{cidr:?} is neither `primary` nor a CIDR: {e}"))
-            }
         }
     }
 }
@@ -192,6 +174,12 @@ pub(crate) struct SizeOptions {
     /// Sockets of processes on the host
     #[arg(long, value_name = "N", default_value_t = SIZES.sockets, value_parser = size())]
     max_sockets: u32,
+    /// Clients that session affinity remembers; beyond it the least recently used are forgotten
+    #[arg(long, value_name = "N", default_value_t = SIZES.affinities, value_parser = size())]
+    max_affinities: u32,
+    /// Ranges of spec.loadBalancerSourceRanges, counted for each service port
+    #[arg(long, value_name = "N", default_value_t = SIZES.source_ranges, value_parser = size())]
+    max_source_ranges: u32,
 }
 
 /// From one to what the kernel can number with a bit to spare.
@@ -209,8 +197,10 @@ impl From<SizeOptions> for Capacity {
             max_nodes: nodes,
             max_flows: flows,
             max_sockets: sockets,
+            max_affinities: affinities,
+            max_source_ranges: source_ranges,
         } = sizes;
-        Self { services, backends, lines, frontends, nodes, flows, sockets }
+        Self { services, backends, lines, frontends, nodes, flows, sockets, affinities, source_ranges }
     }
 }
 
@@ -241,6 +231,13 @@ mod tests {
     #[test]
     fn the_options_are_consistent() {
         Options::command().debug_assert();
+    }
+
+    #[test]
+    fn node_port_addresses_are_separated_by_commas() {
+        let options = ["weir-agent", "--nodeport-addresses", "primary,localhost,192.0.2.0/24"];
+        let options = Options::try_parse_from(options).unwrap();
+        assert_eq!(options.service.nodeport_addresses.len(), 3);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! `weir-agent`: wiring only. What it decides is in `weir-core`, what it does in the crates below it.
 
 mod args;
+mod health_checks;
 mod host;
 mod metrics;
 mod netlink;
+mod node_ports;
 mod probes;
 mod run;
 mod writer;

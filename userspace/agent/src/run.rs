@@ -1,5 +1,6 @@
 //! Starts the parts, waits for a signal or the end of one of them, and stops: programs and maps stay where they are.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +19,20 @@ use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
 use weir_datapath::{AttachOptions, Counters, Datapath, PinDir};
 use weir_kube_watch::client::{self, ClientOptions};
+use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
 use weir_kube_watch::watch::WatchOptions;
 use weir_kube_watch::{static_file, watch as kube};
+use weir_telemetry::listeners::Listeners;
 use weir_telemetry::metrics::Metrics;
-use weir_telemetry::server::{Listeners, ProbeCounters, health_router, metrics_router};
+use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
 use crate::args::{DatapathOptions, Options, SourceOptions};
-use crate::metrics::{WriterMetrics, register_collectors};
+use crate::health_checks::{HealthCheckServers, HealthChecks};
+use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
+use crate::node_ports::NodePortAddresses;
 use crate::probes::{AgentProbes, WriterStatus};
-use crate::writer::{Settings, Writer};
+use crate::writer::{Outlets, Settings, Writer};
 use crate::{host, netlink};
 
 /// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
@@ -35,6 +40,9 @@ const QUEUE: usize = 1024;
 
 /// Whoever is silent for longer has lost its SNAT port to a flow that needs one: two hours and four minutes, RFC 5382 REQ-5.
 const TCP_IDLE: Duration = Duration::from_secs(7440);
+
+/// How long the pieces of a packet may be under way, as hosts have it: `net.ipv4.ipfrag_time`.
+const FRAGMENT_IDLE: Duration = Duration::from_secs(30);
 
 /// The agent's life.
 pub(crate) fn run(options: Options) -> Result<()> {
@@ -48,17 +56,20 @@ async fn serve(options: Options) -> Result<()> {
     // From here on a signal is no sudden death; what is under way gets done first.
     let signals = stop_signal()?;
     // Wrong options are refused before anything of the node is touched.
-    let (events, inbox) = mpsc::channel(QUEUE);
-    let (source_status, source) = StatusWriter::new();
-    let feed = feed(options.source.clone(), events, source_status).await?;
-    let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
-    let health = Listeners::bind("health checks", &options.process.health_address)?;
-    let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
-    let capacity = Capacity::from(options.sizes);
     let node = match &options.node_name {
         Some(name) => name.clone(),
         None => host::name()?,
     };
+    let (changes, inbox) = mpsc::channel(QUEUE);
+    let (source_status, source) = StatusWriter::new();
+    let Source { events, feed } = open_source(options.source.clone(), &node, changes, source_status).await?;
+    let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
+    if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
+        warn!("--nodeport-addresses localhost does nothing without socket hooks; see --cgroup");
+    }
+    let health = Listeners::bind("health checks", &options.process.health_address)?;
+    let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
+    let capacity = Capacity::from(options.sizes);
     host::check(options.datapath.snat_ports);
 
     let pins = PinDir::new(&options.datapath.pin_dir);
@@ -67,19 +78,24 @@ async fn serve(options: Options) -> Result<()> {
 
     let mut metrics = Metrics::new();
     let writer_metrics = WriterMetrics::register(&mut metrics);
+    let kube_proxy = KubeProxyMetrics::register(&mut metrics);
     let probe_counters = ProbeCounters::register(metrics.root());
-    let (writer_status, writer) = watch::channel(WriterStatus::default());
+    let (status, writer) = watch::channel(WriterStatus::default());
+    let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
     register_collectors(&mut metrics, Counters::open(pins)?, source.clone());
 
     let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
-    let writer_task = Writer::new(datapath, settings, writer_status, writer_metrics)?;
+    let outlets = Outlets { status, health_checks, events: events.clone(), metrics: writer_metrics, kube_proxy };
+    let writer_task = Writer::new(datapath, settings, outlets)?;
     let (found, interfaces) = watch::channel(Vec::new());
 
     let source_name = if options.source.static_file.is_some() { "static-file" } else { "api-server" };
-    let probes = Arc::new(AgentProbes { source, writer, source_name });
+    let probes: Arc<dyn Probes> = Arc::new(AgentProbes { source, writer, source_name });
+    let service_health = HealthCheckServers::new(&node, Arc::clone(&probes), events);
+    let service_health = service_health.run(wanted_health_checks, stop.clone());
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
     let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir"), stop.clone());
-    let servers = tokio::spawn(async move { tokio::join!(health, scrapes) });
+    let servers = tokio::spawn(async move { tokio::join!(health, scrapes, service_health) });
 
     let result = tokio::select! {
         done = flatten(tokio::spawn(writer_task.run(inbox, interfaces, stop.clone()))) => done,
@@ -108,12 +124,20 @@ fn stop_signal() -> Result<impl Future<Output = &'static str>> {
     })
 }
 
-/// What feeds the writer, from the file or from the API server, until the writer is gone.
-async fn feed(
+/// Where Services come from, and who is told what is wrong with them.
+struct Source {
+    /// Feeds the writer until it is gone.
+    feed: BoxFuture<'static, Result<()>>,
+    events: Events,
+}
+
+/// The file or the API server.
+async fn open_source(
     options: SourceOptions,
-    events: mpsc::Sender<Event>,
+    node: &str,
+    changes: mpsc::Sender<Event>,
     status: StatusWriter,
-) -> Result<BoxFuture<'static, Result<()>>> {
+) -> Result<Source> {
     let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
     let reload = Arc::new(Notify::new());
     let notify = Arc::clone(&reload);
@@ -123,7 +147,8 @@ async fn feed(
         }
     });
     if let Some(path) = options.static_file {
-        return Ok(async move { Ok(static_file::follow(&path, events, status, reload).await?) }.boxed());
+        let feed = async move { Ok(static_file::follow(&path, changes, status, reload).await?) }.boxed();
+        return Ok(Source { feed, events: Events::disabled() });
     }
     let client = ClientOptions {
         kubeconfig: options.kubeconfig.or_else(default_kubeconfig),
@@ -131,12 +156,14 @@ async fn feed(
         api_servers: options.api_server,
     };
     let client = client::connect(&client).await?;
+    let events = Events::start(client.clone(), node);
     let watch = WatchOptions { service_proxy_name: options.service_proxy_name, ..WatchOptions::default() };
+    let warnings = events.clone();
     let follow = async move {
-        kube::run(client, watch, events, status).await;
+        kube::run(client, watch, changes, status, warnings).await;
         Ok(())
     };
-    Ok(follow.boxed())
+    Ok(Source { feed: follow.boxed(), events })
 }
 
 /// As kubectl does, for an agent that is run by hand.
@@ -165,12 +192,17 @@ fn settings(
         udp_idle,
     } = options.datapath.clone();
     let ticks = host::tick_clock()?;
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    // Whoever serves Services by name leaves the others to another proxy, and their connections, too.
+    let beside = !options.source.service_proxy_name.is_empty();
     Ok(Settings {
         plan: PlanConfig {
             node: node.into(),
             node_port_addresses: Vec::new(),
             external_ips: !options.service.no_external_ips,
             spread: options.service.spread.into(),
+            clock: ticks,
+            handing_over: BTreeSet::new(),
         },
         nodeport_addresses: options.service.nodeport_addresses.clone(),
         patterns: Patterns { nics: nic, pods: pod_interface, ignored: ignore_interface },
@@ -185,11 +217,11 @@ fn settings(
             node6: abi::Addr::UNSET,
             snat_min: snat_ports.0,
             snat_max: snat_ports.1,
-            flags: if drop_stale { 0 } else { abi::CONFIG_RESET_STALE },
+            flags: flag(!drop_stale, abi::CONFIG_RESET_STALE) | flag(beside, abi::CONFIG_BESIDE),
             udp_idle: ticks.ticks(Duration::from_secs(udp_idle.into())).max(1),
             tcp_idle: ticks.ticks(TCP_IDLE),
             abi_version: abi::ABI_VERSION,
-            pad: 0,
+            fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
         },
     })
 }

@@ -4,11 +4,11 @@
 //! everything is planned anew and compared, and what has no owner any more goes away.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -16,18 +16,32 @@ use tracing::{error, info, warn};
 use weir_abi as abi;
 use weir_core::cluster::{Cluster, Dirty, Event};
 use weir_core::interfaces::{Attachment, Interface, Patterns};
-use weir_core::model::{Family, ObjectName};
 use weir_core::ops::{Capacity, MapOp};
-use weir_core::plan::{PlanConfig, plan};
+use weir_core::plan::PlanConfig;
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, MapStore};
+use weir_kube_watch::events::Events;
 
-use crate::args::NodePortAddresses;
+use crate::health_checks::HealthChecks;
 use crate::host;
-use crate::metrics::WriterMetrics;
+use crate::metrics::{KubeProxyMetrics, WriterMetrics};
+use crate::node_ports::NodePortAddresses;
 use crate::probes::WriterStatus;
+use complaints::Complaints;
+use handover::Handovers;
+use no_local::NoLocalServices;
+use waiting::Pending;
+
+pub(crate) use no_local::NoLocal;
+pub(crate) use waiting::Waiting;
 
 mod attach;
+mod complaints;
+mod handover;
+mod no_local;
+mod node;
+mod services;
+mod waiting;
 
 /// How long a slot rests before somebody else may own it: longer than any packet stays in a program or a queue.
 const GRACE: Duration = Duration::from_secs(5);
@@ -47,6 +61,15 @@ pub(crate) struct Settings {
     pub(crate) config: abi::Config,
 }
 
+/// Where the writer tells what it does.
+pub(crate) struct Outlets {
+    pub(crate) status: watch::Sender<WriterStatus>,
+    pub(crate) health_checks: watch::Sender<HealthChecks>,
+    pub(crate) events: Events,
+    pub(crate) metrics: WriterMetrics,
+    pub(crate) kube_proxy: KubeProxyMetrics,
+}
+
 /// See the module's description.
 pub(crate) struct Writer {
     settings: Settings,
@@ -54,44 +77,56 @@ pub(crate) struct Writer {
     cluster: Cluster,
     tables: Tables,
     dirty: Dirty,
+    pending: Pending,
+    handovers: Handovers,
+    no_local: NoLocalServices,
+    complaints: Complaints,
     interfaces: Vec<Interface>,
     attached: BTreeMap<u32, (String, Attachment)>,
     /// Interfaces that could not be attached to, and why. Tried again with the grace period.
     unattached: BTreeMap<u32, String>,
-    /// Services that could not be written, and why; what the maps held before stays.
-    failed: BTreeMap<ObjectName, String>,
     synced: bool,
     /// An earlier agent's services are served until the first sync.
     adopted: bool,
+    /// When all that was known was last written.
+    last_updated: Option<Timestamp>,
+    /// Milliseconds since the epoch.
+    started: i64,
     status: watch::Sender<WriterStatus>,
+    health_checks: watch::Sender<HealthChecks>,
     metrics: WriterMetrics,
+    kube_proxy: KubeProxyMetrics,
 }
 
 impl Writer {
     /// Takes over the datapath with whatever it holds, and attaches the socket hooks.
-    pub(crate) fn new(
-        mut datapath: Datapath,
-        settings: Settings,
-        status: watch::Sender<WriterStatus>,
-        metrics: WriterMetrics,
-    ) -> Result<Self> {
+    pub(crate) fn new(mut datapath: Datapath, settings: Settings, outlets: Outlets) -> Result<Self> {
         let dump = datapath.store().dump()?;
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
+        let Outlets { status, health_checks, events, metrics, kube_proxy } = outlets;
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut writer = Self {
             settings,
             datapath,
             cluster: Cluster::default(),
             tables,
             dirty: Dirty::default(),
+            pending: Pending::default(),
+            handovers: Handovers::default(),
+            no_local: NoLocalServices::default(),
+            complaints: Complaints::new(events),
             interfaces: Vec::new(),
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
-            failed: BTreeMap::new(),
             synced: false,
             adopted: !dump.services.is_empty(),
+            last_updated: None,
+            started: i64::try_from(started.as_millis()).unwrap_or(i64::MAX),
             status,
+            health_checks,
             metrics,
+            kube_proxy,
         };
         let known = writer.datapath.config()?;
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
@@ -149,16 +184,27 @@ impl Writer {
     }
 
     fn take(&mut self, event: Event) {
+        self.pending.note_triggers(&self.cluster, &event, self.started);
+        if self.handovers.note(&self.cluster, &event, Instant::now()) {
+            self.settings.plan.handing_over = self.handovers.names();
+        }
+        let kind = (&event).into();
         let dirty = self.cluster.apply(event);
+        self.pending.new.add(Waiting::of(kind, &dirty));
         self.dirty.merge(dirty);
     }
 
+    /// Writes what waits. `received` is when the oldest of it came.
     fn write(&mut self, received: Instant) -> Result<()> {
         if !self.cluster.synced() {
             return Ok(());
         }
+        self.queued(received);
         if !self.synced {
             return self.first_sync(received);
+        }
+        if self.dirty.is_empty() {
+            return Ok(());
         }
         let dirty = std::mem::take(&mut self.dirty);
         if dirty.nodes {
@@ -171,19 +217,20 @@ impl Writer {
         if dirty.nodes {
             services.extend(self.cluster.services().map(|service| service.name.clone()));
         }
-        if services.is_empty() {
-            return Ok(());
+        if !services.is_empty() {
+            self.write_services(&services)?;
+            self.metrics.programmed(received.elapsed(), services.len());
         }
-        self.write_services(&services)?;
-        self.metrics.programmed(received.elapsed(), services.len());
-        self.publish();
+        self.settle(received);
         Ok(())
     }
 
     /// Writes everything for the first time, and removes what nobody owns. `received` is when the last watch's list came.
     fn first_sync(&mut self, received: Instant) -> Result<()> {
-        self.dirty = Dirty::default();
+        // What was listed tells when it changed, not when we learnt of it.
+        self.pending.forget_triggers();
         self.node_changed()?;
+        self.dirty = Dirty::default();
         let services: BTreeSet<_> = self.cluster.services().map(|service| service.name.clone()).collect();
         // Before the rest, so that an address that moved to another service is free for it.
         let ops = self.tables.prune(|name| services.contains(name));
@@ -194,7 +241,7 @@ impl Writer {
         self.attach();
         let took = received.elapsed();
         self.metrics.synced(took);
-        self.publish();
+        self.settle(received);
         info!(services = services.len(), seconds = took.as_secs_f64(), "synced");
         let node = &self.settings.plan.node;
         if self.cluster.node(node).is_none() {
@@ -204,53 +251,26 @@ impl Writer {
         Ok(())
     }
 
-    /// Plans and writes services; those that are gone first, to make room and to free their addresses.
-    fn write_services(&mut self, services: &BTreeSet<ObjectName>) -> Result<()> {
-        let (present, gone): (Vec<_>, Vec<_>) = services.iter().partition(|name| self.cluster.service(name).is_some());
-        for name in gone.into_iter().chain(present) {
-            self.write_service(name)?;
+    /// Tells of changes before they are written: whoever asks learns of a writer that is stuck.
+    fn queued(&mut self, received: Instant) {
+        if self.dirty.is_empty() {
+            return;
         }
-        Ok(())
+        let since = *self.pending.since.get_or_insert(received);
+        self.kube_proxy.queued(self.pending.new);
+        self.pending.new = Waiting::default();
+        self.status.send_modify(|status| status.pending_since = Some(since));
     }
 
-    fn write_service(&mut self, name: &ObjectName) -> Result<()> {
-        let plans = plan(&self.cluster, &self.settings.plan, name);
-        match self.tables.replace(name, &plans, host::uptime_seconds()) {
-            Ok(update) => {
-                for conflict in &update.conflicts {
-                    warn!(
-                        address = %conflict.key.address,
-                        port = conflict.key.port,
-                        kept_by = %conflict.kept_by,
-                        refused = %conflict.refused,
-                        "two services claim one address; the first keeps it"
-                    );
-                }
-                if self.failed.remove(name).is_some() {
-                    info!(service = %name, "written after all");
-                }
-                self.apply(&update.ops)
-            }
-            Err(cause) => {
-                let cause = cause.to_string();
-                if self.failed.get(name) != Some(&cause) {
-                    error!(service = %name, %cause, "service not written, its old state stays in force");
-                }
-                self.failed.insert(name.clone(), cause);
-                Ok(())
-            }
+    /// Tells that all is written but the services that could not be.
+    fn settle(&mut self, received: Instant) {
+        if self.complaints.failed().is_empty() {
+            self.pending.since = None;
+            self.last_updated = Some(Timestamp::now());
+            self.kube_proxy.synced(received.elapsed());
         }
-    }
-
-    /// Tries again what found no room; slots may have come free.
-    fn retry(&mut self) -> Result<()> {
-        if self.failed.is_empty() {
-            return Ok(());
-        }
-        let failed: BTreeSet<_> = self.failed.keys().cloned().collect();
-        self.write_services(&failed)?;
+        self.kube_proxy.no_local(self.no_local.total());
         self.publish();
-        Ok(())
     }
 
     /// A map that refuses what the ledger has counted is an error of the writer itself: it starts over from the maps.
@@ -263,66 +283,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Addresses of this node: what the cluster says, or else what its interfaces carry.
-    fn node_addresses(&self) -> Vec<IpAddr> {
-        let known = self.cluster.node(&self.settings.plan.node).map(|node| node.addresses.clone()).unwrap_or_default();
-        let mut addresses = known.clone();
-        for family in [Family::V4, Family::V6] {
-            if !known.iter().any(|address| Family::of(*address) == family) {
-                let of_nics = self.interfaces.iter().filter(|interface| interface.default_route);
-                addresses.extend(of_nics.flat_map(|i| &i.addresses).find(|address| Family::of(**address) == family));
-            }
-        }
-        addresses
-    }
-
-    /// Takes over the node's addresses where they changed.
-    fn node_changed(&mut self) -> Result<()> {
-        let node = self.node_addresses();
-        // Until the cluster has named the node's addresses those of the agent before are right: connections carry them.
-        if node.is_empty() || !self.cluster.synced() {
-            return Ok(());
-        }
-        self.configure(&node)?;
-        let on_interfaces = || self.interfaces.iter().filter(|i| !i.loopback).flat_map(|i| i.addresses.iter().copied());
-        let mut served: Vec<IpAddr> = Vec::new();
-        for item in &self.settings.nodeport_addresses {
-            match item {
-                NodePortAddresses::Primary => served.extend(&node),
-                NodePortAddresses::Within(cidr) => served.extend(on_interfaces().filter(|ip| cidr.contains(ip))),
-            }
-        }
-        served.sort_unstable();
-        served.dedup();
-        if served != self.settings.plan.node_port_addresses {
-            info!(addresses = ?served, "serving node ports");
-            self.settings.plan.node_port_addresses = served;
-            self.dirty.services.extend(self.cluster.services().map(|service| service.name.clone()));
-        }
-        Ok(())
-    }
-
-    fn configure(&mut self, node: &[IpAddr]) -> Result<()> {
-        let first = |family| {
-            let found = node.iter().find(|ip| Family::of(**ip) == family && !ip.is_unspecified());
-            found.map_or(abi::Addr::UNSET, |ip| abi::Addr::from(*ip))
-        };
-        let (node4, node6) = (first(Family::V4), first(Family::V6));
-        self.settings.config = abi::Config { node4, node6, ..self.settings.config };
-        self.datapath.configure(&self.settings.config)?;
-        Ok(())
-    }
-
     fn publish(&self) {
         self.metrics.attached(self.attached.len());
+        let failed = self.complaints.failed();
         self.status.send_replace(WriterStatus {
             synced: self.synced,
-            adopted: self.adopted,
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
             pods: self.attached.values().filter(|(_, kind)| *kind == Attachment::Pod).count(),
             unattached: self.unattached.values().next().cloned(),
-            failed: self.failed.len(),
-            failure: self.failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
+            failed: failed.len(),
+            failure: failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
+            pending_since: self.pending.since,
+            last_updated: self.last_updated,
+            node_eligible: self.node_eligible(),
         });
     }
 }

@@ -259,7 +259,7 @@ fn options_that_do_not_exist_or_have_wrong_values_are_refused_by_name() {
         ("--no-such-option", vec!["--no-such-option", "--help"]),
         ("--snat-ports=3000-2000", vec!["--snat-ports", "3000-2000", "not above the last"]),
         ("--max-flows=1", vec!["--max-flows", "16.."]),
-        ("--nodeport-addresses=here", vec!["\"here\" is neither `primary` nor a CIDR"]),
+        ("--nodeport-addresses=here", vec!["\"here\" is neither `primary`, `all`, `localhost` nor a CIDR"]),
         ("--log=weir=loud", vec!["weir=loud"]),
     ] {
         node.agent.set_option(option);

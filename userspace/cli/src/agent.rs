@@ -88,7 +88,8 @@ mod tests {
     use std::sync::Arc;
 
     use tokio_util::sync::CancellationToken;
-    use weir_telemetry::server::{Component as Told, Listeners, ProbeCounters, Probes, ProxyHealth, health_router};
+    use weir_telemetry::listeners::Listeners;
+    use weir_telemetry::server::{Component as Told, ProbeCounters, Probes, ProxyHealth, health_router};
 
     use super::*;
 
@@ -101,7 +102,7 @@ mod tests {
         }
 
         fn proxy_health(&self) -> ProxyHealth {
-            ProxyHealth { healthy: true, node_eligible: true, last_updated: jiff::Timestamp::now() }
+            ProxyHealth { healthy: true, node_eligible: true, last_updated: None }
         }
     }
 

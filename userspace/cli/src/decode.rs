@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Serialize, Serializer};
 use weir_abi as abi;
 use weir_abi::names::kind_name;
-use weir_core::ops::FrontendKey;
+use weir_core::ops::{FrontendKey, SourceRange};
 use weir_datapath::{FlowEntry, RawEntry};
 
 use crate::index::{protocol_name, text};
@@ -97,6 +97,9 @@ fn flow_flags(value: u16) -> Value {
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
 
+const CONFIG_FLAGS: [(u32, &str); 3] =
+    [(abi::CONFIG_RESET_STALE, "reset_stale"), (abi::CONFIG_HOLD, "hold"), (abi::CONFIG_BESIDE, "beside")];
+
 /// Of `config`.
 pub(crate) fn config(config: &abi::Config) -> Value {
     let abi::Config {
@@ -110,7 +113,7 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         udp_idle,
         tcp_idle,
         abi_version,
-        pad: _,
+        fragment_idle,
     } = config;
     Value::Fields(vec![
         ("netnsCookie", number(*netns_cookie)),
@@ -119,16 +122,17 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("node6", address(*node6)),
         ("snatMin", number(*snat_min)),
         ("snatMax", number(*snat_max)),
-        ("flags", flags(*bits, &[(abi::CONFIG_RESET_STALE, "reset_stale")])),
+        ("flags", flags(*bits, &CONFIG_FLAGS)),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
+        ("fragmentIdleTicks", number(*fragment_idle)),
         ("abiVersion", number(*abi_version)),
     ])
 }
 
 /// Of `services`.
 pub(crate) fn service(service: &abi::Service) -> Value {
-    let abi::Service { tiers, endpoints, flags: bits, pad: _ } = service;
+    let abi::Service { tiers, endpoints, flags: bits, affinity, pad: _ } = service;
     let tier = |tiers: &abi::Tiers| {
         let abi::Tiers { spill, local, remote, pad: _ } = tiers;
         let (local, remote) = (word(reference(*local)), word(reference(*remote)));
@@ -136,15 +140,23 @@ pub(crate) fn service(service: &abi::Service) -> Value {
     };
     let mut fields: Vec<_> = CLASSES.into_iter().zip(tiers).map(|(class, tiers)| (class, tier(tiers))).collect();
     fields.push(("endpoints", number(*endpoints)));
-    fields.push(("flags", flags(*bits, &[(abi::SERVICE_USED, "used")])));
+    let names = [(abi::SERVICE_USED, "used"), (abi::SERVICE_SOURCE_RANGES, "source_ranges")];
+    fields.push(("flags", flags(*bits, &names)));
+    fields.push(("affinityTicks", number(*affinity)));
     Value::Fields(fields)
 }
 
 /// Of `backends`.
 pub(crate) fn backend(backend: &abi::Backend) -> Value {
     let abi::Backend { addr, port, proto, flags: bits, generation, service, node } = backend;
-    let names =
-        [(abi::BACKEND_USED, "used"), (abi::BACKEND_LOCAL, "local"), (abi::BACKEND_HOST_NETWORK, "host_network")];
+    let names = [
+        (abi::BACKEND_USED, "used"),
+        (abi::BACKEND_LOCAL, "local"),
+        (abi::BACKEND_HOST_NETWORK, "host_network"),
+        (abi::BACKEND_CLASS << abi::CLASS_INTERNAL, "internal"),
+        (abi::BACKEND_CLASS << abi::CLASS_EXTERNAL, "external"),
+        (abi::BACKEND_CLASS << abi::CLASS_SHORT_CIRCUIT, "short_circuit"),
+    ];
     Value::Fields(vec![
         ("address", end(addr.ip(), port.get())),
         ("protocol", word(protocol_name(*proto))),
@@ -261,6 +273,41 @@ pub(crate) fn socket(key: &abi::SocketKey, peer: &abi::SocketPeer) -> (Value, Va
     (Value::Fields(key), Value::Fields(value))
 }
 
+/// Key and value of `source_ranges`.
+pub(crate) fn source_range(range: &SourceRange) -> (Value, Value) {
+    let SourceRange { service, net } = range;
+    let key = vec![("service", number(*service)), ("clients", word(net.to_string()))];
+    (Value::Fields(key), Value::Fields(vec![("allowed", number(1u32))]))
+}
+
+/// Key and value of `affinities`.
+pub(crate) fn affinity(key: &abi::AffinityKey, affinity: &abi::Affinity) -> (Value, Value) {
+    let abi::AffinityKey { client, service, pad: _ } = key;
+    let abi::Affinity { backend, generation, last_seen } = affinity;
+    let key = vec![("client", address(*client)), ("service", number(*service))];
+    let value =
+        vec![("backend", number(*backend)), ("generation", number(*generation)), ("lastSeenTicks", number(*last_seen))];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Key and value of `fragments`.
+pub(crate) fn fragment(key: &abi::FragmentKey, fragment: &abi::Fragment) -> (Value, Value) {
+    let abi::FragmentKey { src, dst, id, proto, pad: _ } = key;
+    let abi::Fragment { sport, dport, last_seen } = fragment;
+    let key = vec![
+        ("source", address(*src)),
+        ("destination", address(*dst)),
+        ("id", word(format!("{:#x}", id.get()))),
+        ("protocol", word(protocol_name(*proto))),
+    ];
+    let value = vec![
+        ("sourcePort", number(sport.get())),
+        ("destinationPort", number(dport.get())),
+        ("lastSeenTicks", number(*last_seen)),
+    ];
+    (Value::Fields(key), Value::Fields(value))
+}
+
 /// Of `devices`.
 pub(crate) fn device(device: &abi::Device) -> (Value, Value) {
     let abi::Device { ifindex, program } = device;
@@ -303,7 +350,7 @@ mod tests {
             frontend(&dump.frontends[3].0, &dump.frontends[3].1).0.to_string(),
         ];
         insta::assert_snapshot!(texts.join("\n"), @r"
-        internal={spill=6554 local=backend:1 remote=line:4} external={spill=0 local=backend:1 remote=<none>} shortCircuit={spill=6554 local=backend:1 remote=line:4} endpoints=3 flags=used
+        internal={spill=6554 local=backend:1 remote=line:4} external={spill=0 local=backend:1 remote=<none>} shortCircuit={spill=6554 local=backend:1 remote=line:4} endpoints=3 flags=used|source_ranges affinityTicks=42187
         address=10.244.1.5:8080 protocol=TCP flags=used|local generation=3 service=1 node=1
         address=10.244.3.1:8080 protocol=TCP flags=<none> generation=4 service=1 node=2
         [backend:2<=0x7fffffff backend:3<=0xffffffff]

@@ -148,6 +148,18 @@ mod tests {
     }
 
     #[test]
+    fn what_a_service_does_not_admit_is_dropped_and_what_it_does_not_serve_is_answered() {
+        let counters = vec![
+            counter(abi::HOOK_XDP, abi::REASON_MID_FLOW, 5),
+            counter(abi::HOOK_NIC_INGRESS, abi::REASON_UNUSED_PORT, 2),
+            counter(abi::HOOK_NIC_INGRESS, abi::REASON_SOURCE_RANGE, 1),
+        ];
+        let rows = rows(&counters, false, None);
+        let shown: Vec<_> = rows.iter().map(|row| (row.reason, row.verdict)).collect();
+        assert_eq!(shown, [("unused_port", "answered"), ("source_range", "dropped")]);
+    }
+
+    #[test]
     fn a_second_answer_has_rates() {
         let rows = rows(&counters(27), false, Some((&counters(7), 2.0)));
         let rates: Vec<_> = rows.iter().map(|row| (row.reason, row.packets_per_second)).collect();

@@ -12,6 +12,7 @@ use crate::exit::Answer;
 use crate::index::{Filter, Index, Port, protocol_name, selectable};
 use crate::output::{Output, Row, Tone};
 use crate::share::Share;
+use crate::time::{self, Now};
 
 /// Whether new flows go to an endpoint, and if not, why; the maps hold numbers of endpoints, not reasons for each.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -65,6 +66,8 @@ struct EndpointRow {
     share: Shares,
     new_flows: u64,
     generation: u32,
+    /// Seconds for which a client keeps this endpoint after its last new flow, whatever the shares; null: no affinity.
+    affinity_seconds: Option<u32>,
     id: u32,
     #[serde(skip)]
     number: String,
@@ -98,7 +101,7 @@ impl Row for EndpointRow {
             "GENERATION",
         ];
         if wide {
-            headers.extend(["EXTERNAL%", "SHORT-CIRCUIT%", "PORT-NAME", "HOST-NETWORK", "ID"]);
+            headers.extend(["EXTERNAL%", "SHORT-CIRCUIT%", "AFFINITY", "PORT-NAME", "HOST-NETWORK", "ID"]);
         }
         headers
     }
@@ -121,6 +124,7 @@ impl Row for EndpointRow {
             cells.extend([
                 self.share.external.percent(),
                 self.share.short_circuit.percent(),
+                self.affinity_seconds.map(time::age).unwrap_or_default(),
                 self.port_name.clone(),
                 yes_no(self.host_network),
                 self.id.to_string(),
@@ -142,12 +146,18 @@ impl Row for EndpointRow {
 }
 
 /// Rows, and complaints about references that lead to no endpoint in use.
-fn rows(index: &Index<'_>, filter: &Filter, new_flows: &HashMap<u32, u64>) -> (Vec<EndpointRow>, Vec<String>) {
+fn rows(
+    index: &Index<'_>,
+    filter: &Filter,
+    new_flows: &HashMap<u32, u64>,
+    now: Now,
+) -> (Vec<EndpointRow>, Vec<String>) {
     let (mut rows, mut complaints) = (Vec::new(), Vec::new());
     let mut by_service = index.backends_by_service();
     for (id, port) in index.sorted_ports(filter) {
         let Some(service) = index.services.get(&id) else { continue };
         let spreads = index.spreads(service);
+        let affinity = now.affinity(service);
         let selectable = selectable(&spreads);
         let mut backends = by_service.remove(&id).unwrap_or_default();
         backends.sort_by_key(|(_, backend)| (backend.addr.octets(), backend.port.get()));
@@ -170,7 +180,7 @@ fn rows(index: &Index<'_>, filter: &Filter, new_flows: &HashMap<u32, u64>) -> (V
             let active = selectable.contains(&backend_id);
             let state = if active { State::Active } else { State::of_unused(unused, unusable) };
             let flows = new_flows.get(&backend_id).copied().unwrap_or_default();
-            row(port, index.node(backend.node), (backend_id, backend), state, shares, flows)
+            row(port, index.node(backend.node), (backend_id, backend), state, shares, flows, affinity)
         }));
     }
     (rows, complaints)
@@ -183,6 +193,7 @@ fn row(
     state: State,
     share: Shares,
     new_flows: u64,
+    affinity_seconds: Option<u32>,
 ) -> EndpointRow {
     let abi::Backend { addr, port: target, proto, flags, generation, service: _, node: _ } = backend;
     EndpointRow {
@@ -200,6 +211,7 @@ fn row(
         share,
         new_flows,
         generation: *generation,
+        affinity_seconds,
         id,
         number: port.number(),
         socket: std::net::SocketAddr::new(addr.ip(), target.get()).to_string(),
@@ -213,7 +225,7 @@ pub(crate) fn run(view: &View, args: &EndpointsArgs, output: &Output) -> Result<
     let filter = Filter::new(&args.scope, args.service.as_deref());
     filter.require(&index)?;
     let flows = index.backends.keys().map(|id| Ok((*id, view.backend_counters(*id)?.flows))).collect::<Result<_>>()?;
-    let (rows, complaints) = rows(&index, &filter, &flows);
+    let (rows, complaints) = rows(&index, &filter, &flows, Now::read()?);
     for complaint in &complaints {
         eprintln!("weir: {complaint}: a bug, or another program writes to the maps; `weir map dump lines` shows them");
     }
@@ -233,8 +245,12 @@ mod tests {
 
     fn shown(format: Format, namespace: Option<&str>, name: Option<&str>) -> String {
         let dump = sample::dump();
-        let (rows, complaints) =
-            rows(&Index::new(&dump), &sample::filter(namespace, name), &HashMap::from([(1, 90), (2, 4), (3, 6)]));
+        let (rows, complaints) = rows(
+            &Index::new(&dump),
+            &sample::filter(namespace, name),
+            &HashMap::from([(1, 90), (2, 4), (3, 6)]),
+            sample::now(),
+        );
         assert_eq!(complaints, Vec::<String>::new());
         anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
     }
@@ -254,12 +270,12 @@ mod tests {
     #[test]
     fn wide_adds_the_shares_of_traffic_from_outside() {
         insta::assert_snapshot!(shown(Format::Wide, None, Some("shop/web")), @r"
-        NAMESPACE   SERVICE   PORT     ADDRESS              NODE     LOCAL   STATE      SHARE%   NEW-FLOWS   GENERATION   EXTERNAL%   SHORT-CIRCUIT%   PORT-NAME   HOST-NETWORK   ID
-        shop        web       80/TCP   10.244.1.5:8080      edge-1   yes     active     90.0     90          3            100         90.0             http        no             1
-        shop        web       80/TCP   10.244.1.9:8080      edge-1   yes     draining   0        0           3            0           0                http        no             4
-        shop        web       80/TCP   10.244.2.6:8080      edge-2   no      active     5.0      4           3            0           5.0              http        no             2
-        shop        web       80/TCP   10.244.2.7:8080      edge-2   no      active     5.0      6           3            0           5.0              http        no             3
-        shop        web       80/TCP   [fd00:244::5]:8080   edge-2   no      active     100      0           3            100         100              http        no             5
+        NAMESPACE   SERVICE   PORT     ADDRESS              NODE     LOCAL   STATE      SHARE%   NEW-FLOWS   GENERATION   EXTERNAL%   SHORT-CIRCUIT%   AFFINITY   PORT-NAME   HOST-NETWORK   ID
+        shop        web       80/TCP   10.244.1.5:8080      edge-1   yes     active     90.0     90          3            100         90.0             3h         http        no             1
+        shop        web       80/TCP   10.244.1.9:8080      edge-1   yes     draining   0        0           3            0           0                3h         http        no             4
+        shop        web       80/TCP   10.244.2.6:8080      edge-2   no      active     5.0      4           3            0           5.0              3h         http        no             2
+        shop        web       80/TCP   10.244.2.7:8080      edge-2   no      active     5.0      6           3            0           5.0              3h         http        no             3
+        shop        web       80/TCP   [fd00:244::5]:8080   edge-2   no      active     100      0           3            100         100              <none>     http        no             5
         ");
     }
 
@@ -290,7 +306,7 @@ mod tests {
     fn a_reference_to_anothers_backend_is_not_hidden() {
         let mut dump = sample::dump();
         dump.services[1].1.tiers[0].remote = 2;
-        let (_, complaints) = rows(&Index::new(&dump), &sample::filter(None, None), &HashMap::new());
+        let (_, complaints) = rows(&Index::new(&dump), &sample::filter(None, None), &HashMap::new(), sample::now());
         assert_eq!(complaints, ["shop/web:80/TCP: its lines lead to backend 2, not its own"]);
     }
 }

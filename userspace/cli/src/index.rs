@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use ipnet::IpNet;
 use thiserror::Error;
 use weir_abi as abi;
-use weir_core::ops::{Dump, FrontendKey};
+use weir_core::ops::{Dump, FrontendKey, SourceRange};
 
 use crate::args::Scope;
 use crate::share::{self, Spread};
@@ -132,6 +133,8 @@ pub(crate) struct Index<'a> {
     pub(crate) vacant: HashMap<u32, &'a abi::Backend>,
     /// Frontends by service, sorted.
     pub(crate) frontends: BTreeMap<u32, Vec<(FrontendKey, u32)>>,
+    /// Clients that load balancer addresses admit, by service, sorted; of those that do not admit all.
+    pub(crate) source_ranges: BTreeMap<u32, Vec<IpNet>>,
     lines: HashMap<u32, &'a abi::Line>,
     nodes: HashMap<u32, String>,
 }
@@ -139,7 +142,7 @@ pub(crate) struct Index<'a> {
 impl<'a> Index<'a> {
     /// Sorts a dump out.
     pub(crate) fn new(dump: &'a Dump) -> Self {
-        let Dump { services, backends, lines, frontends, service_names, node_names } = dump;
+        let Dump { services, backends, lines, frontends, service_names, node_names, source_ranges } = dump;
         let names: HashMap<u32, &abi::ServiceName> = service_names.iter().map(|(id, name)| (*id, name)).collect();
         let port = |id: &u32| names.get(id).map_or_else(|| Port::nameless(*id), |name| Port::new(name));
         let mut by_service: BTreeMap<u32, Vec<(FrontendKey, u32)>> = BTreeMap::new();
@@ -147,6 +150,11 @@ impl<'a> Index<'a> {
             by_service.entry(frontend.service).or_default().push((*key, frontend.kind));
         }
         by_service.values_mut().for_each(|list| list.sort_unstable());
+        let mut ranges: BTreeMap<u32, Vec<IpNet>> = BTreeMap::new();
+        for SourceRange { service, net } in source_ranges {
+            ranges.entry(*service).or_default().push(*net);
+        }
+        ranges.values_mut().for_each(|list| list.sort_unstable());
         let used = |backend: &abi::Backend| backend.flags & abi::BACKEND_USED != 0;
         Self {
             ports: services.iter().map(|(id, _)| (*id, port(id))).collect(),
@@ -154,6 +162,7 @@ impl<'a> Index<'a> {
             backends: backends.iter().filter(|(_, b)| used(b)).map(|(id, b)| (*id, b)).collect(),
             vacant: backends.iter().filter(|(_, b)| !used(b)).map(|(id, b)| (*id, b)).collect(),
             frontends: by_service,
+            source_ranges: ranges,
             lines: lines.iter().map(|(id, line)| (*id, line)).collect(),
             nodes: node_names.iter().map(|(id, name)| (*id, text(&name.name))).collect(),
         }

@@ -187,6 +187,21 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             sockets.sort_unstable_by_key(|(key, _)| (key.cookie, key.addr.octets(), key.port.get(), key.proto));
             sockets.iter().map(|(key, peer)| entry(decode::socket(key, peer))).collect()
         }
+        "affinities" => {
+            let mut affinities = view.affinities()?;
+            affinities.sort_unstable_by_key(|(key, _)| (key.service, key.client.octets()));
+            affinities.iter().map(|(key, affinity)| entry(decode::affinity(key, affinity))).collect()
+        }
+        "source_ranges" => {
+            let mut ranges = dump.source_ranges.clone();
+            ranges.sort_unstable();
+            ranges.iter().map(|range| entry(decode::source_range(range))).collect()
+        }
+        "fragments" => {
+            let mut fragments = view.fragments()?;
+            fragments.sort_unstable_by_key(|(key, _)| (key.src.octets(), key.dst.octets(), key.id.get(), key.proto));
+            fragments.iter().map(|(key, fragment)| entry(decode::fragment(key, fragment))).collect()
+        }
         "counters" => counters(view)?,
         "devices" => view.devices()?.iter().map(|device| entry(decode::device(device))).collect(),
         "frontend_filter" => {

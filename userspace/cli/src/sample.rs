@@ -1,12 +1,12 @@
 //! A node's maps made by hand, for the tests of rows: a web service in both families with a local, two remote and a
-//! draining endpoint, and a DNS service without any.
+//! draining endpoint, session affinity and source ranges, and a DNS service without any.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use weir_abi as abi;
 use weir_abi::ticks::TickClock;
-use weir_core::ops::{Dump, FrontendKey};
+use weir_core::ops::{Dump, FrontendKey, SourceRange};
 
 use crate::args::Scope;
 use crate::index::Filter;
@@ -83,10 +83,12 @@ pub(crate) fn dump() -> Dump {
     let (used, local) = (abi::BACKEND_USED, abi::BACKEND_USED | abi::BACKEND_LOCAL);
     let cluster = abi::Tiers { spill: 6554, local: 1, remote: abi::REF_LINE | 4, pad: 0 };
     let only_local = abi::Tiers { spill: 0, local: 1, remote: 0, pad: 0 };
-    let web = abi::Service { tiers: [cluster, only_local, cluster], endpoints: 3, flags: 1, pad: [0; 2] };
+    let affinity = CLOCK.ticks(Duration::from_secs(10_800));
+    let flags = abi::SERVICE_USED | abi::SERVICE_SOURCE_RANGES;
+    let web = abi::Service { tiers: [cluster, only_local, cluster], endpoints: 3, flags, affinity, pad: 0 };
     let only = abi::Tiers { spill: 65_535, local: 0, remote: 5, pad: 0 };
-    let web6 = abi::Service { tiers: [only; 3], endpoints: 1, flags: 1, pad: [0; 2] };
-    let dns = abi::Service { tiers: [NO_TIERS; 3], endpoints: 0, flags: 1, pad: [0; 2] };
+    let web6 = abi::Service { tiers: [only; 3], endpoints: 1, flags: abi::SERVICE_USED, affinity: 0, pad: 0 };
+    let dns = abi::Service { tiers: [NO_TIERS; 3], endpoints: 0, flags: abi::SERVICE_USED, affinity: 0, pad: 0 };
     Dump {
         services: vec![(1, web), (2, web6), (3, dns)],
         backends: vec![
@@ -104,6 +106,7 @@ pub(crate) fn dump() -> Dump {
             frontend("10.96.0.20", 80, 6, 1, abi::KIND_CLUSTER_IP),
             frontend("fd00:96::20", 80, 6, 2, abi::KIND_CLUSTER_IP),
             frontend("10.96.0.10", 53, 17, 3, abi::KIND_CLUSTER_IP),
+            frontend("10.96.0.10", 0, 0, 3, abi::KIND_UNUSED_PORT),
         ],
         service_names: vec![
             (1, service_name("shop", "web", "http", 80, 6, 4)),
@@ -114,5 +117,8 @@ pub(crate) fn dump() -> Dump {
             (1, abi::NodeName { name: name("edge-1"), zone: name("a") }),
             (2, abi::NodeName { name: name("edge-2"), zone: name("b") }),
         ],
+        source_ranges: ["198.51.100.0/24", "192.0.2.7/32"]
+            .map(|net| SourceRange { service: 1, net: net.parse().unwrap() })
+            .into(),
     }
 }

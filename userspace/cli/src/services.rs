@@ -25,7 +25,7 @@ struct ServiceRow {
     protocol: String,
     family: &'static str,
     types: Vec<&'static str>,
-    /// Of all frontends but the node ports.
+    /// Of all frontends but the node ports and the unused ports.
     addresses: Vec<String>,
     node_port: Option<u16>,
     endpoints: Endpoints,
@@ -33,6 +33,10 @@ struct ServiceRow {
     spill: Option<Share>,
     new_flows: NewFlows,
     age_seconds: u32,
+    /// Seconds for which a client keeps its endpoint after its last new flow; null: no affinity.
+    affinity_seconds: Option<u32>,
+    /// Clients that load balancer addresses admit; null: all.
+    source_ranges: Option<Vec<String>>,
     id: u32,
     tiers: [TierRow; abi::CLASS_COUNT],
     #[serde(skip)]
@@ -81,7 +85,7 @@ impl Row for ServiceRow {
             "AGE",
         ];
         if wide {
-            headers.extend(["FAMILY", "PORT-NAME", "NODE-PORT", "DROPPED", "ID"]);
+            headers.extend(["FAMILY", "PORT-NAME", "NODE-PORT", "AFFINITY", "SOURCE-RANGES", "DROPPED", "ID"]);
             headers.extend(["INTERNAL", "EXTERNAL", "SHORT-CIRCUIT"]);
         }
         headers
@@ -106,6 +110,8 @@ impl Row for ServiceRow {
                 self.family.to_owned(),
                 self.port_name.clone(),
                 self.node_port.map(|port| port.to_string()).unwrap_or_default(),
+                self.affinity_seconds.map(time::age).unwrap_or_default(),
+                self.source_ranges.as_deref().map(ranges).unwrap_or_default(),
                 self.new_flows.dropped.to_string(),
                 self.id.to_string(),
             ]);
@@ -123,6 +129,11 @@ impl Row for ServiceRow {
     fn tone(&self) -> Tone {
         if self.endpoints.all == 0 { Tone::Alert } else { Tone::Plain }
     }
+}
+
+/// A service that has ranges and none in its family admits nobody.
+fn ranges(ranges: &[String]) -> String {
+    if ranges.is_empty() { "nobody".to_owned() } else { joined(ranges) }
 }
 
 /// A reference of a tier: `backend:7`, `line:3`, or nothing.
@@ -147,9 +158,13 @@ fn rows(
         let flags = selectable(spreads).into_iter().filter_map(|id| index.backends.get(&id)).map(|b| b.flags);
         flags.filter(|flags| flags & abi::BACKEND_LOCAL != 0).count()
     };
+    let source_ranges =
+        |id| -> Vec<String> { index.source_ranges.get(&id).into_iter().flatten().map(ToString::to_string).collect() };
     let row = |(id, port): (u32, &Port)| {
         let service = index.services.get(&id)?;
-        let frontends = index.frontends.get(&id).map_or(&[][..], Vec::as_slice);
+        let mut frontends = index.frontends.get(&id).cloned().unwrap_or_default();
+        // Nothing to connect to: it refuses what no port serves.
+        frontends.retain(|(_, kind)| *kind != abi::KIND_UNUSED_PORT);
         let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
         let abi::ServiceCounters { local: to_local, remote, rejected, dropped } = *counters.get(&id).unwrap_or(&none);
         let mut kinds: Vec<u32> = frontends.iter().map(|(_, kind)| *kind).collect();
@@ -180,6 +195,8 @@ fn rows(
             spill: share::spill(internal),
             new_flows: NewFlows { local: to_local, remote, rejected, dropped },
             age_seconds: now.seconds_since(port.created),
+            affinity_seconds: now.affinity(service),
+            source_ranges: (service.flags & abi::SERVICE_SOURCE_RANGES != 0).then(|| source_ranges(id)),
             id,
             tiers: [(0, internal), (1, external), (2, short_circuit)].map(tier),
             number: port.number(),
@@ -231,9 +248,9 @@ mod tests {
     #[test]
     fn wide_adds_slots_and_tiers() {
         insta::assert_snapshot!(shown(Format::Wide, Some("shop")), @r"
-        NAMESPACE   NAME   PORT     TYPE                              ADDRESSES                ENDPOINTS   SPILL   NEW-LOCAL   NEW-REMOTE   REJECTED   AGE     FAMILY   PORT-NAME   NODE-PORT   DROPPED   ID   INTERNAL                 EXTERNAL                 SHORT-CIRCUIT
-        shop        web    80/TCP   ClusterIP,NodePort,LoadBalancer   10.96.0.20,203.0.113.7   1/3         10.0%   90          10           2          3m20s   IPv4     http        30080       1         1    6554,backend:1,line:4    0,backend:1,<none>       6554,backend:1,line:4
-        shop        web    80/TCP   ClusterIP                         fd00:96::20              0/1         100%    0           0            0          3m20s   IPv6     http        <none>      0         2    65535,<none>,backend:5   65535,<none>,backend:5   65535,<none>,backend:5
+        NAMESPACE   NAME   PORT     TYPE                              ADDRESSES                ENDPOINTS   SPILL   NEW-LOCAL   NEW-REMOTE   REJECTED   AGE     FAMILY   PORT-NAME   NODE-PORT   AFFINITY   SOURCE-RANGES                  DROPPED   ID   INTERNAL                 EXTERNAL                 SHORT-CIRCUIT
+        shop        web    80/TCP   ClusterIP,NodePort,LoadBalancer   10.96.0.20,203.0.113.7   1/3         10.0%   90          10           2          3m20s   IPv4     http        30080       3h         192.0.2.7/32,198.51.100.0/24   1         1    6554,backend:1,line:4    0,backend:1,<none>       6554,backend:1,line:4
+        shop        web    80/TCP   ClusterIP                         fd00:96::20              0/1         100%    0           0            0          3m20s   IPv6     http        <none>      <none>     <none>                         0         2    65535,<none>,backend:5   65535,<none>,backend:5   65535,<none>,backend:5
         ");
     }
 
@@ -270,6 +287,8 @@ mod tests {
                 "dropped": 0
               },
               "ageSeconds": 200,
+              "affinitySeconds": null,
+              "sourceRanges": null,
               "id": 3,
               "tiers": [
                 {

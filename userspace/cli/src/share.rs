@@ -178,7 +178,7 @@ mod tests {
         let (remote, more) = tree(&(10..60).map(|id| (id, 1 + id % 7)).collect::<Vec<_>>(), 100);
         lines.extend(more);
         let tiers = tiers(20_000, local, remote);
-        let service = abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints: 53, flags: 1, pad: [0; 2] };
+        let service = abi::Service { tiers: [tiers; abi::CLASS_COUNT], endpoints: 53, flags: 1, affinity: 0, pad: 0 };
         let get = |id| lines.iter().find(|(slot, _)| *slot == id).map(|(_, line)| *line);
         let mut counted: BTreeMap<u32, u64> = BTreeMap::new();
         // Numbers between two neighbouring bounds all lead to one backend.

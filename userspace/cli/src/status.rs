@@ -138,7 +138,12 @@ fn table_lines(maps: &[MapUse], dump: &Dump) -> Vec<Subsystem> {
     vec![
         line(
             "services",
-            &[("services", dump.services.len()), ("frontends4", v4), ("frontends6", dump.frontends.len() - v4)],
+            &[
+                ("services", dump.services.len()),
+                ("frontends4", v4),
+                ("frontends6", dump.frontends.len() - v4),
+                ("source_ranges", dump.source_ranges.len()),
+            ],
         ),
         line("backends", &[("backends", backends), ("lines", dump.lines.len())]),
     ]
@@ -226,12 +231,13 @@ mod tests {
                 udp_idle: 60,
                 tcp_idle: 7200,
                 abi_version: abi::ABI_VERSION,
-                pad: 0,
+                fragment_idle: 30,
             },
             maps: vec![
                 map("services", 100),
-                map("frontends4", 4),
+                map("frontends4", 5),
                 map("frontends6", 100),
+                map("source_ranges", 100),
                 map("backends", 100),
                 map("lines", 100),
                 map("flows4", 1000),
@@ -249,9 +255,9 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         7 pinned in /sys/fs/bpf/weir/maps-v1, ABI version 1
+        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v1, ABI version 1
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
-        services    degraded   3 of 100 services, 4 of 4 frontends4, 1 of 100 frontends6; over 85 % full, give the agent larger maps
+        services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines
         flows       ok         2000 of 2000: 1 new, 1999 replied
         agent       degraded   not running: traffic is served as last programmed, changes are not (127.0.0.1:10256: connection refused)

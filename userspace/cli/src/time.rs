@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_getres, clock_gettime};
+use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 
 /// A moment on the clocks of the kernel, which do not count suspend.
@@ -29,6 +30,13 @@ impl Now {
     /// Seconds from a moment in seconds since boot until now.
     pub(crate) fn seconds_since(self, moment: u32) -> u32 {
         seconds(self.monotonic.saturating_sub(Duration::from_secs(moment.into())))
+    }
+
+    /// Seconds for which a client of a service keeps its endpoint; none without affinity. Rounded up: whoever made the
+    /// ticks of seconds has rounded down.
+    pub(crate) fn affinity(self, service: &abi::Service) -> Option<u32> {
+        let time = self.ticks.duration(service.affinity);
+        (service.affinity > 0).then(|| seconds(time).saturating_add(u32::from(time.subsec_nanos() > 0)))
     }
 
     /// Seconds, rounded, from a moment in ticks until now.
@@ -88,6 +96,18 @@ mod tests {
         for (seconds, text) in cases {
             assert_eq!(age(seconds), text);
         }
+    }
+
+    #[test]
+    fn a_time_out_reads_as_it_was_written() {
+        let clock = TickClock::new(Duration::from_millis(4));
+        let now = Now::new(Duration::from_secs(5000), clock);
+        let service = crate::sample::dump().services[0].1;
+        for seconds in [125, 10_800, 86_400] {
+            let affinity = clock.ticks(Duration::from_secs(seconds.into()));
+            assert_eq!(now.affinity(&abi::Service { affinity, ..service }), Some(seconds));
+        }
+        assert_eq!(now.affinity(&abi::Service { affinity: 0, ..service }), None);
     }
 
     #[test]

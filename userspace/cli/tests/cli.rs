@@ -25,6 +25,8 @@ fn services_endpoints_and_maps_are_read_while_no_agent_runs() {
     assert_eq!(items[0]["nodePort"], 30_080);
     assert_eq!(items[0]["endpoints"], serde_json::json!({"local": 1, "all": 2}));
     assert_eq!(items[0]["spill"], 0.5);
+    assert_eq!(items[0]["sourceRanges"], serde_json::json!(["198.51.100.0/24"]));
+    assert!(items[0]["affinitySeconds"].is_u64(), "{}", items[0]);
     assert_eq!(items[1]["addresses"], serde_json::json!(["fd00:96::20"]));
     assert_eq!(items[1]["spill"], 1.0);
 
@@ -44,7 +46,17 @@ fn services_endpoints_and_maps_are_read_while_no_agent_runs() {
 
     let backends = pins.json(&["map", "dump", "backends"]);
     assert_eq!(backends["items"][0]["value"]["address"], "10.244.1.5:8080");
-    assert_eq!(backends["items"][0]["value"]["flags"], "used|local");
+    assert_eq!(backends["items"][0]["value"]["flags"], "used|local|internal|external|short_circuit");
+    let ranges = pins.json(&["map", "dump", "source_ranges"]);
+    assert_eq!(ranges["items"][0]["key"]["clients"], "198.51.100.0/24");
+    let unused = pins.json(&["map", "dump", "frontends4"]);
+    let is_unused = |item: &&Value| item["value"]["kind"] == "UnusedPort";
+    let unused: Vec<_> = unused["items"].as_array().unwrap().iter().filter(is_unused).collect();
+    assert_eq!(unused.len(), 1, "in the map, though not among the addresses of the service");
+    assert_eq!(unused[0]["key"]["address"], "10.96.0.20:0");
+    for map in ["affinities", "fragments"] {
+        assert_eq!(pins.json(&["map", "dump", map])["items"], serde_json::json!([]), "{map}");
+    }
     let config = pins.json(&["map", "dump", "config"]);
     assert_eq!(config["items"][0]["value"]["snatMin"], 40_000);
 }
@@ -111,7 +123,7 @@ fn every_map_can_be_listed_and_dumped_decoded_and_raw() {
     }
     let raw = pins.json(&["map", "dump", "frontends4", "--raw"]);
     let keys: Vec<_> = raw["items"].as_array().unwrap().iter().map(|entry| entry["key"].as_str().unwrap()).collect();
-    assert_eq!(keys[0], "0a60001400500600");
+    assert_eq!(keys[..2], ["0a60001400000000", "0a60001400500600"], "unused ports, then port 80 of TCP");
     let unknown = pins.weir(&["map", "dump", "nothing"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("frontends4"), "{unknown:?}");

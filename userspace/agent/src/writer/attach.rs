@@ -64,8 +64,7 @@ impl Writer {
         // Clients of node ports at further addresses are behind the interfaces that carry those.
         let served = [node.as_slice(), &self.settings.plan.node_port_addresses].concat();
         let decide = |i: &Interface| {
-            // The host's end of a pod's interface may carry the pod's gateway address.
-            let addresses = if i.peer_elsewhere { &node } else { &served };
+            let addresses = if leads_to_pods(i, &self.interfaces) { &node } else { &served };
             Some((i.index, (i.name.clone(), attachment(i, addresses, &self.settings.patterns)?)))
         };
         self.interfaces.iter().filter_map(decide).collect()
@@ -89,5 +88,36 @@ impl Writer {
                 warn!(interface = name, %cause, "cannot clean up after the interface");
             }
         }
+    }
+}
+
+/// The host's end of a pod's interface, and the bridge of pods, may carry the pods' gateway address: it may serve node
+/// ports, but no client from outside comes this way.
+fn leads_to_pods(interface: &Interface, all: &[Interface]) -> bool {
+    let mut ports = all.iter().filter(|port| port.master == Some(interface.index));
+    interface.peer_elsewhere || (interface.kind == "bridge" && ports.all(|port| port.peer_elsewhere))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(index: u32, kind: &str, master: Option<u32>, peer_elsewhere: bool) -> Interface {
+        Interface { index, kind: kind.to_owned(), master, peer_elsewhere, ..Interface::default() }
+    }
+
+    #[test]
+    fn a_bridge_leads_to_pods_if_nothing_else_is_on_it() {
+        let bridge = interface(1, "bridge", None, false);
+        let (pod, nic) = (interface(2, "veth", Some(1), true), interface(3, "", Some(1), false));
+        assert!(leads_to_pods(&bridge, std::slice::from_ref(&bridge)));
+        assert!(leads_to_pods(&bridge, &[bridge.clone(), pod.clone()]));
+        assert!(!leads_to_pods(&bridge, &[bridge.clone(), pod, nic]));
+    }
+
+    #[test]
+    fn a_card_leads_outside_and_the_hosts_end_of_a_pod_to_the_pod() {
+        let (pod, nic) = (interface(2, "veth", None, true), interface(3, "", None, false));
+        assert_eq!([&pod, &nic].map(|i| leads_to_pods(i, &[pod.clone(), nic.clone()])), [true, false]);
     }
 }

@@ -1,15 +1,18 @@
 //! A node's maps in a pin directory of their own, filled as the agent would fill them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
@@ -19,8 +22,16 @@ use weir_datapath::{Datapath, MapStore, PinDir};
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Small maps: tests run side by side.
-const CAPACITY: Capacity =
-    Capacity { services: 64, backends: 256, lines: 64, frontends: 64, nodes: 16, flows: 1024, sockets: 64 };
+const CAPACITY: Capacity = Capacity {
+    services: 64,
+    backends: 256,
+    lines: 64,
+    frontends: 64,
+    nodes: 16,
+    flows: 1024,
+    sockets: 64,
+    ..Capacity::DEFAULT
+};
 
 /// A pin directory that goes away with the test.
 pub(crate) struct Pins(pub(crate) PathBuf);
@@ -94,6 +105,7 @@ fn slice(name: &str, family: Family, endpoints: Vec<Endpoint>) -> Slice {
         family,
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints,
+        triggered: None,
     }
 }
 
@@ -104,6 +116,7 @@ fn cluster() -> Cluster {
         name: name.into(),
         zone: "a".into(),
         addresses: vec![address.parse().unwrap()],
+        eligible: true,
     };
     let events = [
         Event::Nodes(vec![node("edge-1", "192.168.0.11"), node("edge-2", "192.168.0.12")]),
@@ -120,6 +133,10 @@ fn cluster() -> Cluster {
             }],
             internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Local,
+            affinity: Some(10_800),
+            source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
+            health_check_port: None,
+            proxy: Proxy::Ours,
         }]),
         Event::Slices(vec![
             slice(
@@ -148,6 +165,8 @@ pub(crate) fn fill(pins: &Pins) -> Datapath {
         node_port_addresses: vec!["192.168.0.11".parse().unwrap()],
         external_ips: true,
         spread: Spread::Random,
+        clock: TickClock::new(Duration::from_millis(1)),
+        handing_over: BTreeSet::new(),
     };
     let name = ObjectName::new("shop", "web");
     let plans = plan(&cluster(), &config, &name);
@@ -165,7 +184,7 @@ pub(crate) fn fill(pins: &Pins) -> Datapath {
         udp_idle: 120,
         tcp_idle: 7200,
         abi_version: abi::ABI_VERSION,
-        pad: 0,
+        fragment_idle: 30,
     };
     datapath.configure(&config).unwrap();
     datapath

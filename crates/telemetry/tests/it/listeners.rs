@@ -1,0 +1,101 @@
+//! Sockets and connections.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get as route;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use weir_telemetry::listeners::{Limits, Listeners};
+
+use crate::shared::{get, start, start_with};
+
+/// Far more than anything here takes.
+const SOON: Duration = Duration::from_secs(10);
+
+fn hello() -> Router {
+    Router::new().route("/", route(|| async { "hello" }))
+}
+
+#[tokio::test]
+async fn the_server_listens_on_ipv6_beside_ipv4_on_one_port() {
+    let v4 = Listeners::bind("tests", &["0.0.0.0:0".parse().unwrap()]).unwrap();
+    let port = v4.addresses()[0].port();
+    let v6 = match Listeners::bind("tests", &[SocketAddr::new("::".parse().unwrap(), port)]) {
+        Ok(v6) => v6,
+        Err(error) if error.cause.raw_os_error() == Some(97) => {
+            eprintln!("SKIPPED: this kernel has no IPv6");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let stop = CancellationToken::new();
+    tokio::spawn(v6.serve(hello(), stop.clone()));
+    let address = SocketAddr::new("::1".parse().unwrap(), port);
+    assert_eq!(get(address, "/").await.0.status(), 200);
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_an_error_that_names_it_and_its_purpose() {
+    let first = Listeners::bind("tests", &["127.0.0.1:0".parse().unwrap()]).unwrap();
+    let address = first.addresses()[0];
+    let error = Listeners::bind("health checks", &[address]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("cannot listen on {address} for health checks: Address already in use (os error 98)")
+    );
+}
+
+#[tokio::test]
+async fn a_stop_closes_the_port_and_ends_the_server() {
+    let server = start(hello(), "127.0.0.1:0");
+    assert_eq!(get(server.address, "/").await.0.status(), 200);
+    server.stop.cancel();
+    server.task.await.unwrap();
+    let error = TcpStream::connect(server.address).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_end_its_header_is_sent_away() {
+    let limits = Limits { header: Duration::from_millis(50), ..Limits::DEFAULT };
+    let server = start_with(hello(), "127.0.0.1:0", limits);
+    let mut slow = TcpStream::connect(server.address).await.unwrap();
+    slow.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    timeout(SOON, slow.read_to_end(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), "", "closed without an answer");
+}
+
+#[tokio::test]
+async fn one_connection_more_than_the_limit_is_answered_when_another_ends() {
+    let limits = Limits { connections: 1, ..Limits::DEFAULT };
+    let server = start_with(hello(), "127.0.0.1:0", limits);
+    let mut first = TcpStream::connect(server.address).await.unwrap();
+    first.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    // An answer proves that it holds the only place.
+    assert!(first.read(&mut [0; 512]).await.unwrap() > 0);
+    let mut second = Box::pin(get(server.address, "/"));
+    assert!(timeout(Duration::from_millis(100), &mut second).await.is_err(), "answered beyond the limit");
+    drop(first);
+    assert_eq!(timeout(SOON, second).await.unwrap().0.status(), 200);
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_its_answer_loses_its_place() {
+    let limits = Limits { connections: 1, connection: Duration::from_millis(50), ..Limits::DEFAULT };
+    let endless = Router::new().route("/", route(|| async { "x".repeat(64 << 20) })).merge(small());
+    let server = start_with(endless, "127.0.0.1:0", limits);
+    let mut deaf = TcpStream::connect(server.address).await.unwrap();
+    deaf.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    deaf.readable().await.unwrap();
+    assert_eq!(timeout(SOON, get(server.address, "/small")).await.unwrap().0.status(), 200);
+}
+
+fn small() -> Router {
+    Router::new().route("/small", route(|| async { "small" }))
+}

@@ -1,0 +1,150 @@
+//! Which addresses of the node answer at node ports, and where their health checks listen.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use weir_core::interfaces::Interface;
+use weir_core::model::Family;
+
+/// One item of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NodePortAddresses {
+    /// The node's own addresses, as the cluster names them.
+    Primary,
+    /// All addresses of its interfaces but loopback and link-local ones.
+    All,
+    /// 127.0.0.1 and ::1, for processes on the host.
+    Localhost,
+    /// Addresses of its interfaces within a range.
+    Within(IpNet),
+}
+
+impl FromStr for NodePortAddresses {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "primary" => Ok(Self::Primary),
+            "all" => Ok(Self::All),
+            "localhost" => Ok(Self::Localhost),
+            cidr => cidr
+                .parse()
+                .map(Self::Within)
+                .map_err(|e| format!("{cidr:?} is neither `primary`, `all`, `localhost` nor a CIDR: {e}")),
+        }
+    }
+}
+
+/// The addresses that answer, sorted. `node` are the node's own ones.
+pub(crate) fn served(items: &[NodePortAddresses], node: &[IpAddr], interfaces: &[Interface]) -> Vec<IpAddr> {
+    let on_interfaces = || interfaces.iter().filter(|i| !i.loopback).flat_map(|i| i.addresses.iter().copied());
+    let mut served: Vec<IpAddr> = Vec::new();
+    for item in items {
+        match item {
+            NodePortAddresses::Primary => served.extend(node),
+            NodePortAddresses::All => {
+                served.extend(on_interfaces().filter(|ip| !ip.is_loopback() && !is_link_local(*ip)));
+            }
+            NodePortAddresses::Localhost => {
+                served.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
+            }
+            NodePortAddresses::Within(cidr) => served.extend(on_interfaces().filter(|ip| cidr.contains(ip))),
+        }
+    }
+    served.sort_unstable();
+    served.dedup();
+    served
+}
+
+/// Where health checks of node ports listen: as kube-proxy has it, at every address of a family rather than at each of
+/// them where all answer. A family without addresses is left out: the kernel may not know it.
+pub(crate) fn listening(items: &[NodePortAddresses], served: &[IpAddr]) -> Vec<IpAddr> {
+    if !items.contains(&NodePortAddresses::All) {
+        return served.to_vec();
+    }
+    let wildcards = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+    let has = |family| served.iter().any(|ip| !ip.is_loopback() && Family::of(*ip) == family);
+    wildcards.into_iter().filter(|wildcard| has(Family::of(*wildcard))).collect()
+}
+
+const fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn items(text: &str) -> Vec<NodePortAddresses> {
+        text.split(',').map(|item| item.parse().unwrap()).collect()
+    }
+
+    fn interfaces() -> Vec<Interface> {
+        let with = |name: &str, loopback, addresses: &[&str]| Interface {
+            name: name.to_owned(),
+            loopback,
+            addresses: ips(addresses),
+            ..Interface::default()
+        };
+        vec![
+            with("lo", true, &["127.0.0.1", "10.9.9.9", "::1"]),
+            with("eth0", false, &["192.0.2.10", "169.254.1.1", "2001:db8::10", "fe80::1"]),
+            with("eth1", false, &["198.51.100.7"]),
+        ]
+    }
+
+    fn served_with(options: &str) -> Vec<IpAddr> {
+        served(&items(options), &ips(&["192.0.2.10", "2001:db8::10"]), &interfaces())
+    }
+
+    #[test]
+    fn primary_is_what_the_cluster_calls_the_nodes_addresses() {
+        assert_eq!(served_with("primary"), ips(&["192.0.2.10", "2001:db8::10"]));
+    }
+
+    #[test]
+    fn all_is_every_address_of_the_interfaces_but_loopback_and_link_local_ones() {
+        assert_eq!(served_with("all"), ips(&["192.0.2.10", "198.51.100.7", "2001:db8::10"]));
+    }
+
+    #[test]
+    fn localhost_is_one_address_of_each_family() {
+        assert_eq!(served_with("localhost"), ips(&["127.0.0.1", "::1"]));
+    }
+
+    #[test]
+    fn items_add_up_and_repeat_no_address() {
+        assert_eq!(served_with("primary,192.0.2.0/24,198.51.100.0/24"), served_with("all"));
+        assert_eq!(served_with("all,localhost").len(), 5);
+    }
+
+    #[test]
+    fn health_checks_listen_where_node_ports_answer() {
+        let served = served_with("primary,localhost");
+        assert_eq!(listening(&items("primary,localhost"), &served), served);
+    }
+
+    #[test]
+    fn health_checks_listen_everywhere_where_all_addresses_answer() {
+        assert_eq!(listening(&items("localhost,all"), &served_with("all,localhost")), ips(&["0.0.0.0", "::"]));
+    }
+
+    #[test]
+    fn health_checks_leave_out_a_family_that_the_node_lacks() {
+        assert_eq!(listening(&items("all,localhost"), &ips(&["127.0.0.1", "192.0.2.10", "::1"])), ips(&["0.0.0.0"]));
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_what_would_do() {
+        let error = "some".parse::<NodePortAddresses>().unwrap_err();
+        assert!(error.contains("neither `primary`, `all`, `localhost` nor a CIDR"), "{error}");
+    }
+}

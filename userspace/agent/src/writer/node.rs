@@ -1,0 +1,102 @@
+//! This node: its addresses, and whether it is to get traffic.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+use tracing::info;
+use weir_abi as abi;
+use weir_core::cluster::Cluster;
+use weir_core::model::Family;
+
+use super::Writer;
+use crate::node_ports;
+
+impl Writer {
+    /// Addresses of this node: what the cluster says, or else what its interfaces carry.
+    pub(super) fn node_addresses(&self) -> Vec<IpAddr> {
+        let known = self.cluster.node(&self.settings.plan.node).map(|node| node.addresses.clone()).unwrap_or_default();
+        let mut addresses = known.clone();
+        for family in [Family::V4, Family::V6] {
+            if !known.iter().any(|address| Family::of(*address) == family) {
+                let of_nics = self.interfaces.iter().filter(|interface| interface.default_route);
+                addresses.extend(of_nics.flat_map(|i| &i.addresses).find(|address| Family::of(**address) == family));
+            }
+        }
+        addresses
+    }
+
+    /// Takes over the node's addresses where they changed.
+    pub(super) fn node_changed(&mut self) -> Result<()> {
+        let node = self.node_addresses();
+        // Until the cluster has named the node's addresses those of the agent before are right: connections carry them.
+        if node.is_empty() || !self.cluster.synced() {
+            return Ok(());
+        }
+        self.configure(&node)?;
+        let served = node_ports::served(&self.settings.nodeport_addresses, &node, &self.interfaces);
+        if served != self.settings.plan.node_port_addresses {
+            info!(addresses = ?served, "serving node ports");
+            self.settings.plan.node_port_addresses = served;
+            self.dirty.services.extend(self.cluster.services().map(|service| service.name.clone()));
+        }
+        Ok(())
+    }
+
+    pub(super) fn configure(&mut self, node: &[IpAddr]) -> Result<()> {
+        let first = |family| {
+            let found = node.iter().find(|ip| Family::of(**ip) == family && !ip.is_unspecified());
+            found.map_or(abi::Addr::UNSET, |ip| abi::Addr::from(*ip))
+        };
+        let (node4, node6) = (first(Family::V4), first(Family::V6));
+        self.settings.config = abi::Config { node4, node6, ..self.settings.config };
+        self.datapath.configure(&self.settings.config)?;
+        Ok(())
+    }
+
+    /// Whether load balancers outside should send traffic here. What an earlier agent served goes on until the cluster
+    /// tells more.
+    pub(super) fn node_eligible(&self) -> bool {
+        if self.cluster.synced() { is_eligible(&self.cluster, &self.settings.plan.node) } else { self.adopted }
+    }
+}
+
+/// KEP-3836, of a node that is known: a node without an object is gone. A static file need not name any node.
+fn is_eligible(cluster: &Cluster, node: &str) -> bool {
+    match cluster.node(node) {
+        Some(node) => node.eligible,
+        None => cluster.nodes().next().is_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::cluster::Event;
+    use weir_core::model::Node;
+
+    use super::*;
+
+    fn cluster(nodes: &[(&str, bool)]) -> Cluster {
+        let mut cluster = Cluster::default();
+        for (name, eligible) in nodes {
+            let node = Node { name: (*name).into(), zone: "".into(), addresses: Vec::new(), eligible: *eligible };
+            cluster.apply(Event::Node(node));
+        }
+        cluster
+    }
+
+    #[test]
+    fn a_node_that_goes_away_is_to_get_no_traffic_whatever_the_others_do() {
+        assert!(is_eligible(&cluster(&[("here", true), ("there", false)]), "here"));
+        assert!(!is_eligible(&cluster(&[("here", false), ("there", true)]), "here"));
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_to_get_no_traffic() {
+        assert!(!is_eligible(&cluster(&[("there", true)]), "here"));
+    }
+
+    #[test]
+    fn a_static_file_without_nodes_says_nothing_against_this_one() {
+        assert!(is_eligible(&cluster(&[]), "here"));
+    }
+}

@@ -1,0 +1,104 @@
+//! From services to the maps: planned, written, tried again.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use anyhow::Result;
+use tracing::info;
+use weir_core::health::health_checks;
+use weir_core::model::{ObjectName, Proxy, Service};
+use weir_core::plan::{plan, refusals};
+
+use super::Writer;
+use crate::health_checks::HealthChecks;
+use crate::{host, node_ports};
+
+impl Writer {
+    /// Plans and writes services; those that are gone first, to make room and to free their addresses.
+    pub(super) fn write_services(&mut self, services: &BTreeSet<ObjectName>) -> Result<()> {
+        let (present, gone): (Vec<_>, Vec<_>) = services.iter().partition(|name| self.cluster.service(name).is_some());
+        for name in gone.into_iter().chain(present) {
+            if self.concerns_us(name) {
+                self.write_service(name)?;
+            } else {
+                self.forget(name);
+            }
+        }
+        // Only now it is known which ones last: an address may have moved from one service to another.
+        self.complaints.conflicts(self.tables.conflicts());
+        self.update_health_checks(services);
+        Ok(())
+    }
+
+    /// A service of another proxy that was never ours takes no room.
+    fn concerns_us(&self, name: &ObjectName) -> bool {
+        match self.cluster.service(name).map(|service| service.proxy) {
+            Some(Proxy::Other) => self.tables.holds(name),
+            Some(Proxy::Ours) | None => true,
+        }
+    }
+
+    fn forget(&mut self, name: &ObjectName) {
+        self.complaints.forget(name);
+        self.no_local.replace(name, &[]);
+        self.pending.take_triggers(name);
+    }
+
+    fn write_service(&mut self, name: &ObjectName) -> Result<()> {
+        let plans = plan(&self.cluster, &self.settings.plan, name);
+        let update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
+            Ok(update) => update,
+            Err(cause) => {
+                self.complaints.not_written(name, cause.to_string());
+                return Ok(());
+            }
+        };
+        self.apply(&update.ops)?;
+        self.complaints.written(name);
+        self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
+        self.no_local.replace(name, &plans);
+        for trigger in self.pending.take_triggers(name) {
+            self.kube_proxy.programmed(trigger.family, trigger.at);
+        }
+        Ok(())
+    }
+
+    /// Tries again what found no room, since slots may have come free, and lets go of what another proxy has taken over.
+    pub(super) fn retry(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let handed_over = self.handovers.take_due(now);
+        if !handed_over.is_empty() {
+            self.settings.plan.handing_over = self.handovers.names();
+            info!(services = handed_over.len(), "left to another proxy; connections that began here go on");
+        }
+        let services: BTreeSet<_> = self.complaints.failed().keys().cloned().chain(handed_over).collect();
+        if services.is_empty() {
+            return Ok(());
+        }
+        self.write_services(&services)?;
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Tells the servers of health-check node ports what changed with services that were just written.
+    fn update_health_checks(&self, written: &BTreeSet<ObjectName>) {
+        let has_port = |service: &Service| service.health_check_port.is_some();
+        let concerned = {
+            let known = self.health_checks.borrow();
+            let concerned =
+                |name| known.services.contains_key(name) || self.cluster.service(name).is_some_and(has_port);
+            written.iter().any(concerned)
+        };
+        if !concerned {
+            return;
+        }
+        let addresses =
+            node_ports::listening(&self.settings.nodeport_addresses, &self.settings.plan.node_port_addresses);
+        let now = HealthChecks { addresses, services: health_checks(&self.cluster, &self.settings.plan.node) };
+        self.health_checks.send_if_modified(|known| {
+            let changed = *known != now;
+            *known = now;
+            changed
+        });
+    }
+}
