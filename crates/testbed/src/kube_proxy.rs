@@ -40,7 +40,8 @@ pub struct KubeProxy {
 }
 
 impl KubeProxy {
-    /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns false.
+    /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns
+    /// false.
     #[must_use]
     pub fn require(what: &str) -> bool {
         let missing = process::built(KUBE_PROXY).and_then(|_| process::installed(NFT)).err();
@@ -51,8 +52,8 @@ impl KubeProxy {
     }
 
     /// Starts it on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
-    /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may have
-    /// the usual ones.
+    /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may
+    /// have the usual ones.
     ///
     /// # Errors
     /// When a program is missing, or no rules come in time; the error quotes its log.
@@ -87,8 +88,8 @@ impl KubeProxy {
         Ok(proxy)
     }
 
-    /// Whether it has a rule for connections to an address and port; of the node's own addresses the port is a node port.
-    /// `protocol` is `TCP`, `UDP` or `SCTP`.
+    /// Whether it has a rule for connections to an address and port; of the node's own addresses the port is a node
+    /// port. `protocol` is `TCP`, `UDP` or `SCTP`.
     ///
     /// # Errors
     /// When `nft` cannot be run.

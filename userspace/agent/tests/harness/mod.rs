@@ -5,9 +5,13 @@
 
 pub(crate) mod busy;
 pub(crate) mod callers;
+pub(crate) mod clients;
 pub(crate) mod echo;
+pub(crate) mod events;
+pub(crate) mod http;
 pub(crate) mod matrix;
 pub(crate) mod shared;
+pub(crate) mod slots;
 pub(crate) mod standalone;
 pub(crate) mod traffic;
 

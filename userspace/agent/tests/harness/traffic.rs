@@ -14,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two exchanges of a long connection.
 const INTERVAL: Duration = Duration::from_millis(10);
 
+/// Of each long connection, until traffic counts as going on.
+const EXCHANGES: u64 = 40;
+
 /// Where a stream comes from.
 #[derive(Clone, Copy)]
 pub(crate) enum Client<'a> {
@@ -54,18 +57,22 @@ impl Traffic {
 
     /// Waits until everything has gone on for a while from now.
     pub(crate) fn goes_on(&self) {
-        for (name, connection) in &self.connections {
-            connection.await_exchanges(40, super::SOON).unwrap_or_else(|e| panic!("{name}: {e}"));
+        // They all go on at the same time: the last one has often done it when the first one has.
+        let goals: Vec<_> = self.connections.iter().map(|(_, one)| one.history().exchanges + EXCHANGES).collect();
+        for ((name, connection), goal) in self.connections.iter().zip(goals) {
+            let left = goal.saturating_sub(connection.history().exchanges);
+            connection.await_exchanges(left, super::SOON).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
     }
 
     /// Ends everything; nothing of it may have failed. `what` has happened meanwhile.
     pub(crate) fn unharmed_by(self, what: &str) {
         let mut harm = Vec::new();
-        let mut answers = 0;
+        let (mut answers, mut slowest) = (0, [Duration::ZERO; 2]);
         for (name, stream) in self.streams {
             let report = stream.stop().unwrap();
             answers += report.answered();
+            slowest[0] = slowest[0].max(report.quantile(1.0));
             if report.failed() > 0 || report.answered() == 0 {
                 harm.push(format!("{name}: {} answers, failures {:?}", report.answered(), report.errors));
             }
@@ -74,10 +81,15 @@ impl Traffic {
         for (name, connection) in self.connections {
             let history = connection.close();
             exchanges += history.exchanges;
+            slowest[1] = slowest[1].max(history.slowest);
             harm.extend(history.error.map(|error| format!("{name}: {error} after {} exchanges", history.exchanges)));
         }
         assert!(harm.is_empty(), "{what}:\n{}", harm.join("\n"));
-        println!("{what}: {answers} new connections and {exchanges} exchanges of long ones, none failed");
+        let [connection, exchange] = slowest;
+        println!(
+            "{what}: {answers} new connections (the slowest took {connection:?}) and {exchanges} exchanges of long ones \
+             ({exchange:?}), none failed"
+        );
     }
 }
 

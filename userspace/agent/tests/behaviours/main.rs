@@ -1,0 +1,21 @@
+//! What users of kube-proxy rely on, kind by kind, against the real API server. One binary: a cluster takes seconds.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod affinity;
+mod endpoints;
+mod health;
+mod metrics;
+mod node_ports;
+mod sctp;
+mod source_ranges;
+mod udp;
+mod unused_ports;
+
+use harness::shared::Shared;
+
+/// Two nodes with two pods each. Names of Services and numbers of external addresses are each test's own.
+static CLUSTER: Shared = Shared::new(&[]);

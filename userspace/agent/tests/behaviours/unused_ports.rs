@@ -1,0 +1,164 @@
+//! Ports of a cluster IP that no Service port has are refused, as ports of a host on which nobody listens; and what is
+//! refused, what is dropped where a Service has nobody to answer.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::CLUSTER;
+use crate::harness::Cluster;
+use crate::harness::callers::Caller;
+use crate::harness::echo::{Echo, Talk, echo, ready, spec};
+use crate::harness::matrix::Kind;
+use weir_testbed::ask::PATIENCE;
+
+/// What is refused is refused within this time.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// Nobody's port.
+const UNUSED: u16 = 4711;
+
+#[test]
+fn unused_ports_of_a_cluster_ip_are_refused_to_everybody_and_its_ports_are_served() {
+    let Some(cluster) = CLUSTER.join("unused ports") else { return };
+    let served = cluster.serve_echo(&echo("unused", "ClusterIP"), &ready(&cluster.world.node(2).pods()));
+    assert_unused_ports_refused(&cluster, &served);
+    for caller in cluster.callers() {
+        for talk in Talk::ALL {
+            for target in served.cluster_ips(talk) {
+                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
+                answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn unused_ports_are_refused_whether_or_not_the_service_has_endpoints_and_whichever_ports_it_loses() {
+    let Some(cluster) = CLUSTER.join("unused ports of services that change") else { return };
+    let mut service = echo("unused-changing", "ClusterIP");
+    let served = cluster.serve_echo(&service, &[]);
+    assert_unused_ports_refused(&cluster, &served);
+    // The port that the others come after, and one in the middle.
+    for lost in [0, 0] {
+        let port = spec(&mut service).ports.as_mut().unwrap().remove(lost);
+        cluster.objects.apply(&service).unwrap();
+        let number = u16::try_from(port.port).unwrap();
+        let talk = Talk::ALL.into_iter().find(|talk| Some(talk.name()) == port.name.as_deref()).unwrap();
+        for target in served.cluster_ips(talk) {
+            await_gone(&cluster, target, talk);
+            for caller in cluster.callers() {
+                assert_refused(&cluster, &caller, talk, SocketAddr::new(target.ip(), number));
+            }
+        }
+        assert_unused_ports_refused(&cluster, &served);
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_deleted_services_cluster_ips_and_the_next_owner_has_its_own_ports() {
+    let Some(cluster) = CLUSTER.join("unused ports of deleted services") else { return };
+    let first = cluster.serve_echo(&echo("unused-before", "ClusterIP"), &ready(&cluster.world.node(1).pods()));
+    cluster.objects.delete(&first.service).unwrap();
+    for agent in &cluster.agents {
+        for target in first.cluster_ips(Talk::Tcp) {
+            agent.await_frontend(target.ip(), target.port(), false);
+            agent.await_frontend(target.ip(), 0, false);
+        }
+    }
+    let mut service = echo("unused-after", "ClusterIP");
+    let old = first.service.spec.as_ref().unwrap();
+    spec(&mut service).cluster_ip = old.cluster_ip.clone();
+    spec(&mut service).cluster_ips = old.cluster_ips.clone();
+    spec(&mut service).ports.as_mut().unwrap().remove(0);
+    let made = Echo { service: cluster.objects.apply(&service).unwrap() };
+    cluster.set_members(&made, &[]);
+    for target in made.cluster_ips(Talk::Http) {
+        cluster.await_frontend(target.ip(), Talk::Tcp.port());
+        for caller in cluster.callers() {
+            assert_refused(&cluster, &caller, Talk::Http, target);
+        }
+    }
+}
+
+#[test]
+fn ports_of_nodes_and_external_addresses_are_nobodys_business() {
+    let Some(cluster) = CLUSTER.join("ports of other addresses") else { return };
+    let served = cluster.serve_echo(&Kind::ExternalIp.service("not-ours", 80), &ready(&cluster.world.node(1).pods()));
+    let zero = |agent: &crate::harness::Agent| {
+        let dump = agent.view().dump().unwrap();
+        let cluster_ips = served.cluster_ips(Talk::Http).map(|socket| socket.ip());
+        let others = crate::harness::matrix::external(80).into_iter().chain(cluster.world.node(1).address().both());
+        let unused = |ip| dump.frontends.iter().any(|(key, _)| key.address == ip && key.port == 0);
+        (cluster_ips.map(unused), others.map(unused).collect::<Vec<_>>())
+    };
+    for agent in &cluster.agents {
+        assert_eq!(zero(agent), ([true, true], vec![false; 4]));
+    }
+    // The agent's own server.
+    for ip in cluster.world.node(1).address().both() {
+        let reply =
+            cluster.run_as(&Caller::Outside, || crate::harness::http::get(SocketAddr::new(ip, 10256), "/livez"));
+        match reply {
+            Ok(reply) => assert_eq!(reply.status, 200, "{reply:?}"),
+            // By default it listens in one family.
+            Err(error) => assert!(ip.is_ipv6(), "{ip}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn without_any_endpoint_a_policy_of_local_refuses_too_at_every_kind_of_address() {
+    let Some(cluster) = CLUSTER.join("policies without endpoints") else { return };
+    for (kind, number) in [(Kind::NodePort, 90), (Kind::LoadBalancer, 91), (Kind::ExternalIp, 92)] {
+        let name = format!("nobody-{}", format!("{kind:?}").to_lowercase());
+        let mut service = kind.service(&name, number);
+        spec(&mut service).internal_traffic_policy = Some("Local".into());
+        spec(&mut service).external_traffic_policy = Some("Local".into());
+        let served = cluster.serve_echo(&service, &[]);
+        for caller in cluster.callers() {
+            for talk in [Talk::Tcp, Talk::Udp] {
+                let targets = kind.targets(&cluster, &served, number, talk);
+                for target in targets.into_iter().chain(served.cluster_ips(talk)) {
+                    assert_refused(&cluster, &caller, talk, target);
+                }
+            }
+        }
+    }
+}
+
+/// Everybody is refused at ports that this Service does not have, also at one that it has for the other protocol.
+fn assert_unused_ports_refused(cluster: &Cluster, served: &Echo) {
+    for caller in cluster.callers() {
+        for ip in served.cluster_ips(Talk::Http).map(|socket| socket.ip()) {
+            for (talk, port) in [(Talk::Tcp, UNUSED), (Talk::Udp, UNUSED), (Talk::Udp, Talk::Http.port())] {
+                assert_refused(cluster, &caller, talk, SocketAddr::new(ip, port));
+            }
+        }
+    }
+}
+
+fn assert_refused(cluster: &Cluster, caller: &Caller, talk: Talk, target: SocketAddr) {
+    let (answer, took) = cluster.run_as(caller, || {
+        let start = Instant::now();
+        (talk.ask(target, PATIENCE), start.elapsed())
+    });
+    let seen = answer.map_err(|e| e.io_kind());
+    assert_eq!(seen, Err(Some(ErrorKind::ConnectionRefused)), "{caller} at {talk:?} {target} after {took:?}");
+    assert!(took < AT_ONCE, "{caller} at {talk:?} {target}: refused after {took:?}");
+}
+
+/// Waits until no agent has a frontend of this protocol any more; TCP and UDP may share a port's number.
+fn await_gone(cluster: &Cluster, target: SocketAddr, talk: Talk) {
+    let protocol = if talk.protocol() == "UDP" { 17 } else { 6 };
+    for agent in &cluster.agents {
+        let gone = || {
+            let dump = agent.view().dump().unwrap();
+            let same = |key: &weir_core::ops::FrontendKey| {
+                (key.address, key.port, key.protocol) == (target.ip(), target.port(), protocol)
+            };
+            !dump.frontends.iter().any(|(key, _)| same(key))
+        };
+        let what = format!("the end of frontend {talk:?} {target}");
+        weir_testbed::wait::until(&what, crate::harness::SOON, gone).unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
+    }
+}
