@@ -1,6 +1,7 @@
 //! A real kube-apiserver on a real etcd, for one test: RBAC on, no controllers, no kubelets.
 //!
-//! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`].
+//! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`]; or by controllers and kubelets that the
+//! caller runs beside it, see [`Admission::Cluster`].
 
 use std::fs;
 use std::io::Write;
@@ -55,6 +56,15 @@ impl User {
     }
 }
 
+/// What the API server expects around it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Admission {
+    /// Nothing: pods need no service account, for nobody makes any.
+    Alone,
+    /// Controllers, which make service accounts, and kubelets, which it calls at their nodes' addresses.
+    Cluster,
+}
+
 /// TCP ports of the two programs.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
@@ -72,6 +82,7 @@ pub struct ApiServer {
     directory: TempDir,
     entry: Option<Entry>,
     ports: Ports,
+    admission: Admission,
     advertised: Ipv4Addr,
     tokens: [(User, String); 2],
     kubeconfigs: AtomicU32,
@@ -94,6 +105,14 @@ impl ApiServer {
     /// # Errors
     /// When a program is missing or does not get ready; the error quotes its log.
     pub fn start(netns: Option<&Netns>) -> Result<Self> {
+        Self::start_with(netns, Admission::Alone)
+    }
+
+    /// As [`ApiServer::start`], with other company.
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`].
+    pub fn start_with(netns: Option<&Netns>, admission: Admission) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-apiserver-")
             .tempdir()
@@ -107,6 +126,7 @@ impl ApiServer {
             directory,
             entry: netns.map(Netns::entry),
             ports,
+            admission,
             advertised,
             tokens,
             kubeconfigs: AtomicU32::new(0),
@@ -160,6 +180,13 @@ impl ApiServer {
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         self.path("certificates/apiserver.crt")
+    }
+
+    /// The file with the key that signs the tokens of service accounts: the controller manager needs it, too.
+    #[must_use]
+    pub fn service_account_key(&self) -> PathBuf {
+        // It makes this key for its own certificate before it reads it for service accounts.
+        self.path("certificates/apiserver.key")
     }
 
     /// The bearer token of a user.
@@ -257,8 +284,7 @@ impl ApiServer {
 
     fn server_command(&self) -> Result<Command> {
         let certificates = self.path("certificates");
-        // It makes this key for its own certificate before it reads it for service accounts.
-        let key = certificates.join("apiserver.key");
+        let key = self.service_account_key();
         let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
         let services = address::cluster_ips().map(|prefix| prefix.to_string()).join(",");
         let mut command = Command::new(server_binary()?);
@@ -271,8 +297,12 @@ impl ApiServer {
         command.arg(format!("--service-account-key-file={}", key.display()));
         command.arg(format!("--service-account-signing-key-file={}", key.display()));
         command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
-        // No controller makes the default service accounts that this plug-in would wait for.
-        command.args(["--disable-admission-plugins=ServiceAccount", "--allow-privileged=true", "--profiling=false"]);
+        command.args(["--allow-privileged=true", "--profiling=false"]);
+        command.arg(match self.admission {
+            // No controller makes the default service accounts that this plug-in would wait for.
+            Admission::Alone => "--disable-admission-plugins=ServiceAccount",
+            Admission::Cluster => "--kubelet-preferred-address-types=InternalIP",
+        });
         Ok(command)
     }
 
@@ -298,10 +328,16 @@ impl ApiServer {
     }
 }
 
-fn server_binary() -> Result<PathBuf> {
+/// The directory of what `deploy/dev/bootstrap.sh` builds: programs in `bin`, images in `images`.
+#[must_use]
+pub fn cache() -> PathBuf {
     let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
-    let path = cache.or_else(home).unwrap_or_default().join("bin/kube-apiserver");
+    cache.or_else(home).unwrap_or_default()
+}
+
+fn server_binary() -> Result<PathBuf> {
+    let path = cache().join("bin/kube-apiserver");
     if path.is_file() {
         return Ok(path);
     }
