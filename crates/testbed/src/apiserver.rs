@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -105,17 +105,17 @@ impl ApiServer {
     /// # Errors
     /// When a program is missing or does not get ready; the error quotes its log.
     pub fn start(netns: Option<&Netns>) -> Result<Self> {
-        Self::start_with(netns, Admission::Alone)
+        Self::start_in(&std::env::temp_dir(), netns, Admission::Alone)
     }
 
-    /// As [`ApiServer::start`], with other company.
+    /// As [`ApiServer::start`], with other company, and with all files below the directory `parent`.
     ///
     /// # Errors
     /// As [`ApiServer::start`].
-    pub fn start_with(netns: Option<&Netns>, admission: Admission) -> Result<Self> {
+    pub fn start_in(parent: &Path, netns: Option<&Netns>, admission: Admission) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-apiserver-")
-            .tempdir()
+            .tempdir_in(parent)
             .map_err(Error::io("create a directory for the API server"))?;
         let look = || Ok((free_ports()?, first_address()?));
         let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The first process of a node of the conformance cluster: runs as process 1 in namespaces of its own (pid, mount, UTS), in
-# the node's network namespace. When it ends, the kernel ends all others and takes the node's mounts down.
+# The first process of a node of the conformance cluster: process 1 in namespaces of its own (pid, mount, UTS), in the
+# node's network namespace. When it ends, the kernel ends all others and takes the node's mounts down.
 #
 #   node.sh NAME DIRECTORY
 #
-# Inside, /run, /var/lib and /var/log are the node's own, so that containerd, kubelet and CNI plugins use their usual paths.
+# Inside, /run, /var/lib and /var/log are the node's own: containerd, kubelet and CNI plugins use their usual paths.
 set -euo pipefail
 
 name=$1

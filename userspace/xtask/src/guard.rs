@@ -1,5 +1,5 @@
-//! The end of a task that builds a world. A child process plays, its parent waits for it, passes signals on, and removes
-//! what is left.
+//! The end of a task that builds a world. A child process plays, its parent waits for it, passes signals on, and
+//! removes what is left.
 //!
 //! A release build aborts on a panic, so destructors alone would leave namespaces and pins behind.
 
@@ -78,8 +78,8 @@ pub(crate) fn pin_dir(node: u8) -> PinDir {
     PinDir::new(Path::new(bpffs::PATH).join(format!("{PREFIX}{}-node{node}", getpid())))
 }
 
-/// Calls `work` in a child process, with a directory for its files, and cleans up after it; before it, what earlier runs
-/// have left. Returns the exit code that `work` asks for.
+/// Calls `work` in a child process, with a directory for its files, and cleans up after it; what earlier runs have left,
+/// before it. Returns the exit code that `work` asks for.
 ///
 /// # Errors
 /// When `work` fails or what it has made cannot be removed.
@@ -191,12 +191,8 @@ fn exit_code(status: WaitStatus) -> Result<ExitCode> {
 /// Removes pins, namespaces, cgroups and files whose process is gone. Tries all, and reports the first failure.
 fn sweep() -> Result<()> {
     // Cgroups first: what still runs in them may hold the rest.
-    let results = [
-        Cgroup::sweep().map_err(Into::into),
-        sweep_pins(),
-        World::sweep().map_err(Into::into),
-        sweep_directories(),
-    ];
+    let results =
+        [Cgroup::sweep().map_err(Into::into), sweep_pins(), World::sweep().map_err(Into::into), sweep_directories()];
     results.into_iter().collect()
 }
 

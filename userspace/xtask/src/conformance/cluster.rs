@@ -116,7 +116,9 @@ impl Cluster {
         self.kubectl(programs, &["apply", "-f", &path.display().to_string()])?;
         let limit = format!("--timeout={}s", SOON.as_secs());
         let ready = self.kubectl(programs, &["-n", "kube-system", "rollout", "status", "deployment/coredns", &limit]);
-        ready.context("CoreDNS did not get ready: its pods reach the API server at 10.96.0.1, so the proxy may be to blame")
+        ready.context(
+            "CoreDNS did not get ready: its pods reach the API server at 10.96.0.1, so the proxy may be to blame",
+        )
     }
 
     fn kubectl(&self, programs: &Programs, arguments: &[&str]) -> Result<()> {

@@ -20,12 +20,12 @@ pub(super) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts all three; the API server is ready on return. Logs go to `logs`.
+    /// Starts all three with their files in `directory`; the API server is ready on return.
     ///
     /// # Errors
     /// When one cannot be started.
-    pub(super) fn start(world: &World, programs: &Programs, logs: &Path) -> Result<Self> {
-        let api = ApiServer::start_with(Some(world.router()), Admission::Cluster)?;
+    pub(super) fn start(world: &World, programs: &Programs, directory: &Path) -> Result<Self> {
+        let api = ApiServer::start_in(directory, Some(world.router()), Admission::Cluster)?;
         let url = api.url_at(address::ROUTER_INSIDE.v4.into());
         let kubeconfig = api.kubeconfig(User::Admin, &url)?;
         let agent_kubeconfig = api.kubeconfig(User::Agent, &url)?;
@@ -33,7 +33,7 @@ impl ControlPlane {
             let mut command = world.router().command(programs.built(name));
             command.arg(format!("--kubeconfig={}", kubeconfig.display()));
             command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]).args(more);
-            Process::start(command, name, &logs.join(format!("{name}.log")))
+            Process::start(command, name, &directory.join(format!("{name}.log")))
         };
         let controllers = start(
             "kube-controller-manager",

@@ -15,7 +15,10 @@ use super::{Options, RESULTS};
 use crate::guard::Stop;
 
 /// All that concern what a proxy does.
-pub(super) const FOCUS: &str = r"\[sig-network\] (Services|Networking Granular Checks: Services|Conntrack|Traffic Distribution|EndpointSlice|DNS|HostPort)";
+pub(super) const FOCUS: &str = concat!(
+    r"\[sig-network\] (Services|Networking Granular Checks: Services|Conntrack|Traffic Distribution|",
+    "EndpointSlice|DNS|HostPort)"
+);
 
 /// The label of tests that open SCTP sockets.
 pub(super) const SCTP: &str = "Feature:SCTPConnectivity";
@@ -117,15 +120,16 @@ impl Lines {
 #[derive(Debug)]
 struct Live {
     heading: Regex,
-    labels: Regex,
+    /// What is not part of the name: labels at its end, and the place of a failure or skip.
+    asides: Regex,
     seen: Option<(&'static str, String)>,
 }
 
 impl Live {
     fn new() -> Result<Self> {
         let heading = Regex::new(r"^\S (?:\[([A-Z]+)\] )?\[([0-9.]+) seconds\]$")?;
-        let labels = Regex::new(r" \[sig-network[^\]]*\]$")?;
-        Ok(Self { heading, labels, seen: None })
+        let asides = Regex::new(r" \[sig-network[^\]]*\]$| \[(?:It|(?:Before|After|JustBefore|JustAfter)Each)\]")?;
+        Ok(Self { heading, asides, seen: None })
     }
 
     /// The line to print when this line of the output is the second of an end.
@@ -144,7 +148,7 @@ impl Live {
         if !line.starts_with("[sig-") {
             return None;
         }
-        let name = self.labels.replace(line, "");
+        let name = self.asides.replace_all(line, "");
         Some(format!("  {word} {seconds:>8} s  {name}"))
     }
 }
@@ -156,9 +160,9 @@ mod tests {
     #[test]
     fn each_test_gives_one_line() {
         let output = "• [5.012 seconds]\n[SynchronizedBeforeSuite] \nk8s.io/e2e.go:69\n\
-            • [7.1 seconds]\n[sig-network] Services should serve [Conformance] [sig-network, Conformance]\nk8s.io/x.go:1\n\
+            • [7.1 seconds]\n[sig-network] Services should serve [Conformance] [sig-network, Conformance]\nx.go:1\n\
             S [SKIPPED] [0.2 seconds]\n[sig-network] DNS should skip [sig-network]\n\
-            • [FAILED] [12.001 seconds]\n[sig-network] DNS should fail [sig-network]\n";
+            • [FAILED] [12.001 seconds]\n[sig-network] DNS [It] should fail [sig-network]\n";
         let mut live = Live::new().unwrap();
         let lines: Vec<_> = output.lines().filter_map(|line| live.read(line)).collect();
         assert_eq!(

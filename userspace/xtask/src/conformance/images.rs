@@ -1,7 +1,7 @@
 //! Images of the test pods: one file system under several names, since no registry can be reached.
 //!
-//! The file system has two layers: a small Debian with the commands that test pods run (`deploy/dev/bootstrap.sh` makes it),
-//! and the test programs, built from the same source as the tests.
+//! The file system has two layers: a small Debian with the commands that test pods run (`deploy/dev/bootstrap.sh` makes
+//! it), and the test programs, built from the same source as the tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub(super) fn archive(programs: &Programs) -> Result<PathBuf> {
                 "Entrypoint": entrypoint,
                 "Cmd": arguments,
             },
-            "rootfs": {"type": "layers", "diff_ids": sums.iter().map(|sum| format!("sha256:{sum}")).collect::<Vec<_>>()},
+            "rootfs": {"type": "layers", "diff_ids": sums},
         });
         let file = format!("{number}.json");
         write(&draft.path().join(&file), &config)?;
@@ -92,8 +92,8 @@ pub(super) fn archive(programs: &Programs) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Puts the programs into the root of a layer, with the second name that agnhost's own image has, and the directory that
-/// its web server writes to.
+/// Puts the programs into the root of a layer, with the second name that agnhost's own image has, and the directory
+/// that its web server writes to.
 fn build_programs_layer(programs: &Programs, draft: &Path, layer: &Path) -> Result<()> {
     let root = draft.join("root");
     fs::create_dir_all(root.join("uploads")).context("cannot make a directory for a layer")?;
@@ -106,7 +106,9 @@ fn build_programs_layer(programs: &Programs, draft: &Path, layer: &Path) -> Resu
 
 fn is_newest(archive: &Path, parts: &[PathBuf]) -> Result<bool> {
     let changed = |path: &Path| {
-        fs::metadata(path).and_then(|data| data.modified()).with_context(|| format!("cannot look at {}", path.display()))
+        fs::metadata(path)
+            .and_then(|data| data.modified())
+            .with_context(|| format!("cannot look at {}", path.display()))
     };
     if !archive.exists() {
         return Ok(false);
@@ -129,11 +131,12 @@ fn goarch() -> Result<&'static str> {
     }
 }
 
+/// A file's digest, as images have it.
 fn sha256(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum")?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.split(' ').next() {
-        Some(sum) if output.status.success() && sum.len() == 64 => Ok(sum.to_owned()),
+        Some(sum) if output.status.success() && sum.len() == 64 => Ok(format!("sha256:{sum}")),
         _ => bail!("sha256sum {} failed: {}", path.display(), String::from_utf8_lossy(&output.stderr)),
     }
 }

@@ -1,5 +1,5 @@
-//! The conformance tests: Kubernetes' own end-to-end tests of services, unchanged, on a real cluster on this machine, with
-//! weir-agent or kube-proxy.
+//! The conformance tests: Kubernetes' own end-to-end tests of services, unchanged, on a real cluster on this machine,
+//! with weir-agent or kube-proxy.
 //!
 //! Everything runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
 
@@ -53,14 +53,16 @@ pub(crate) struct Options {
     agent_options: String,
 }
 
-/// Runs the tests and removes the cluster, also on Ctrl-C. Fails when a test failed, or was skipped for a reason that this
-/// machine does not give.
+/// Runs the tests and removes the cluster, also on Ctrl-C. Fails when a test failed, or was skipped for a reason that is
+/// not on the list in [`summary`].
 ///
 /// # Errors
 /// When this machine cannot run the cluster, or a part of it fails. The error says what to do about it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
-        bail!("a cluster takes network namespaces and containers, which only root may make: run `sudo make conformance`");
+        bail!(
+            "a cluster takes network namespaces and containers, which only root may make: run `sudo make conformance`"
+        );
     }
     let programs = Programs::find(options)?;
     bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;

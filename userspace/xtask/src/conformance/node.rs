@@ -136,7 +136,8 @@ impl Place {
         command.arg("--config").arg(self.write("containerd.toml", &config)?);
         let containerd = Process::start(command, "containerd", &self.log("containerd"))?;
         wait::until_some(&format!("the readiness of containerd on {}", self.name), SOON, || {
-            self.run(&["ctr", "version"]).map_err(|error| format!("{error:#}; its log says:\n{}", containerd.log_tail()))
+            self.run(&["ctr", "version"])
+                .map_err(|error| format!("{error:#}; its log says:\n{}", containerd.log_tail()))
         })?;
         self.run(&["ctr", "--namespace", "k8s.io", "images", "import", &archive.display().to_string()])?;
         Ok(containerd)

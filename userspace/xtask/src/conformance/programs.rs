@@ -43,7 +43,8 @@ impl Programs {
         if !programs.agent.is_file() {
             bail!("{} is missing: run `make build` first", programs.agent.display());
         }
-        let missing = BUILT.iter().map(|name| programs.built(name)).chain([programs.base_layer()]).find(|p| !p.is_file());
+        let missing =
+            BUILT.iter().map(|name| programs.built(name)).chain([programs.base_layer()]).find(|p| !p.is_file());
         if let Some(path) = missing {
             bail!("{} is missing: run `deploy/dev/bootstrap.sh conformance`", path.display());
         }

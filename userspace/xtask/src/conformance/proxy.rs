@@ -74,7 +74,7 @@ impl Proxy {
                 command.args(["--node-name", place.name()]);
                 command.arg("--pin-dir").arg(guard::pin_dir(node.number()).root());
                 command.arg("--cgroup").arg(place.cgroup());
-                // The tests expect kube-proxy's spread. The NICs' peers have no checksum offload, see the testbed's World.
+                // The tests expect kube-proxy's spread. The NICs' peers have no checksum offload: see the world.
                 command.args(["--spread=random", "--xdp-on-veth"]);
                 // Three sets of maps on one machine.
                 command.args(["--max-flows=65536", "--max-sockets=16384"]);

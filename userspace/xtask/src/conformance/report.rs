@@ -45,14 +45,15 @@ fn write(weir: &Summary, kube_proxy: &Summary) -> Result<String> {
         "# Conformance
 
 Kubernetes' own end-to-end tests of services, unchanged, on a cluster of three nodes: `make conformance`, and
-`make conformance PROXY=kube-proxy` for the comparison with kube-proxy in its mode nftables. `make conformance-report` writes
-this file.
+`make conformance PROXY=kube-proxy` for the comparison with kube-proxy in its mode nftables. `make conformance-report`
+writes this file.
 
 | | weir | kube-proxy |
 | --- | --- | --- |
 ",
     );
-    let mut row = |name: &str, of: fn(&Summary) -> String| writeln!(text, "| {name} | {} | {} |", of(weir), of(kube_proxy));
+    let mut row =
+        |name: &str, of: fn(&Summary) -> String| writeln!(text, "| {name} | {} | {} |", of(weir), of(kube_proxy));
     row("passed", |summary| summary.passed.to_string())?;
     row("failed", |summary| summary.failed.to_string())?;
     row("skipped", |summary| summary.skipped.to_string())?;
@@ -123,10 +124,13 @@ mod tests {
 
     #[test]
     fn each_test_has_a_row_and_each_reason_a_number() {
-        let weir = summary(&[("[sig-network] A", Outcome::Passed, None), ("B", Outcome::Skipped, Some("no cloud\nat x"))]);
+        let weir =
+            summary(&[("[sig-network] A", Outcome::Passed, None), ("B", Outcome::Skipped, Some("no cloud\nat x"))]);
         let kube_proxy = summary(&[("B", Outcome::Skipped, Some("no cloud")), ("C", Outcome::Failed, Some("x"))]);
         let text = write(&weir, &kube_proxy).unwrap();
-        for line in ["| A | passed, 4 s | not run |", "| B | skipped (1) | skipped (1) |", "| C | not run | **failed** |"] {
+        for line in
+            ["| A | passed, 4 s | not run |", "| B | skipped (1) | skipped (1) |", "| C | not run | **failed** |"]
+        {
             assert!(text.contains(line), "{text}");
         }
         assert!(text.ends_with("\n\n1. no cloud\n"), "{text}");

@@ -54,7 +54,7 @@ const ALLOWED_SKIPS: [&str; 5] = [
     "Only supported for providers ",
     "No SSH Key for provider ",
     // Restarts of kube-proxy or the API server, where they are pods.
-    "is not running as pods|component .* (run|runs) as (a )?pods?",
+    r"component:\S+ is not running as pod",
     // More than three nodes.
     "need at least 3 zones, with at least 2 schedulable nodes each",
 ];

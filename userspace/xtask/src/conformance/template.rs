@@ -7,8 +7,10 @@ use anyhow::{Result, bail};
 /// # Errors
 /// When a blank has no value.
 pub(super) fn fill(template: &str, values: &[(&str, &str)]) -> Result<String> {
-    let filled = values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(&format!("@{name}@"), value));
-    let blank = filled.lines().filter(|line| !line.trim_start().starts_with('#')).find(|line| line.matches('@').count() > 1);
+    let filled =
+        values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(&format!("@{name}@"), value));
+    let blank =
+        filled.lines().filter(|line| !line.trim_start().starts_with('#')).find(|line| line.matches('@').count() > 1);
     match blank {
         Some(line) => bail!("the template has a blank without a value: {line}"),
         None => Ok(filled),
