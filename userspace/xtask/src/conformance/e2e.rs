@@ -10,6 +10,7 @@ use regex::Regex;
 use weir_testbed::{Cgroup, Process};
 
 use super::cluster::{Cluster, NODES};
+use super::exclusions::Exclusions;
 use super::programs::Programs;
 use super::{Options, RESULTS};
 use crate::guard::Stop;
@@ -19,9 +20,6 @@ pub(super) const FOCUS: &str = concat!(
     r"\[sig-network\] (Services|Networking Granular Checks: Services|Conntrack|Traffic Distribution|",
     "EndpointSlice|DNS|HostPort)"
 );
-
-/// The label of tests that open SCTP sockets.
-pub(super) const SCTP: &str = "Feature:SCTPConnectivity";
 
 /// Longest run; all tests take under an hour on two cores.
 const LIMIT: &str = "4h";
@@ -47,9 +45,7 @@ pub(super) fn run(options: &Options, programs: &Programs, cluster: &mut Cluster,
     let mut command = cluster.world().router().command(programs.built("ginkgo"));
     command.arg(format!("--procs={}", options.procs)).args(["--no-color", "-v", "--timeout", LIMIT]);
     command.arg(format!("--focus={}", options.focus.as_deref().unwrap_or(FOCUS)));
-    if !sctp_works() {
-        command.arg(format!("--label-filter=!{SCTP}"));
-    }
+    command.args(Exclusions::of_this_machine()?.patterns().map(|pattern| format!("--skip={pattern}")));
     command.arg(format!("--output-dir={}", results.display()));
     command.arg("--json-report").arg(report.file_name().unwrap_or_default());
     command.arg(programs.built("e2e.test")).arg("--");
@@ -93,12 +89,6 @@ fn watch(ginkgo: &mut Process, cluster: &mut Cluster, log: &Path, stop: &Stop) -
         cluster.check_proxies()?;
         stop.sleep(GLANCE)?;
     }
-}
-
-/// Whether this kernel has SCTP sockets.
-pub(super) fn sctp_works() -> bool {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
-    socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), SockProtocol::Sctp).is_ok()
 }
 
 /// Cuts a stream of bytes into lines.

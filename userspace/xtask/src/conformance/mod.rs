@@ -6,6 +6,7 @@
 mod cluster;
 mod control_plane;
 mod e2e;
+mod exclusions;
 mod images;
 mod node;
 mod programs;

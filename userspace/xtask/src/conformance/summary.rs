@@ -9,7 +9,8 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use super::e2e::{FOCUS, SCTP, sctp_works};
+use super::e2e::FOCUS;
+use super::exclusions::{self, Exclusions};
 use super::programs::Programs;
 
 /// How a test ended.
@@ -48,8 +49,7 @@ pub(super) struct Summary {
 }
 
 /// Skips that say something about this machine and not about the proxy, by what the test says.
-const ALLOWED_SKIPS: [&str; 5] = [
-    NO_SCTP,
+const ALLOWED_SKIPS: [&str; 4] = [
     // A load balancer or a name server of a cloud, ssh to restart a daemon.
     "Only supported for providers ",
     "No SSH Key for provider ",
@@ -58,9 +58,6 @@ const ALLOWED_SKIPS: [&str; 5] = [
     // More than three nodes.
     "need at least 3 zones, with at least 2 schedulable nodes each",
 ];
-
-/// Why tests of SCTP are not run.
-const NO_SCTP: &str = "this kernel has no SCTP sockets";
 
 /// A report of a suite, as far as it matters here: `types.Report` of ginkgo.
 #[derive(Debug, Deserialize)]
@@ -76,9 +73,7 @@ struct Report {
 #[serde(rename_all = "PascalCase")]
 struct Spec {
     container_hierarchy_texts: Option<Vec<String>>,
-    container_hierarchy_labels: Option<Vec<Option<Vec<String>>>>,
     leaf_node_type: String,
-    leaf_node_labels: Option<Vec<String>>,
     leaf_node_text: String,
     state: String,
     /// Nanoseconds.
@@ -101,21 +96,16 @@ impl Spec {
         words.join(" ")
     }
 
-    fn has_label(&self, label: &str) -> bool {
-        let containers = self.container_hierarchy_labels.iter().flatten().flatten().flatten();
-        containers.chain(self.leaf_node_labels.iter().flatten()).any(|own| own == label)
-    }
-
     /// The result; `None` of a test that nobody asked for, and of a preparation that went well.
-    fn into_test(self, focus: &Regex) -> Option<Test> {
+    fn into_test(self, focus: &Regex, exclusions: &Exclusions) -> Option<Test> {
         let message = self.failure.as_ref().map(|failure| failure.message.clone()).filter(|text| !text.is_empty());
         let is_test = self.leaf_node_type == "It";
         let name = if is_test { self.name() } else { self.leaf_node_type.clone() };
         let (result, reason) = match self.state.as_str() {
             "passed" if is_test => (Outcome::Passed, None),
             "skipped" if is_test && message.is_some() => (Outcome::Skipped, message),
-            "skipped" if self.has_label(SCTP) && focus.is_match(&name) && !sctp_works() => {
-                (Outcome::Skipped, Some(NO_SCTP.to_owned()))
+            "skipped" if is_test && focus.is_match(&name) => {
+                (Outcome::Skipped, Some(exclusions.reason(&name)?.to_owned()))
             }
             "passed" | "skipped" | "pending" => return None,
             // failed, panicked, timedout, interrupted, aborted
@@ -138,9 +128,10 @@ impl Summary {
             serde_json::from_str(&text).with_context(|| format!("{} is no report of ginkgo", report.display()))?;
         let focus = options.focus.as_deref().unwrap_or(FOCUS);
         let focus = Regex::new(focus).with_context(|| format!("{focus:?} is no regular expression"))?;
+        let exclusions = Exclusions::of_this_machine()?;
         let mut tests = Vec::new();
         for Report { special_suite_failure_reasons, spec_reports } in reports {
-            tests.extend(spec_reports.into_iter().flatten().filter_map(|spec| spec.into_test(&focus)));
+            tests.extend(spec_reports.into_iter().flatten().filter_map(|spec| spec.into_test(&focus, &exclusions)));
             let suite = special_suite_failure_reasons.into_iter().flatten();
             tests.extend(suite.map(|reason| Test {
                 name: "the suite".into(),
@@ -211,10 +202,86 @@ impl Display for Summary {
 }
 
 fn is_allowed(reason: &str) -> bool {
-    ALLOWED_SKIPS.iter().any(|pattern| Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(reason)))
+    exclusions::is_reason(reason)
+        || ALLOWED_SKIPS.iter().any(|pattern| Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(reason)))
 }
 
 fn kernel() -> Result<String> {
     let path = "/proc/sys/kernel/osrelease";
     Ok(fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What ginkgo reports of a test.
+    fn spec(state: &str, message: &str, text: &str) -> Spec {
+        let spec = json!({
+            "ContainerHierarchyTexts": ["[sig-network] Services"],
+            "LeafNodeType": "It",
+            "LeafNodeText": text,
+            "State": state,
+            "RunTime": 1_234_567_890_u64,
+            "Failure": {"Message": message},
+        });
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn test_of(spec: Spec) -> Option<Test> {
+        spec.into_test(&Regex::new(FOCUS).unwrap(), &Exclusions::of_this_machine().unwrap())
+    }
+
+    fn result(spec: Spec) -> Option<(Outcome, Option<String>)> {
+        test_of(spec).map(|test| (test.result, test.reason))
+    }
+
+    #[test]
+    fn a_test_has_its_whole_name_and_its_time() {
+        let test = test_of(spec("passed", "", "should serve")).unwrap();
+        assert_eq!((test.name.as_str(), test.seconds), ("[sig-network] Services should serve", 1.234));
+    }
+
+    #[test]
+    fn only_tests_that_somebody_asked_for_count() {
+        assert_eq!(result(spec("passed", "", "should serve")), Some((Outcome::Passed, None)));
+        assert_eq!(
+            result(spec("skipped", "no cloud", "should serve")),
+            Some((Outcome::Skipped, Some("no cloud".into())))
+        );
+        assert_eq!(result(spec("skipped", "", "should serve")), None, "left out by its name");
+        assert_eq!(result(spec("timedout", "", "should serve")), Some((Outcome::Failed, Some("timedout".into()))));
+    }
+
+    #[test]
+    fn a_test_that_is_not_run_on_this_machine_counts_as_skipped() {
+        let excluded = result(spec("skipped", "", "should forward PTR records lookup to upstream nameserver [Slow]"));
+        assert_eq!(excluded, Some((Outcome::Skipped, Some("the cluster has no way to the internet".into()))));
+    }
+
+    #[test]
+    fn a_preparation_counts_when_it_fails() {
+        let preparation = |state: &str| {
+            let mut spec = spec(state, "no node is ready", "");
+            spec.leaf_node_type = "SynchronizedBeforeSuite".into();
+            spec
+        };
+        assert_eq!(result(preparation("failed")), Some((Outcome::Failed, Some("no node is ready".into()))));
+        assert_eq!(result(preparation("passed")), None);
+    }
+
+    #[test]
+    fn a_skip_is_good_only_for_a_reason_on_the_list() {
+        for allowed in [
+            "Only supported for providers [gce] (not skeleton)",
+            "Skipped because component:kube-proxy is not running as pod.",
+            "need at least 3 zones, with at least 2 schedulable nodes each",
+            "this kernel has no SCTP sockets",
+        ] {
+            assert!(is_allowed(allowed), "{allowed}");
+        }
+        assert!(!is_allowed("Requires >= 3 zones"));
+    }
 }
