@@ -1,11 +1,12 @@
 //! The whole cluster: control plane, nodes, proxies, DNS.
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use weir_testbed::objects::{self, Objects};
 use weir_testbed::{Process, World, address, wait};
 
@@ -186,7 +187,7 @@ fn start_nodes(
     thread::scope(|scope| {
         let start = |number| Node::start(world, number, control_plane, programs, archive, directory);
         let threads: Vec<_> = (1..=NODES).map(|number| scope.spawn(move || start(number))).collect();
-        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a node's thread panicked"))?).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
 
