@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use regex::Regex;
 use weir_testbed::{Cgroup, Process};
 
+use super::Options;
 use super::cluster::{Cluster, NODES};
 use super::exclusions::Exclusions;
 use super::programs::Programs;
-use super::{Options, RESULTS};
 use crate::guard::Stop;
 
 /// All that concern what a proxy does.
@@ -32,7 +32,7 @@ const GLANCE: Duration = Duration::from_millis(200);
 /// # Errors
 /// When the tests cannot be run, a proxy ends, or at the stop sign. A test that fails is no error.
 pub(super) fn run(options: &Options, programs: &Programs, cluster: &mut Cluster, stop: &Stop) -> Result<PathBuf> {
-    let results = std::path::absolute(RESULTS).context("cannot tell where the results go")?;
+    let results = options.results()?;
     let report = results.join(format!("report-{}.json", options.proxy.name()));
     let log = results.join(format!("e2e-{}.log", options.proxy.name()));
     for old in [&report, &log] {

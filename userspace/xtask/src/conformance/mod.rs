@@ -31,6 +31,9 @@ use summary::Summary;
 /// Where results and logs go, below the root of the tree.
 const RESULTS: &str = "target/conformance";
 
+/// The same for runs of some tests only: the report is about all.
+const FOCUSED_RESULTS: &str = "target/conformance/focused";
+
 /// Options of the conformance tests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
@@ -54,6 +57,14 @@ pub(crate) struct Options {
     agent_options: String,
 }
 
+impl Options {
+    /// The directory for the results of this run.
+    fn results(&self) -> Result<PathBuf> {
+        let directory = if self.focus.is_some() { FOCUSED_RESULTS } else { RESULTS };
+        std::path::absolute(directory).context("cannot tell where the results go")
+    }
+}
+
 /// Runs the tests and removes the cluster, also on Ctrl-C. Fails when a test failed, or was skipped for a reason that is
 /// not on the list in [`summary`].
 ///
@@ -68,7 +79,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let programs = Programs::find(options)?;
     bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
     cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
-    std::fs::create_dir_all(RESULTS).with_context(|| format!("cannot make {RESULTS}"))?;
+    let results = options.results()?;
+    std::fs::create_dir_all(&results).with_context(|| format!("cannot make {}", results.display()))?;
     guard::supervise(|directory, stop| test(options, &programs, directory, stop))
 }
 
@@ -76,7 +88,7 @@ fn test(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     let mut cluster = Cluster::start(options, programs, directory, stop)?;
     let report = e2e::run(options, programs, &mut cluster, stop)?;
     let summary = Summary::read(&report, options, programs)?;
-    summary.write(&Path::new(RESULTS).join(options.proxy.summary()))?;
+    summary.write(&options.results()?.join(options.proxy.summary()))?;
     println!("\n{summary}");
     if options.keep {
         println!("\n{}", cluster.guide(programs));
