@@ -31,8 +31,8 @@ XTASK := cargo run $(QUIET) --release -p xtask --
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo lint verify bench-packet bench-sync clean help format bpf bootstrap
-.PHONY: bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint
+.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync clean help format bpf
+.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
 build: bootstrap-base ## weir-agent and weir, in target/release
@@ -45,6 +45,15 @@ test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests 
 demo: build ## a small cluster in network namespaces (root); KEEP=1 leaves it running
 	$(call say,DEMO,"")
 	$(Q)$(XTASK) demo $(if $(filter 1,$(KEEP)),--keep)
+
+# PROCS: tests at the same time; most of their time is waiting.
+conformance: bootstrap-conformance build ## Kubernetes' tests of services (root); FOCUS=regex PROXY=kube-proxy KEEP=1
+	$(call say,CONFORM,"$(or $(FOCUS),all that concern services) ($(or $(PROXY),weir))")
+	$(Q)$(XTASK) conformance $(if $(PROXY),--proxy $(PROXY)) $(if $(FOCUS),--focus '$(FOCUS)') \
+		$(if $(PROCS),--procs $(PROCS)) $(if $(filter 1,$(KEEP)),--keep)
+
+conformance-report: ## docs/conformance.md, from the results of both proxies
+	$(Q)$(XTASK) conformance-report
 
 lint: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size ## everything that a change must pass besides tests
 
@@ -71,13 +80,15 @@ clean: ## remove what was built (not the cache of tools)
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | while IFS=$$'\t' read -r verb text; do \
-		printf '  make %-13s %s\n' "$$verb" "$$text"; done
+		printf '  make %-18s %s\n' "$$verb" "$$text"; done
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
-bootstrap: bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint ## bring the tools of all verbs at once
+BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance lint)
 
-bootstrap-base bootstrap-test bootstrap-bench bootstrap-lint: bootstrap-%:
+bootstrap: $(BOOTSTRAPS) ## bring the tools of all verbs at once
+
+$(BOOTSTRAPS): bootstrap-%:
 	$(Q)deploy/dev/bootstrap.sh $*
 
 # ---- BPF ------------------------------------------------------------------------------------------------------------

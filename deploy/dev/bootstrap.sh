@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Brings what a make verb needs on Debian 12 or later: packages, the API server of the tests, cargo-deny.
+# Brings what a make verb needs on Debian 12 or later: packages, the API server of the tests, cargo-deny, and for the
+# conformance cluster the rest of Kubernetes, CoreDNS and a file system for containers.
 #
-#   deploy/dev/bootstrap.sh [base|test|bench|lint]...      (default: base)
+#   deploy/dev/bootstrap.sh [base|test|bench|conformance|lint]...      (default: base)
 #
-# It installs only what is missing; when nothing is, it makes no call to apt and takes a few milliseconds. What it builds
-# lies in ${WEIR_CACHE:-~/.cache/weir}/bin. Run it as root or as a user of sudo.
+# It installs only what is missing; when nothing is, it makes no call to apt and takes a few milliseconds. What it
+# builds lies in ${WEIR_CACHE:-~/.cache/weir}. Run it as root or as a user of sudo.
 set -euo pipefail
 
 readonly DENY_VERSION=0.20.2
+# What the pods of the conformance tests run. The DNS tests want glibc, as Debian has it.
+readonly IMAGE_SUITE=bookworm
+IMAGE_PACKAGES=busybox,ca-certificates,conntrack,curl,dnsutils,iproute2,iptables,netcat-openbsd
+readonly IMAGE_PACKAGES+=,nginx-light,procps,wget
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${WEIR_CACHE:-${HOME:?HOME is not set: set it, or set WEIR_CACHE}/.cache/weir}
@@ -38,6 +43,15 @@ readonly TEST="$BASE
 readonly BENCH="$TEST
 	nft                                 nftables
 	wrk                                 wrk"
+readonly CONFORMANCE="$TEST
+	containerd                          containerd
+	runc                                runc
+	/usr/lib/cni/bridge                 containernetworking-plugins
+	conntrack                           conntrack
+	debootstrap                         debootstrap
+	iptables                            iptables
+	nft                                 nftables
+	nsenter                             util-linux"
 readonly LINT="$BASE
 	clang-format-19                     clang-format-19
 	shellcheck                          shellcheck"
@@ -88,29 +102,35 @@ missing() {
 	done
 }
 
-# Tests start an etcd of their own; the package's service would hold the port and run for nothing.
-keep_etcd_service_off() {
-	case $1 in
-	before) if command -v systemctl >/dev/null; then as_root systemctl mask --quiet etcd.service; fi ;;
-	after) if ! command -v systemctl >/dev/null; then as_root update-rc.d etcd disable; fi ;;
-	*) die "keep_etcd_service_off: before or after, not '$1'" ;;
+# Tests start daemons of their own; the package's service would hold a port or run for nothing.
+keep_service_off() {
+	local when=$1 service=$2
+	case $when in
+	before) if command -v systemctl >/dev/null; then as_root systemctl mask --quiet "$service.service"; fi ;;
+	after) if ! command -v systemctl >/dev/null; then as_root update-rc.d "$service" disable; fi ;;
+	*) die "keep_service_off: before or after, not '$when'" ;;
 	esac
 }
 
 install_packages() {
-	local packages etcd=false
+	local packages package services=() service
 	mapfile -t packages < <(missing <<<"$1")
 	[[ ${#packages[@]} -gt 0 ]] || return 0
 	command -v apt-get >/dev/null || die "this is no Debian: install ${packages[*]} or what your system calls them"
 	say APT "${packages[*]}"
-	case " ${packages[*]} " in *" etcd-server "*) etcd=true ;; esac
-	if $etcd; then keep_etcd_service_off before; fi
+	for package in "${packages[@]}"; do
+		case $package in
+		etcd-server) services+=(etcd) ;;
+		containerd) services+=(containerd) ;;
+		esac
+	done
+	for service in "${services[@]}"; do keep_service_off before "$service"; done
 	# RUNLEVEL=1 keeps maintainer scripts from starting services where there is no systemd.
 	local apt=(env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -q -y -o DPkg::Lock::Timeout=300)
 	quietly as_root "${apt[@]}" update || die "apt-get update failed: see above, mend the package sources and try again"
 	quietly as_root "${apt[@]}" install --no-install-recommends "${packages[@]}" ||
 		die "apt-get could not install ${packages[*]}: see above (Debian 12 or later is needed)"
-	if $etcd; then keep_etcd_service_off after; fi
+	for service in "${services[@]}"; do keep_service_off after "$service"; done
 	mapfile -t packages < <(missing <<<"$1")
 	[[ ${#packages[@]} == 0 ]] || die "installed, but still not found: what ${packages[*]} should bring"
 }
@@ -122,22 +142,80 @@ locked() {
 	flock 9
 }
 
-apiserver_is() { [[ "$("$cache/bin/kube-apiserver" --version 2>/dev/null)" == "Kubernetes $1" ]]; }
+# The version of a module that another module requires.
+required() {
+	local version
+	version=$(awk -v module="$2" '$1 == "require" && $2 == module { print $3 }
+		$1 == module && NF == 2 { print $2 }' "$1/go.mod")
+	[[ -n $version ]] || die "$1/go.mod does not say which $2 it requires"
+	echo "$version"
+}
 
-need_apiserver() {
-	local version output
-	version=$(awk '$1 == "require" && $2 == "k8s.io/kubernetes" { print $3 }' "$here/tools/go.mod")
-	[[ -n $version ]] || die "$here/tools/go.mod does not say which k8s.io/kubernetes it requires"
-	apiserver_is "$version" && return 0
-	command -v go >/dev/null || die "go is not in PATH: install Go 1.21 or later from https://go.dev/dl to build kube-apiserver"
+# Builds Go programs into the cache, once for each version: go_programs MODULE_DIRECTORY VERSION NAME=PACKAGE...
+# A name with .test is a program of tests.
+go_programs() {
+	local module=$1 version=$2 program name package verb
+	shift 2
+	for program in "$@"; do
+		name=${program%%=*} package=${program#*=}
+		! is_built "$name" "$version" || continue
+		command -v go >/dev/null || die "go is not in PATH: install Go 1.21 or later from https://go.dev/dl to build $name"
+		locked
+		! is_built "$name" "$version" || continue
+		say GO "$name $version (some minutes, once)"
+		verb=(build)
+		[[ $name != *.test ]] || verb=(test -c)
+		(cd "$module" && quietly go "${verb[@]}" -trimpath -o "$cache/bin/$name.new" \
+			-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" "$package") ||
+			die "$name $version does not build: see above"
+		mv "$cache/bin/$name.new" "$cache/bin/$name"
+		echo "$version" >"$cache/bin/.$name.version"
+	done
+}
+
+is_built() { [[ -x $cache/bin/$1 && $(cat "$cache/bin/.$1.version" 2>/dev/null) == "$2" ]]; }
+
+# Builds Kubernetes' programs out of the module in tools: NAME is cmd/NAME, NAME=PATH another path in its tree.
+need_kubernetes() {
+	local version program programs=()
+	version=$(required "$here/tools" k8s.io/kubernetes)
+	for program in "$@"; do
+		case $program in
+		*=*) programs+=("${program%%=*}=k8s.io/kubernetes/${program#*=}") ;;
+		*) programs+=("$program=k8s.io/kubernetes/cmd/$program") ;;
+		esac
+	done
+	go_programs "$here/tools" "$version" "${programs[@]}"
+}
+
+need_ginkgo() {
+	local module=github.com/onsi/ginkgo/v2
+	go_programs "$here/tools" "$(required "$here/tools" $module)" "ginkgo=$module/ginkgo"
+}
+
+need_coredns() {
+	local module=github.com/coredns/coredns
+	go_programs "$here/coredns" "$(required "$here/coredns" $module)" "coredns=$module"
+}
+
+# The layer that all images of the conformance cluster share: a small Debian with the commands that test pods run.
+need_base_layer() {
+	local layer=$cache/images/base.tar work
+	[[ ! -e $layer ]] || return 0
 	locked
-	apiserver_is "$version" && return 0
-	say GO "kube-apiserver $version (some minutes, once)"
-	output=$cache/bin/kube-apiserver.new
-	(cd "$here/tools" && quietly go build -trimpath -o "$output" \
-		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" k8s.io/kubernetes/cmd/kube-apiserver) ||
-		die "kube-apiserver $version does not build: see above"
-	mv "$output" "$cache/bin/kube-apiserver"
+	[[ ! -e $layer ]] || return 0
+	say IMAGE "base of the test images (a minute, once)"
+	mkdir -p "$cache/images"
+	work=$(mktemp -d "$cache/images/base.XXXXXX")
+	if ! quietly as_root debootstrap --variant=minbase --include="$IMAGE_PACKAGES" "$IMAGE_SUITE" "$work/root" ||
+		! (cd "$work/root" && quietly as_root rm -rf var/cache/apt var/lib/apt/lists usr/share/{doc,man,locale,info}) ||
+		! as_root tar --numeric-owner --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' -C "$work/root" -cf - . \
+			>"$work/base.tar"; then
+		as_root rm -rf "$work"
+		die "the base of the test images cannot be made: see above"
+	fi
+	mv "$work/base.tar" "$layer"
+	as_root rm -rf "$work"
 }
 
 deny_is() { [[ "$("$cache/bin/cargo-deny" --version 2>/dev/null)" == "cargo-deny $DENY_VERSION" ]]; }
@@ -166,11 +244,21 @@ main() {
 		base) install_packages "$BASE" ;;
 		test)
 			install_packages "$TEST"
-			need_apiserver
+			need_kubernetes kube-apiserver kube-proxy
 			;;
 		bench)
 			install_packages "$BENCH"
-			need_apiserver
+			need_kubernetes kube-apiserver
+			;;
+		conformance)
+			install_packages "$CONFORMANCE"
+			need_kubernetes kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy e2e.test=test/e2e
+			need_ginkgo
+			# These run in containers, whose C library is another.
+			export CGO_ENABLED=0
+			need_kubernetes agnhost=test/images/agnhost regression-issue-74839=test/images/regression-issue-74839
+			need_coredns
+			need_base_layer
 			;;
 		lint)
 			install_packages "$LINT"
@@ -178,7 +266,7 @@ main() {
 			need_clippy_and_rustfmt
 			need_deny
 			;;
-		*) die "unknown group '$group': base, test, bench or lint" ;;
+		*) die "unknown group '$group': base, test, bench, conformance or lint" ;;
 		esac
 		need_rust
 	done

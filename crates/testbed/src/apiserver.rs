@@ -1,12 +1,13 @@
 //! A real kube-apiserver on a real etcd, for one test: RBAC on, no controllers, no kubelets.
 //!
-//! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`].
+//! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`]; or by controllers and kubelets that the
+//! caller runs beside it, see [`Admission::Cluster`].
 
 use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -65,6 +66,15 @@ impl User {
     }
 }
 
+/// What the API server expects around it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Admission {
+    /// Nothing: pods need no service account, for nobody makes any.
+    Alone,
+    /// Controllers, which make service accounts, and kubelets, which it calls at their nodes' addresses.
+    Cluster,
+}
+
 /// TCP ports of the two programs.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
@@ -89,6 +99,7 @@ pub struct ApiServer {
     directory: TempDir,
     entry: Option<Entry>,
     ports: Ports,
+    admission: Admission,
     advertised: Ipv4Addr,
     tokens: [String; User::ALL.len()],
     kubeconfigs: AtomicU32,
@@ -111,9 +122,17 @@ impl ApiServer {
     /// # Errors
     /// When a program is missing or does not get ready; the error quotes its log.
     pub fn start(netns: Option<&Netns>) -> Result<Self> {
+        Self::start_in(&std::env::temp_dir(), netns, Admission::Alone)
+    }
+
+    /// As [`ApiServer::start`], with other company, and with all files below the directory `parent`.
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`].
+    pub fn start_in(parent: &Path, netns: Option<&Netns>, admission: Admission) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-apiserver-")
-            .tempdir()
+            .tempdir_in(parent)
             .map_err(Error::io("create a directory for the API server"))?;
         let look = || Ok((Ports::free()?, first_address()?));
         let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
@@ -124,6 +143,7 @@ impl ApiServer {
             directory,
             entry: netns.map(Netns::entry),
             ports,
+            admission,
             advertised,
             tokens,
             kubeconfigs: AtomicU32::new(0),
@@ -177,6 +197,13 @@ impl ApiServer {
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         self.path("certificates/apiserver.crt")
+    }
+
+    /// The file with the key that signs the tokens of service accounts: the controller manager needs it, too.
+    #[must_use]
+    pub fn service_account_key(&self) -> PathBuf {
+        // It makes this key for its own certificate before it reads it for service accounts.
+        self.path("certificates/apiserver.key")
     }
 
     /// The bearer token of a user.
@@ -278,8 +305,7 @@ impl ApiServer {
 
     fn server_command(&self) -> Result<Command> {
         let certificates = self.path("certificates");
-        // It makes this key for its own certificate before it reads it for service accounts.
-        let key = certificates.join("apiserver.key");
+        let key = self.service_account_key();
         let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
         let services = address::cluster_ips().map(|prefix| prefix.to_string()).join(",");
         let mut command = Command::new(process::built(SERVER)?);
@@ -292,8 +318,12 @@ impl ApiServer {
         command.arg(format!("--service-account-key-file={}", key.display()));
         command.arg(format!("--service-account-signing-key-file={}", key.display()));
         command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
-        // No controller makes the default service accounts that this plug-in would wait for.
-        command.args(["--disable-admission-plugins=ServiceAccount", "--allow-privileged=true", "--profiling=false"]);
+        command.args(["--allow-privileged=true", "--profiling=false"]);
+        command.arg(match self.admission {
+            // No controller makes the default service accounts that this plug-in would wait for.
+            Admission::Alone => "--disable-admission-plugins=ServiceAccount",
+            Admission::Cluster => "--kubelet-preferred-address-types=InternalIP",
+        });
         Ok(command)
     }
 

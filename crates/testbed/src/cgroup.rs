@@ -11,13 +11,27 @@ use std::{io, thread};
 use crate::wait;
 use crate::{Error, Result};
 
+/// The file of a cgroup that lists its processes and takes new ones.
+const PROCESSES: &str = "cgroup.procs";
+
 /// How long killed processes may take to leave a cgroup.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
+
+/// The file system type of a v1 hierarchy: one for each controller or group of controllers.
+const V1: &str = "cgroup";
+
+/// The file system type of the v2 hierarchy.
+const V2: &str = "cgroup2";
+
+/// Where the processes of a whole node live: a cgroup with children may have no processes of its own.
+const NODE_PROCESSES: &str = "system";
 
 /// A cgroup of the v2 hierarchy. On drop its processes are killed and it is removed.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
+    /// The file that takes new processes.
+    members: PathBuf,
 }
 
 impl Cgroup {
@@ -28,12 +42,39 @@ impl Cgroup {
     /// # Errors
     /// When no v2 hierarchy is mounted, the name is taken, or the process may not make cgroups.
     pub fn create(name: &str) -> Result<Self> {
-        let path = root()?.join(format!("{}{name}", prefix(std::process::id())));
-        fs::create_dir(&path).map_err(Error::file("create cgroup", &path))?;
-        let cgroup = Self { path };
+        let cgroup = Self::create_domain(name)?;
         let kind = cgroup.path.join("cgroup.type");
         fs::write(&kind, "threaded").map_err(Error::file("write", &kind))?;
         Ok(cgroup)
+    }
+
+    /// The same for a whole node, kubelet and containers included: it can have children with controllers, and there is a
+    /// cgroup of its name in each v1 hierarchy, too. Only processes can live in it.
+    ///
+    /// # Errors
+    /// As [`Cgroup::create`].
+    pub fn create_for_node(name: &str) -> Result<Self> {
+        let mut cgroup = Self::create_domain(name)?;
+        let system = cgroup.path.join(NODE_PROCESSES);
+        let twins = mounts(V1)?.into_iter().map(|root| root.join(cgroup.name()));
+        for directory in twins.chain([system.clone()]) {
+            fs::create_dir(&directory).map_err(Error::file("create cgroup", &directory))?;
+        }
+        cgroup.members = system.join(PROCESSES);
+        Ok(cgroup)
+    }
+
+    /// Kills its processes and removes it, its twins in v1 hierarchies after it: they are empty then.
+    fn remove(&self) -> Result<()> {
+        remove(&self.path)?;
+        mounts(V1)?.into_iter().try_for_each(|root| remove(&root.join(self.name())))
+    }
+
+    fn create_domain(name: &str) -> Result<Self> {
+        let path = root()?.join(format!("{}{name}", prefix(std::process::id())));
+        fs::create_dir(&path).map_err(Error::file("create cgroup", &path))?;
+        let members = path.join(PROCESSES);
+        Ok(Self { path, members })
     }
 
     /// Its directory, for attaching programs.
@@ -42,13 +83,18 @@ impl Cgroup {
         &self.path
     }
 
+    /// Its name, below the root of the hierarchy.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Makes a command start inside the cgroup.
     ///
     /// # Errors
     /// When the cgroup is gone.
     pub fn attach(&self, command: &mut Command) -> Result<()> {
-        let members = self.path.join("cgroup.procs");
-        let file = File::options().write(true).open(&members).map_err(Error::file("open", &members))?;
+        let file = File::options().write(true).open(&self.members).map_err(Error::file("open", &self.members))?;
         // "0" is the process that writes, here the child.
         let join = move || (&file).write_all(b"0");
         // SAFETY: between fork and exec the closure makes one system call on an open file and allocates nothing.
@@ -76,9 +122,9 @@ impl Cgroup {
     /// When a process does not go or the directory stays busy.
     pub fn delete(self) -> Result<()> {
         // Dropping would be the same, but silent about errors.
-        let path = self.path.clone();
+        let result = self.remove();
         std::mem::forget(self);
-        remove(&path)
+        result
     }
 
     /// Removes what killed test processes have left: cgroups whose name holds the id of a process that is gone.
@@ -86,13 +132,14 @@ impl Cgroup {
     /// # Errors
     /// When the hierarchy cannot be listed or a left cgroup cannot be removed.
     pub fn sweep() -> Result<()> {
-        let root = root()?;
-        for entry in fs::read_dir(&root).map_err(Error::file("list", &root))? {
-            let entry = entry.map_err(Error::file("list", &root))?;
-            let name = entry.file_name();
-            let owner = name.to_str().and_then(|name| name.strip_prefix("weir-")?.split_once('-')?.0.parse().ok());
-            if owner.is_some_and(|pid| !is_alive(pid)) {
-                remove(&entry.path())?;
+        for root in [vec![root()?], mounts(V1)?].concat() {
+            for entry in fs::read_dir(&root).map_err(Error::file("list", &root))? {
+                let entry = entry.map_err(Error::file("list", &root))?;
+                let name = entry.file_name();
+                let owner = name.to_str().and_then(|name| name.strip_prefix("weir-")?.split_once('-')?.0.parse().ok());
+                if owner.is_some_and(|pid| !is_alive(pid)) {
+                    remove(&entry.path())?;
+                }
             }
         }
         Ok(())
@@ -101,7 +148,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.path) {
+        if let Err(error) = self.remove() {
             eprintln!("{error}");
         }
     }
@@ -112,16 +159,21 @@ impl Drop for Cgroup {
 /// # Errors
 /// [`Error::Missing`] when it is mounted nowhere.
 pub fn root() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").map_err(Error::io("read /proc/self/mounts"))?;
-    let mount = mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (directory, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(directory))
-    });
-    mount.ok_or_else(|| Error::Missing {
+    mounts(V2)?.into_iter().next().ok_or_else(|| Error::Missing {
         what: "a mounted cgroup v2 hierarchy".into(),
         hint: "mount -t cgroup2 none /sys/fs/cgroup/unified".into(),
     })
+}
+
+/// Where file systems of a type are mounted.
+fn mounts(kind: &str) -> Result<Vec<PathBuf>> {
+    let mounts = fs::read_to_string("/proc/self/mounts").map_err(Error::io("read /proc/self/mounts"))?;
+    let found = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (directory, own_kind) = (fields.next()?, fields.next()?);
+        (own_kind == kind).then(|| PathBuf::from(directory))
+    });
+    Ok(found.collect())
 }
 
 /// True while a process with this id exists.
@@ -136,16 +188,37 @@ fn prefix(pid: u32) -> String {
 fn remove(path: &Path) -> Result<()> {
     let what = format!("the removal of cgroup {}", path.display());
     wait::until_some(&what, EMPTY_LIMIT, || {
-        kill_members(path).map_err(|error| error.to_string())?;
-        match fs::remove_dir(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.to_string()),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        kill_members(path).and_then(|()| remove_tree(path)).map_err(|error| error.to_string())
     })
+}
+
+/// Removes a cgroup and its children. One that is gone counts as removed.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let entries = match fs::read_dir(path) {
+        Err(error) if gone(&error) => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path).or_else(|error| if gone(&error) { Ok(()) } else { Err(error) })
 }
 
 /// Kills every process in the cgroup. A thread of this very process is left alone: it leaves when its work is done.
 fn kill_members(path: &Path) -> io::Result<()> {
+    let kind = match fs::read_to_string(path.join("cgroup.type")) {
+        // It is gone, or of a v1 hierarchy: then its processes were killed by way of v2.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    if kind.trim() != "threaded" {
+        // All at once, children's included: nobody is left to start another.
+        return fs::write(path.join("cgroup.kill"), "1");
+    }
     // A threaded cgroup lists threads only, and has no `cgroup.kill`.
     let members = match fs::read_to_string(path.join("cgroup.threads")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

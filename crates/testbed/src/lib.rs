@@ -32,7 +32,7 @@ pub mod wait;
 pub mod world;
 mod xdp;
 
-pub use apiserver::ApiServer;
+pub use apiserver::{Admission, ApiServer};
 pub use cgroup::Cgroup;
 pub use error::{Error, Result};
 pub use kube_proxy::KubeProxy;

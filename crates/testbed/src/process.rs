@@ -125,14 +125,21 @@ impl Drop for Process {
     }
 }
 
-/// A program that `make bootstrap` has built, in `${WEIR_CACHE:-~/.cache/weir}/bin`.
+/// The directory of what `deploy/dev/bootstrap.sh` builds, `${WEIR_CACHE:-~/.cache/weir}`: programs in `bin`, images in
+/// `images`.
+#[must_use]
+pub fn cache() -> PathBuf {
+    let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
+    cache.or_else(home).unwrap_or_default()
+}
+
+/// A program that `make bootstrap` has built, in the [`cache`].
 ///
 /// # Errors
 /// [`Error::Missing`] when it is not there.
 pub fn built(name: &str) -> Result<PathBuf> {
-    let cache = std::env::var_os("WEIR_CACHE").map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir"));
-    let path = cache.or_else(home).unwrap_or_default().join("bin").join(name);
+    let path = cache().join("bin").join(name);
     if path.is_file() {
         return Ok(path);
     }

@@ -262,13 +262,12 @@ impl Writer {
         self.status.send_modify(|status| status.pending_since = Some(since));
     }
 
-    /// Tells that all is written but the services that could not be.
+    /// Tells that all is written but the services that could not be: those do not make the node unhealthy, since the
+    /// others are served. Readiness and events tell of them.
     fn settle(&mut self, received: Instant) {
-        if self.complaints.failed().is_empty() {
-            self.pending.since = None;
-            self.last_updated = Some(Timestamp::now());
-            self.kube_proxy.synced(received.elapsed());
-        }
+        self.pending.since = None;
+        self.last_updated = Some(Timestamp::now());
+        self.kube_proxy.synced(received.elapsed());
         self.kube_proxy.no_local(self.no_local.total());
         self.publish();
     }

@@ -1,8 +1,12 @@
-//! Development tasks, for `make`: the demo and the benchmarks.
+//! Development tasks, for `make`: the demo, the benchmarks and the conformance tests.
 
 mod bench_packet;
 mod bench_sync;
+mod conformance;
 mod demo;
+mod guard;
+mod health;
+mod progress;
 
 use std::process::ExitCode;
 
@@ -25,6 +29,10 @@ enum Task {
     BenchPacket(bench_packet::Options),
     /// From the API server to the maps, with thousands of services
     BenchSync(bench_sync::Options),
+    /// Kubernetes' own tests of services, on a cluster in network namespaces
+    Conformance(conformance::Options),
+    /// Write docs/conformance.md from the results of the last runs
+    ConformanceReport(conformance::report::Options),
 }
 
 fn main() -> ExitCode {
@@ -32,6 +40,8 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(options),
         Task::BenchPacket(options) => bench_packet::run(options),
         Task::BenchSync(options) => bench_sync::run(options),
+        Task::Conformance(options) => conformance::run(&options),
+        Task::ConformanceReport(options) => conformance::report::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -207,9 +207,11 @@ fn keeps_flows(endpoint: &ResolvedEndpoint<'_>, protocol: Protocol) -> bool {
     }
 }
 
-/// An affinity shorter than a tick lasts one: 0 would be none at all.
+/// Rounded up: a client keeps its endpoint for at least as long as it was promised, and 0 would be no affinity at all.
 fn affinity(clock: TickClock, seconds: u32) -> u32 {
-    clock.ticks(Duration::from_secs(seconds.into())).max(1)
+    let time = Duration::from_secs(seconds.into());
+    let ticks = clock.ticks(time);
+    if clock.duration(ticks) < time { ticks + 1 } else { ticks }
 }
 
 fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'_>) -> BackendPlan {

@@ -56,7 +56,7 @@ impl From<&Event> for Kind {
 pub(super) struct Pending {
     /// Changes that came since it was last told of them.
     pub(super) new: Waiting,
-    /// The oldest change that is not written, a service that found no room included.
+    /// The oldest change that the writer has not dealt with.
     pub(super) since: Option<Instant>,
     triggers: BTreeMap<ObjectName, Vec<Trigger>>,
 }

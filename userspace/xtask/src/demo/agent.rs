@@ -1,7 +1,5 @@
 //! One `weir-agent` in a node of the world.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,13 +7,10 @@ use anyhow::{Result, bail};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, wait};
 
-use super::guard;
+use crate::{guard, health};
 
 /// Patience with an agent that starts or stops.
 const SOON: Duration = Duration::from_secs(30);
-
-/// Patience with one answer: while it loads its programs it does not answer at all.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Port of the health checks.
 const HEALTH: u16 = 10256;
@@ -92,7 +87,7 @@ impl Agent {
         let mut ended = None;
         let look = || {
             ended = process.exit_status().map_err(|error| error.to_string())?;
-            match status_line(world, *node) {
+            match health::status_line(world.node(*node).netns(), HEALTH, "/readyz") {
                 _ if ended.is_some() => Ok(()),
                 Ok(line) if line.contains(" 200 ") => Ok(()),
                 Ok(line) => Err(line),
@@ -127,16 +122,4 @@ fn launch(
     // Three sets of maps on one machine: a small world needs small ones.
     command.args(["--max-flows=65536", "--max-sockets=4096", "--max-backends=1024", "--max-services=1024"]);
     Ok(Process::start(command, "weir-agent", log)?)
-}
-
-/// The first line of what the agent answers when it is asked whether it is ready.
-fn status_line(world: &World, node: u8) -> std::io::Result<String> {
-    world.node(node).netns().enter(|| {
-        let mut stream = TcpStream::connect(("127.0.0.1", HEALTH))?;
-        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer.lines().next().unwrap_or_default().to_owned())
-    })
 }

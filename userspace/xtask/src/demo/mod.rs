@@ -1,11 +1,9 @@
 //! `demo`: three edge nodes in network namespaces, real requests from a pod on the first one, and where they go.
 //!
-//! The play runs in a child process, see [`guard`]: however it ends, its parent removes what it has made.
+//! The play runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
 
 mod agent;
-mod guard;
 mod play;
-mod progress;
 mod stage;
 mod table;
 mod traffic;
@@ -16,6 +14,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use weir_testbed::{bpffs, cgroup};
+
+use crate::guard;
 
 /// Nodes of the demo.
 const NODES: u8 = 3;
@@ -46,8 +46,10 @@ pub(crate) fn run(options: Options) -> Result<ExitCode> {
     let programs = Programs::find()?;
     bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
     cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
-    guard::sweep().context("cannot remove what an earlier demo has left")?;
-    guard::supervise(|directory, stop| play::play(options.keep, &programs, directory, stop))
+    guard::supervise(|directory, stop| {
+        play::play(options.keep, &programs, directory, stop)?;
+        Ok(ExitCode::SUCCESS)
+    })
 }
 
 impl Programs {

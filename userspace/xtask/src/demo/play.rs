@@ -8,11 +8,11 @@ use anyhow::Result;
 use super::NODES;
 use super::Programs;
 use super::agent::Spread;
-use super::guard::Stop;
-use super::progress::Step;
 use super::stage::{PODS, ROUND_TRIP, SERVICE, Stage};
 use super::table::{self, Disturbance, Row, Takeover};
 use super::traffic::{Tally, Traffic, WORKERS};
+use crate::guard::Stop;
+use crate::progress::Step;
 
 /// Length of a phase.
 const PHASE: Duration = Duration::from_secs(8);

@@ -152,7 +152,7 @@ impl Stage {
     /// What to type to look around while the world is up.
     pub(super) fn guide(&self, programs: &Programs) -> String {
         let cli = programs.cli.display();
-        let pins = super::guard::pin_dir(1);
+        let pins = crate::guard::pin_dir(1);
         let pins = pins.root().display();
         let enter = |netns: &weir_testbed::Netns| format!("nsenter --net={}", netns.path().display());
         let (client, node) = (enter(self.client.netns()), enter(self.world.node(1).netns()));

@@ -8,9 +8,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Time between two movements of the line.
 const TICK: Duration = Duration::from_millis(100);
 
-/// One step of the demo. Its line vanishes on drop.
+/// One step of a task. Its line vanishes on drop.
 #[derive(Debug)]
-pub(super) struct Step {
+pub(crate) struct Step {
     bar: Option<ProgressBar>,
     name: &'static str,
     start: Instant,
@@ -18,7 +18,7 @@ pub(super) struct Step {
 
 impl Step {
     /// A step whose length nobody knows.
-    pub(super) fn begin(name: &'static str) -> Self {
+    pub(crate) fn begin(name: &'static str) -> Self {
         Self::make(name, || {
             let style = ProgressStyle::with_template("{spinner} {prefix} {msg}");
             ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
@@ -26,7 +26,7 @@ impl Step {
     }
 
     /// A step that takes this time.
-    pub(super) fn timed(name: &'static str, length: Duration) -> Self {
+    pub(crate) fn timed(name: &'static str, length: Duration) -> Self {
         Self::make(name, || {
             let style = ProgressStyle::with_template("{prefix:30} [{bar:20}] {msg}");
             let length = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
@@ -47,7 +47,7 @@ impl Step {
     }
 
     /// Shows how far it is; on a terminal only.
-    pub(super) fn show(&self, message: String) {
+    pub(crate) fn show(&self, message: String) {
         if let Some(bar) = &self.bar {
             bar.set_position(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX));
             bar.set_message(message);
@@ -55,7 +55,7 @@ impl Step {
     }
 
     /// Ends it with a line that stays.
-    pub(super) fn done(self) {
+    pub(crate) fn done(self) {
         let (name, seconds) = (self.name, self.start.elapsed().as_secs_f64());
         drop(self);
         eprintln!("{name}: {seconds:.1} s");

@@ -1,9 +1,10 @@
-//! The demo's end. A child process plays, its parent waits for it, passes signals on, and removes what is left.
+//! The end of a task that builds a world. A child process plays, its parent waits for it, passes signals on, and
+//! removes what is left.
 //!
 //! A release build aborts on a panic, so destructors alone would leave namespaces and pins behind.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +20,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use weir_datapath::PinDir;
 use weir_testbed::{Cgroup, World, bpffs};
 
-/// Names of pin directories start with this and the id of the process that plays.
-const PIN_PREFIX: &str = "weir-demo-";
+/// Names of pin directories start with this and the id of the process that plays, those of directories for files with
+/// this and the id of its parent.
+const PREFIX: &str = "weir-xtask-";
+
+/// Where directories for files are made: on a disk, unlike /tmp on many systems.
+const DIRECTORIES: &str = "/var/tmp";
 
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
@@ -35,14 +40,14 @@ struct Interrupted;
 
 /// The stop sign: set by SIGINT, SIGTERM and SIGHUP.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Sleeps.
     ///
     /// # Errors
-    /// As soon as the demo is to end.
-    pub(super) fn sleep(&self, time: Duration) -> Result<()> {
+    /// As soon as the task is to end.
+    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
             self.check()?;
@@ -54,34 +59,38 @@ impl Stop {
         }
     }
 
-    /// Waits until the demo is to end.
-    pub(super) fn wait(&self) {
+    /// Waits until the task is to end.
+    pub(crate) fn wait(&self) {
         while self.check().is_ok() {
             thread::sleep(NAP);
         }
     }
 
     /// # Errors
-    /// When the demo is to end.
-    pub(super) fn check(&self) -> Result<()> {
+    /// When the task is to end.
+    pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
 }
 
 /// The pin directory of a node of this process' world.
-pub(super) fn pin_dir(node: u8) -> PinDir {
-    PinDir::new(Path::new(bpffs::PATH).join(format!("{PIN_PREFIX}{}-node{node}", getpid())))
+pub(crate) fn pin_dir(node: u8) -> PinDir {
+    PinDir::new(Path::new(bpffs::PATH).join(format!("{PREFIX}{}-node{node}", getpid())))
 }
 
-/// Calls `work` in a child process, with a directory for its files, and cleans up after it.
+/// Calls `work` in a child process, with a directory for its files, and cleans up after it; what earlier runs have left,
+/// before it. Returns the exit code that `work` asks for.
 ///
 /// # Errors
 /// When `work` fails or what it has made cannot be removed.
-pub(super) fn supervise(work: impl FnOnce(&Path, &Stop) -> Result<()>) -> Result<ExitCode> {
-    let directory = tempfile::Builder::new().prefix(PIN_PREFIX).tempdir().context("cannot make a directory")?;
+pub(crate) fn supervise(work: impl FnOnce(&Path, &Stop) -> Result<ExitCode>) -> Result<ExitCode> {
+    sweep().context("cannot remove what an earlier run has left")?;
     let parent = getpid();
+    let prefix = format!("{PREFIX}{parent}-");
+    let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(DIRECTORIES);
+    let directory = directory.with_context(|| format!("cannot make a directory in {DIRECTORIES}"))?;
     // SAFETY: this process has a single thread so far, so the child finds no lock taken by a thread that it lacks.
-    match unsafe { fork() }.context("cannot start the demo's process")? {
+    match unsafe { fork() }.context("cannot start the task's process")? {
         ForkResult::Child => std::process::exit(play(parent, directory.path(), work)),
         ForkResult::Parent { child } => {
             let status = await_child(child);
@@ -95,12 +104,13 @@ pub(super) fn supervise(work: impl FnOnce(&Path, &Stop) -> Result<()>) -> Result
 }
 
 /// The child's life; returns its exit code.
-fn play(parent: Pid, directory: &Path, work: impl FnOnce(&Path, &Stop) -> Result<()>) -> i32 {
+fn play(parent: Pid, directory: &Path, work: impl FnOnce(&Path, &Stop) -> Result<ExitCode>) -> i32 {
     let stop = Stop::default();
     let flag = stop.clone();
     let ready = become_child(parent).and_then(|()| on_signal(move || flag.0.store(true, Ordering::Relaxed)));
     match ready.and_then(|()| work(directory, &stop)) {
-        Ok(()) => 0,
+        Ok(code) if code == ExitCode::SUCCESS => 0,
+        Ok(_) => 1,
         Err(error) if error.is::<Interrupted>() || stop.check().is_err() => INTERRUPTED.into(),
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -159,7 +169,7 @@ fn await_child(child: Pid) -> Result<WaitStatus> {
             Err(Errno::EINTR) => {}
             status => {
                 ended.store(true, Ordering::Relaxed);
-                return status.context("cannot wait for the demo's process");
+                return status.context("cannot wait for the task's process");
             }
         }
     }
@@ -169,36 +179,54 @@ fn exit_code(status: WaitStatus) -> Result<ExitCode> {
     match status {
         // The child has said what was wrong.
         WaitStatus::Exited(_, code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
-        WaitStatus::Signaled(_, signal, _) => bail!("the demo's process was ended by {signal}"),
+        WaitStatus::Signaled(_, signal, _) => bail!("the task's process was ended by {signal}"),
         other @ (WaitStatus::Stopped(..)
         | WaitStatus::PtraceEvent(..)
         | WaitStatus::PtraceSyscall(_)
         | WaitStatus::Continued(_)
-        | WaitStatus::StillAlive) => bail!("the demo's process is in an unknown state: {other:?}"),
+        | WaitStatus::StillAlive) => bail!("the task's process is in an unknown state: {other:?}"),
     }
 }
 
-/// Removes pins, namespaces and cgroups whose process is gone. Tries all, and reports the first failure.
-pub(super) fn sweep() -> Result<()> {
-    let results = [sweep_pins(), World::sweep().map_err(Into::into), Cgroup::sweep().map_err(Into::into)];
+/// Removes pins, namespaces, cgroups and files whose process is gone. Tries all, and reports the first failure.
+fn sweep() -> Result<()> {
+    // Cgroups first: what still runs in them may hold the rest.
+    let results =
+        [Cgroup::sweep().map_err(Into::into), sweep_pins(), World::sweep().map_err(Into::into), sweep_directories()];
     results.into_iter().collect()
 }
 
 fn sweep_pins() -> Result<()> {
-    let root = Path::new(bpffs::PATH);
-    for entry in fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))? {
-        let entry = entry.with_context(|| format!("cannot list {}", root.display()))?;
-        let name = entry.file_name();
-        if name.to_str().and_then(owner).is_some_and(|pid| !is_alive(pid)) {
-            PinDir::new(entry.path()).remove_all(false)?;
-        }
+    if !Path::new(bpffs::PATH).exists() {
+        return Ok(());
     }
-    Ok(())
+    abandoned(Path::new(bpffs::PATH))?
+        .into_iter()
+        .try_for_each(|path| PinDir::new(path).remove_all(false).map(drop).map_err(Into::into))
 }
 
-/// The process that a pin directory of this name belongs to, if it is a demo's.
+fn sweep_directories() -> Result<()> {
+    abandoned(Path::new(DIRECTORIES))?
+        .into_iter()
+        .try_for_each(|path| fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display())))
+}
+
+/// What lies in `root` under the name of a process that is gone.
+fn abandoned(root: &Path) -> Result<Vec<PathBuf>> {
+    let cannot = || format!("cannot list {}", root.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root).with_context(cannot)? {
+        let entry = entry.with_context(cannot)?;
+        if entry.file_name().to_str().and_then(owner).is_some_and(|pid| !is_alive(pid)) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+/// The process that a directory of this name belongs to, if it is a task's.
 fn owner(name: &str) -> Option<u32> {
-    name.strip_prefix(PIN_PREFIX)?.split_once("-node")?.0.parse().ok()
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -210,9 +238,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pins_of_a_demo_have_an_owner() {
-        assert_eq!(owner("weir-demo-4711-node1"), Some(4711));
-        for foreign in ["weir", "weir-demo-node1", "weir-4711-node1", "w4711-0-node1"] {
+    fn only_directories_of_a_task_have_an_owner() {
+        for own in ["weir-xtask-4711-node1", "weir-xtask-4711-a8Fq"] {
+            assert_eq!(owner(own), Some(4711), "{own}");
+        }
+        for foreign in ["weir", "weir-xtask-node1", "weir-4711-node1", "w4711-0-node1"] {
             assert_eq!(owner(foreign), None, "{foreign}");
         }
     }
