@@ -197,7 +197,7 @@ struct flow_key6 {
 
 enum flow_flags {
 	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
-	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow */
+	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did */
 	FLOW_REPLIED = 4, /* a reply was seen */
 };
 

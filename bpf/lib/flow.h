@@ -148,18 +148,27 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
 }
 
+/* Ticks of silence after which two ends that have closed are done: a last FIN that was lost comes again within a second. */
+#define CLOSED_IDLE 3
+
 /*
- * Whether an answer to one of the node's SNAT ports is meant for another proxy, which masquerades with the same ports: our
- * flow is over and the packet opens a connection, or needs none. What belongs to the connection then finds no entry.
+ * Whether a packet that looks like an answer to a flow of ours belongs to another connection between the same ports, which
+ * began after ours was over: a SYN-ACK, or the ACK of a TIME_WAIT that stands in its way. The entry goes, so that the rest
+ * of that connection finds none.
  */
 static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct reply *reply = reply_lookup(p, v6);
+	__be16 port;
 
-	if (!config || !reply || !(p->syn_ack || p->proto == IPPROTO_UDP))
+	if (!config || !reply)
 		return false;
-	if (!reply_is_over(reply, p->dport, p->proto, config, v6))
+	if (!p->syn_ack && p->proto != IPPROTO_UDP &&
+	    !(reply->flags & FLOW_CLOSING && is_idle(now_ticks(), reply->last_seen, CLOSED_IDLE)))
+		return false;
+	port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	if (!reply_is_over(reply, port, p->proto, config, v6))
 		return false;
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
@@ -173,7 +182,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	return true;
 }
 
-/* Functions of their own: only nodes with two proxies ask. */
+/* Functions of their own: few packets ask. */
 __noinline int reply_is_anothers4(const struct packet *p)
 {
 	return p ? reply_is_anothers(p, false) : false;

@@ -227,7 +227,7 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 	if (error)
 		return -error;
 	reply->last_seen = now_ticks();
-	reply->flags = FLOW_SNAT | FLOW_REPLIED;
+	reply->flags |= p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED;
 	error = send(ctx, p, &to, &fib, v6);
 	return error ? -error : REASON_BACK;
 }
@@ -238,6 +238,11 @@ static __always_inline bool may_be_snat(const struct packet *p, const struct con
 	__u16 port = bpf_ntohs(p->dport);
 
 	return (port >= config->snat_min && port <= config->snat_max) || p->proto == IPPROTO_SCTP;
+}
+
+static __always_inline bool is_anothers(const struct packet *p, const bool v6)
+{
+	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
 }
 
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
@@ -252,8 +257,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	if (may_be_snat(p, config)) {
 		struct reply *reply = reply_lookup(p, v6);
 
-		if (reply && reply->flags & FLOW_SNAT &&
-		    !(config->flags & CONFIG_BESIDE && (v6 ? reply_is_anothers6(p) : reply_is_anothers4(p))))
+		if (reply && reply->flags & FLOW_SNAT && !(config->flags & CONFIG_BESIDE && is_anothers(p, v6)))
 			return snat_back(ctx, p, reply, v6);
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))
@@ -292,6 +296,9 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	int error;
 
 	if (!reply || reply->flags & FLOW_SNAT)
+		return REASON_NO_REPLY;
+	/* A client may have connected to the endpoint itself, from a port that it once used for the service. */
+	if (p->syn_ack && is_anothers(p, v6))
 		return REASON_NO_REPLY;
 	now = now_ticks();
 	if (reply->last_seen != now || !(reply->flags & FLOW_REPLIED)) {

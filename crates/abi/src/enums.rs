@@ -61,7 +61,7 @@ pub const BACKEND_CLASS: u8 = 8;
 // enum flow_flags
 /// The backend sees the node's address and snat_port.
 pub const FLOW_SNAT: u16 = 1;
-/// The client sent FIN or RST: a SYN starts a new flow.
+/// The client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did.
 pub const FLOW_CLOSING: u16 = 2;
 /// A reply was seen.
 pub const FLOW_REPLIED: u16 = 4;

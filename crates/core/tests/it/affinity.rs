@@ -53,7 +53,7 @@ fn all_addresses_of_a_port_share_it() {
     world.serve(&cluster(vec![web], vec![]), &config(), "web");
     assert_eq!(world.maps.frontends.len(), 5);
     assert!(world.maps.frontends.values().all(|frontend| frontend.service == 1));
-    assert_eq!(world.maps.services[&1].affinity, 97);
+    assert_eq!(world.maps.services[&1].affinity, 98);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn switching_it_on_a_live_service_takes_effect_and_moves_nothing() {
     let mut world = World::new();
     world.serve(&sticky(None, endpoints()), &config(), "web");
     let before = world.maps.clone();
-    for (seconds, expected) in [(Some(100), 97), (Some(200), 195), (None, 0)] {
+    for (seconds, expected) in [(Some(100), 98), (Some(200), 195), (None, 0)] {
         let ops = world.serve(&sticky(seconds, endpoints()), &config(), "web");
         let service = abi::Service { affinity: expected, ..before.services[&1] };
         assert_eq!(ops, [MapOp::PutService { id: 1, service }]);
