@@ -3,12 +3,12 @@
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::Protocol;
-use weir_core::ops::MapOp;
+use weir_core::ops::{FrontendKey, MapOp};
 use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{CLUSTER_IP, PORT, TARGET_PORT, cases, tcp};
-use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+use crate::case::{CLUSTER_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
 
 const HOOKS: [(Hook, Device, u32); 3] = [
     (Hook::Xdp, Device::Eth0, XDP_PASS),
@@ -88,6 +88,50 @@ fn while_tables_are_replaced_nothing_is_taken_for_the_other_proxys() {
         for (hook, device, _) in HOOKS {
             let outcome = node.send(hook, device, &packet);
             assert_eq!(outcome.reason, abi::REASON_HELD, "{case:?} at {hook}");
+        }
+    }
+}
+
+#[test]
+fn a_node_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_use() {
+    let Some(mut node) = node("a port that two proxies use", abi::CONFIG_BESIDE) else { return };
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Tcp) {
+        let sent = case.first(case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+        let (ours, backend) = (outcome.packet().source_socket(), outcome.packet().destination_socket());
+        let accepted = tcp(backend, ours, TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
+        node.send(Hook::NicIn, Device::Eth0, &accepted).is_for(TC_REDIRECT, abi::REASON_BACK);
+        let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
+        let fin = tcp(sent.source_socket(), sent.destination_socket(), fin);
+        node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let last = case.later(backend, ours);
+        node.send(Hook::NicIn, Device::Eth0, &last).is_for(TC_REDIRECT, abi::REASON_BACK);
+
+        for packet in [accepted, last] {
+            let frame = packet.to_bytes();
+            node.run(Hook::NicIn, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_FRONTEND, &frame);
+        }
+    }
+}
+
+#[test]
+fn a_client_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_serve() {
+    let Some(mut node) = node("a client port that two proxies see", abi::CONFIG_BESIDE) else { return };
+    for case in cases(Protocol::Tcp) {
+        let sent = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+        let (from, to) = (sent.source_socket(), sent.destination_socket());
+        node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        let fin = tcp(from, to, TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
+        node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        for port in [to.port(), 0] {
+            let protocol = if port == 0 { 0 } else { case.protocol.number() };
+            let key = FrontendKey { address: to.ip(), port, protocol };
+            node.datapath.store().apply(&[MapOp::DeleteFrontend { key }]).unwrap();
+        }
+        for packet in [sent, case.later(from, to)] {
+            let frame = packet.to_bytes();
+            node.run(Hook::NicIn, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_FRONTEND, &frame);
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Clients that are pods of this node.
 
+use etherparse::TcpHeader;
 use weir_abi as abi;
+use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
-use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_UNSPEC, web};
 
 fn from_pod(node: &Node, case: Case, pod: (u8, u8)) -> Packet {
@@ -66,6 +68,27 @@ fn a_pod_that_meets_itself_sees_the_node_as_its_client() {
         let mut expected = answer.clone().with_source(sent.destination_socket()).with_destination(sent.source_socket());
         expected.ttl -= 1;
         node.send(Hook::PodIn, Device::Pod1, &answer).is(TC_REDIRECT, abi::REASON_BACK, &expected);
+    }
+}
+
+#[test]
+fn an_endpoint_that_a_pod_connects_to_itself_answers_as_itself() {
+    let Some(mut node) = Node::new("pod to endpoint, past the service") else { return };
+    node.serve(web(), &[(1, 2)]);
+    for case in cases(Protocol::Tcp) {
+        let sent = from_pod(&node, case, (1, 1));
+        let (pod, endpoint) = (sent.source_socket(), case.at(address::pod(1, 2), TARGET_PORT));
+        let accepted = tcp(endpoint, pod, TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
+        node.send(Hook::PodIn, Device::Pod1, &sent).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        node.send(Hook::PodOut, Device::Pod1, &accepted).is_for(TC_UNSPEC, abi::REASON_BACK);
+        let fin = tcp(pod, sent.destination_socket(), TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
+        node.send(Hook::PodIn, Device::Pod1, &fin).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        node.send(Hook::PodOut, Device::Pod1, &case.later(endpoint, pod)).is_for(TC_UNSPEC, abi::REASON_BACK);
+
+        for packet in [accepted, case.later(endpoint, pod)] {
+            let frame = packet.to_bytes();
+            node.run(Hook::PodOut, Device::Pod1, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
+        }
     }
 }
 
