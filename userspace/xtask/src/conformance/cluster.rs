@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use weir_testbed::objects::{self, Objects};
-use weir_testbed::{Process, World, address, wait};
+use weir_testbed::{Process, World, address, role, wait};
 
 use super::control_plane::ControlPlane;
 use super::node::{DNS, Node};
 use super::programs::Programs;
-use super::proxy::{Proxy, allow_agent};
+use super::proxy::Proxy;
 use super::template::fill;
 use super::{Options, images};
 use crate::guard::{self, Stop};
@@ -60,7 +60,7 @@ impl Cluster {
         step.done();
         stop.check()?;
         let step = Step::begin(options.proxy.name());
-        allow_agent(&objects)?;
+        role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat())?;
         let start = |node| options.proxy.start(node, &control_plane, programs, options);
         let proxies = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
         let directory = directory.to_owned();

@@ -4,10 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use serde_json::json;
-use weir_testbed::apiserver::User;
-use weir_testbed::objects::Objects;
 use weir_testbed::{Process, World, wait};
 
 use super::Options;
@@ -115,27 +111,4 @@ impl Proxy {
         }
         ready.with_context(|| format!("its log says:\n{}", process.log_tail()))
     }
-}
-
-/// Gives the agent the rights that it needs.
-///
-/// # Errors
-/// When the API server refuses.
-pub(super) fn allow_agent(objects: &Objects) -> Result<()> {
-    let role: ClusterRole = serde_json::from_value(json!({
-        "metadata": {"name": "weir-agent"},
-        "rules": [
-            {"apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"]},
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-        ],
-    }))?;
-    let group = "rbac.authorization.k8s.io";
-    let binding: ClusterRoleBinding = serde_json::from_value(json!({
-        "metadata": {"name": "weir-agent"},
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "weir-agent"},
-        "subjects": [{"apiGroup": group, "kind": "User", "name": User::Agent.name()}],
-    }))?;
-    objects.apply(&role)?;
-    objects.apply(&binding)?;
-    Ok(())
 }

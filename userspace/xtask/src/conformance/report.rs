@@ -48,6 +48,10 @@ Kubernetes' own end-to-end tests of services, unchanged, on a cluster of three n
 `make conformance PROXY=kube-proxy` for the comparison with kube-proxy in its mode nftables. `make conformance-report`
 writes this file.
 
+Agents run with `--spread=random`, not with their default, `local-first`: many of these tests expect every endpoint to be
+reached from each node. The nodes are network namespaces of one machine, and the images of the tests' pods are built there
+under their official names.
+
 | | weir | kube-proxy |
 | --- | --- | --- |
 ",
@@ -73,7 +77,7 @@ writes this file.
         writeln!(text, "| {name} | {} | {} |", cell(weir, &mut reasons), cell(kube_proxy, &mut reasons))?;
     }
     if !reasons.is_empty() {
-        text.push_str("\nSkipped, in the words of the tests:\n\n");
+        text.push_str("\nSkipped, in the words of the tests, or left out because this machine cannot run them with any proxy:\n\n");
         for (number, reason) in reasons.iter().enumerate() {
             writeln!(text, "{}. {reason}", number + 1)?;
         }
