@@ -52,8 +52,12 @@ static __always_inline struct socket_key socket_key_of(ctx_t *ctx, const struct 
 	};
 }
 
-/* The backend of a socket's earlier datagrams to the same frontend, or NULL if it has none or that one is gone. */
-static __always_inline const struct backend *known_backend(const struct socket_key *key)
+/*
+ * The backend of a socket's earlier datagrams to the same frontend, or NULL if it has none, that one is gone, or the
+ * frontend is another service's by now.
+ */
+static __always_inline const struct backend *known_backend(const struct socket_key *key,
+							   const struct frontend *frontend)
 {
 	const struct socket_peer *peer = bpf_map_lookup_elem(&socket_peers, key);
 	const struct backend *backend;
@@ -61,7 +65,9 @@ static __always_inline const struct backend *known_backend(const struct socket_k
 	if (!peer)
 		return NULL;
 	backend = bpf_map_lookup_elem(&backends, &peer->backend);
-	return backend && backend->generation == peer->generation ? backend : NULL;
+	if (!backend || backend->generation != peer->generation || backend->service != frontend->service)
+		return NULL;
+	return backend;
 }
 
 /*
@@ -129,7 +135,7 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);
 		return ALLOW;
 	}
-	backend = key->proto == IPPROTO_UDP ? known_backend(key) : NULL;
+	backend = key->proto == IPPROTO_UDP ? known_backend(key, frontend) : NULL;
 	if (!backend) {
 		error = choose_for(&request, frontend, key, config, service_v6);
 		if (error)

@@ -114,6 +114,9 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 
 	if (!config || is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
+	/* Martians, which the host drops: what leaves in the node's name never gets there. */
+	if (is_loopback(&p->src, v6) || !is_set(&p->src))
+		return -REASON_NO_FRONTEND;
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (!frontend && !is_unused_port(&p->dst, v6)) {
 		/* Whoever serves the address now must get the rest of this connection, too. */
@@ -291,16 +294,18 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
+	const struct config *config = config_get();
 	struct reply *reply = reply_lookup(p, v6);
 	__u32 now;
 	int error;
 
-	if (!reply || reply->flags & FLOW_SNAT)
-		return REASON_NO_REPLY;
-	/* A client may have connected to the endpoint itself, from a port that it once used for the service. */
-	if (p->syn_ack && is_anothers(p, v6))
+	if (!config || !reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
 	now = now_ticks();
+	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
+	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
+	    is_anothers(p, v6))
+		return REASON_NO_REPLY;
 	if (reply->last_seen != now || !(reply->flags & FLOW_REPLIED)) {
 		reply->last_seen = now;
 		reply->flags |= FLOW_REPLIED;

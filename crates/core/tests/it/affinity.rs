@@ -62,7 +62,7 @@ fn switching_it_on_a_live_service_takes_effect_and_moves_nothing() {
     let mut world = World::new();
     world.serve(&sticky(None, endpoints()), &config(), "web");
     let before = world.maps.clone();
-    for (seconds, expected) in [(Some(100), 98), (Some(200), 195), (None, 0)] {
+    for (seconds, expected) in [(Some(100), 98), (Some(200), 196), (None, 0)] {
         let ops = world.serve(&sticky(seconds, endpoints()), &config(), "web");
         let service = abi::Service { affinity: expected, ..before.services[&1] };
         assert_eq!(ops, [MapOp::PutService { id: 1, service }]);

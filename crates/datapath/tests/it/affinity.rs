@@ -16,7 +16,7 @@ use crate::node::{Device, Node, web};
 
 const SECONDS: u32 = 10_800;
 /// The same in ticks of the fixtures' clock.
-const TICKS: u32 = 10_546;
+const TICKS: u32 = 10_547;
 
 fn sticky() -> Service {
     Service { affinity: Some(SECONDS), ..web() }
