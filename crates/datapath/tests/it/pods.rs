@@ -1,13 +1,16 @@
 //! Clients that are pods of this node.
 
+use std::mem::offset_of;
+
 use etherparse::TcpHeader;
 use weir_abi as abi;
-use weir_core::model::Protocol;
+use weir_core::model::{Family, Protocol};
 use weir_datapath::Hook;
 use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
 use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::entries::age;
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_UNSPEC, web};
 
 fn from_pod(node: &Node, case: Case, pod: (u8, u8)) -> Packet {
@@ -89,6 +92,30 @@ fn an_endpoint_that_a_pod_connects_to_itself_answers_as_itself() {
             let frame = packet.to_bytes();
             node.run(Hook::PodOut, Device::Pod1, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
         }
+    }
+}
+
+#[test]
+fn datagrams_of_an_endpoint_are_its_own_once_the_flow_through_the_service_is_idle() {
+    let Some(mut node) = Node::new("datagrams past the service") else { return };
+    node.serve(web(), &[(1, 2)]);
+    let idle = node.datapath.config().unwrap().udp_idle + 1;
+    for case in cases(Protocol::Udp) {
+        let sent = from_pod(&node, case, (1, 1));
+        let answer = case.later(case.at(address::pod(1, 2), TARGET_PORT), sent.source_socket());
+        let frame = answer.to_bytes();
+        let (flows, replies) = match case.family {
+            Family::V4 => ("flows4", "replies4"),
+            Family::V6 => ("flows6", "replies6"),
+        };
+        node.send(Hook::PodIn, Device::Pod1, &sent).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        node.send(Hook::PodOut, Device::Pod1, &answer).is_for(TC_UNSPEC, abi::REASON_BACK);
+        age(&node, replies, offset_of!(abi::Reply, last_seen), idle);
+        // Only the endpoint was silent.
+        node.send(Hook::PodOut, Device::Pod1, &answer).is_for(TC_UNSPEC, abi::REASON_BACK);
+        age(&node, replies, offset_of!(abi::Reply, last_seen), idle);
+        age(&node, flows, offset_of!(abi::Flow, last_seen), idle);
+        node.run(Hook::PodOut, Device::Pod1, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
     }
 }
 

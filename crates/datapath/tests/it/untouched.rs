@@ -204,3 +204,20 @@ fn more_extension_headers_than_ipv6_knows_pass() {
         passes_everywhere(&node, abi::REASON_MALFORMED, &packet.to_bytes());
     }
 }
+
+#[test]
+fn martians_start_no_flow() {
+    let Some(node) = node("packets from addresses that nobody has") else { return };
+    let loopback = Pair { v4: Ipv4Addr::LOCALHOST, v6: Ipv6Addr::LOCALHOST };
+    let nobody = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
+    for case in CASES {
+        for source in [loopback, nobody] {
+            let packet = case.first(case.at(source, node.client_port()), case.at(CLUSTER_IP, PORT));
+            for (hook, device, verdict) in INWARD {
+                let frame = packet.to_bytes();
+                node.run(hook, device, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
+            }
+        }
+    }
+    assert!(node.view.flows().unwrap().is_empty());
+}
