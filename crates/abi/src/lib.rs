@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod enums;
+mod flows;
 pub mod names;
 mod net;
 pub mod ticks;
 
 pub use enums::*;
+pub use flows::*;
 pub use net::{Addr, Be16, Be32};
 
 /// See `struct frontend_key4` in `bpf/abi.h`.
@@ -193,144 +195,6 @@ pub struct ServiceCounters {
     pub rejected: u64,
     /// Dropped: endpoints exist, but the policy allows none of them here.
     pub dropped: u64,
-}
-
-/// See `struct flow_key4` in `bpf/abi.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct FlowKey4 {
-    /// Src.
-    pub src: Be32,
-    /// Dst.
-    pub dst: Be32,
-    /// Sport.
-    pub sport: Be16,
-    /// Dport.
-    pub dport: Be16,
-    /// Proto.
-    pub proto: u8,
-    /// Zero.
-    pub pad: [u8; 3],
-}
-
-/// See `struct flow_key6` in `bpf/abi.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct FlowKey6 {
-    /// Src.
-    pub src: [Be32; 4],
-    /// Dst.
-    pub dst: [Be32; 4],
-    /// Sport.
-    pub sport: Be16,
-    /// Dport.
-    pub dport: Be16,
-    /// Proto.
-    pub proto: u8,
-    /// Zero.
-    pub pad: [u8; 3],
-}
-
-/// From client to frontend. Keyed by the packet as the client sent it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Flow {
-    /// Index into backends.
-    pub backend: u32,
-    /// Of the backend when it was selected.
-    pub generation: u32,
-    /// Index into services.
-    pub service: u32,
-    /// Enum flow_flags.
-    pub flags: u16,
-    /// 0 without FLOW_SNAT.
-    pub snat_port: Be16,
-    /// In ticks.
-    pub created: u32,
-    /// In ticks.
-    pub last_seen: u32,
-}
-
-/// From backend to client. Keyed by the packet as the backend sends it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Reply {
-    /// Frontend.
-    pub frontend: Addr,
-    /// Client.
-    pub client: Addr,
-    /// Frontend port.
-    pub frontend_port: Be16,
-    /// Client port.
-    pub client_port: Be16,
-    /// Enum flow_flags.
-    pub flags: u16,
-    /// Zero.
-    pub pad: u16,
-    /// Index into backends.
-    pub backend: u32,
-    /// In ticks.
-    pub last_seen: u32,
-}
-
-/// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct FragmentKey {
-    /// Src.
-    pub src: Addr,
-    /// Dst.
-    pub dst: Addr,
-    /// Of IPv4 the lower half.
-    pub id: Be32,
-    /// Proto.
-    pub proto: u8,
-    /// Zero.
-    pub pad: [u8; 3],
-}
-
-/// See `struct fragment` in `bpf/abi.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Fragment {
-    /// Sport.
-    pub sport: Be16,
-    /// Dport.
-    pub dport: Be16,
-    /// In ticks.
-    pub last_seen: u32,
-}
-
-/// With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct SocketKey {
-    /// Cookie.
-    pub cookie: u64,
-    /// Addr.
-    pub addr: Addr,
-    /// Port.
-    pub port: Be16,
-    /// Proto.
-    pub proto: u8,
-    /// Zero.
-    pub pad: [u8; 5],
-}
-
-/// See `struct socket_peer` in `bpf/abi.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct SocketPeer {
-    /// Addr.
-    pub addr: Addr,
-    /// Port.
-    pub port: Be16,
-    /// Zero.
-    pub pad: u16,
-    /// Index into backends.
-    pub backend: u32,
-    /// Of the backend when it was selected.
-    pub generation: u32,
 }
 
 /// See `struct config` in `bpf/abi.h`.
