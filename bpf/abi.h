@@ -172,7 +172,7 @@ struct service_counters {
 	__u64 local;	/* HOST, new flows that stayed on the node */
 	__u64 remote;	/* HOST, new flows that left it */
 	__u64 rejected; /* HOST, refused for want of endpoints */
-	__u64 dropped;	/* HOST, dropped: endpoints exist, but the policy allows none of them here */
+	__u64 dropped;	/* HOST, dropped: the policy allows no endpoint here, or the source ranges not the client */
 };
 
 /* ---- flows: where established ones stay ---------------------------------------------------------------------- */

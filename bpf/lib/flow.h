@@ -124,20 +124,24 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	return a->word[3] == b->word[3];
 }
 
-/*
- * Whether the flow that a reply entry belongs to is over, so that another may take its place: it was evicted, has moved
- * on to another backend or port, lost its endpoint, was closed by its client, or is idle in both directions. Nothing else
- * ever frees an entry. port is the flow's SNAT port, or 0.
- */
-static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
-					  const struct config *config, const bool v6)
+/* The flow that a reply entry belongs to, or NULL if it was evicted. */
+static __always_inline const struct flow *reply_flow(const struct reply *reply, __u8 proto, const bool v6)
 {
-	const struct flow *flow =
-		flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+	return flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+}
+
+/*
+ * Whether a flow is over, so that another may take the place of its reply entry: it has moved on to another backend or
+ * port, lost its endpoint, was closed by its client, or is idle in both directions. Nothing else ever frees an entry.
+ * port is the flow's SNAT port, or 0.
+ */
+static __always_inline bool flow_is_over(const struct flow *flow, const struct reply *reply, __be16 port, __u8 proto,
+					 const struct config *config)
+{
 	const struct backend *backend;
 	__u32 now = now_ticks(), limit = idle_limit(proto, config);
 
-	if (!flow || flow->backend != reply->backend || flow->snat_port != port)
+	if (flow->backend != reply->backend || flow->snat_port != port)
 		return true;
 	/* An endpoint that left and came back has the same address and starts to number its ports anew. */
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
@@ -146,6 +150,15 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	if (flow->flags & FLOW_CLOSING)
 		return true;
 	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
+}
+
+/* Whether a reply entry is free for another flow: its own was evicted or is over. */
+static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
+					  const struct config *config, const bool v6)
+{
+	const struct flow *flow = reply_flow(reply, proto, v6);
+
+	return !flow || flow_is_over(flow, reply, port, proto, config);
 }
 
 /* Ticks of silence after which two ends that have closed are done: a last FIN that was lost comes again within a second. */
@@ -160,6 +173,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 {
 	const struct config *config = config_get();
 	const struct reply *reply = reply_lookup(p, v6);
+	const struct flow *flow;
 	__be16 port;
 
 	if (!config || !reply)
@@ -168,7 +182,9 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	    !(reply->flags & FLOW_CLOSING && is_idle(now_ticks(), reply->last_seen, CLOSED_IDLE)))
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
-	if (!reply_is_over(reply, port, p->proto, config, v6))
+	flow = reply_flow(reply, p->proto, v6);
+	/* Of a full table an entry may be missing whose flow goes on. */
+	if (flow ? !flow_is_over(flow, reply, port, p->proto, config) : !port)
 		return false;
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);

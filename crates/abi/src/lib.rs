@@ -193,7 +193,7 @@ pub struct ServiceCounters {
     pub remote: u64,
     /// Refused for want of endpoints.
     pub rejected: u64,
-    /// Dropped: endpoints exist, but the policy allows none of them here.
+    /// Dropped: the policy allows no endpoint here, or the source ranges not the client.
     pub dropped: u64,
 }
 
