@@ -11,6 +11,12 @@ pub(crate) fn is_api_server(service: &ObjectName) -> bool {
     *service.namespace == *NAMESPACE && *service.name == *NAME
 }
 
+/// Whether a port keeps the endpoints that the maps hold: an agent that starts while the API server's service has none
+/// knows of no earlier ones but those. `held` and `usable` are how many endpoints were usable and are now.
+pub(crate) fn keeps_endpoints(service: &ObjectName, held: u32, usable: u32) -> bool {
+    is_api_server(service) && held > 0 && usable == 0
+}
+
 /// The API server's endpoints, each family as it was when it last had a usable one.
 #[derive(Debug, Default)]
 pub(crate) struct LastResort {

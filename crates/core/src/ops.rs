@@ -95,6 +95,13 @@ pub enum MapOp {
         /// Key in `frontends4` or `frontends6`.
         key: FrontendKey,
     },
+    /// Forget the UDP flows to a frontend that were sent on by another service than the one that has it now, if any. A
+    /// flow follows its backend for as long as that lives, and one of UDP never ends by itself. Connections of TCP and
+    /// SCTP go on, as with kube-proxy, which cleans up after UDP alone.
+    ForgetFlows {
+        /// What the flows go to; of UDP.
+        key: FrontendKey,
+    },
     /// Admit clients of a range.
     PutSourceRange {
         /// Key in `source_ranges`.

@@ -38,6 +38,17 @@ pub(crate) fn frontend6(key: &abi::FrontendKey6) -> FrontendKey {
     FrontendKey { address: Ipv6Addr::from(octets).into(), port: key.port.get(), protocol: key.proto }
 }
 
+/// What a flow of `flows4` goes to.
+pub(crate) fn flow_frontend4(key: &abi::FlowKey4) -> FrontendKey {
+    FrontendKey { address: Ipv4Addr::from(key.dst.get()).into(), port: key.dport.get(), protocol: key.proto }
+}
+
+/// What a flow of `flows6` goes to.
+pub(crate) fn flow_frontend6(key: &abi::FlowKey6) -> FrontendKey {
+    let octets = abi::Addr { word: key.dst }.octets();
+    FrontendKey { address: Ipv6Addr::from(octets).into(), port: key.dport.get(), protocol: key.proto }
+}
+
 /// The key of `source_ranges`. Host bits are left out.
 pub(crate) fn of_range(range: &SourceRange) -> abi::SourceRangeKey {
     let mapped = if range.net.addr().is_ipv4() { MAPPED_BITS } else { 0 };

@@ -8,6 +8,7 @@ mod clsact;
 mod counters;
 mod error;
 mod filter;
+mod flows;
 mod keys;
 mod layout;
 mod load;

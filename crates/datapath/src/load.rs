@@ -13,6 +13,7 @@ use weir_core::ops::Capacity;
 use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::filter;
+use crate::flows::Flows;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, PinLock};
@@ -70,7 +71,8 @@ impl Datapath {
             }
         }
         let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
-        let store = open_store(&pins, 0)?;
+        let mut store = open_store(&pins, 0)?;
+        store.former_flows = former_flows(&resized)?;
         let config = mapped(&pins, "config", 0)?;
         let devices = table(&pins, "devices", 0)?;
         let datapath = Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock };
@@ -121,8 +123,7 @@ impl Datapath {
     /// When a map cannot be read.
     pub fn rebuild_filter(&self) -> Result<()> {
         let frontends = self.store.frontends()?;
-        let flows4 = table::<abi::FlowKey4, abi::Flow>(&self.pins, "flows4", 0)?.entries()?;
-        let flows6 = table::<abi::FlowKey6, abi::Flow>(&self.pins, "flows6", 0)?.entries()?;
+        let (flows4, flows6) = (self.store.flows.v4.entries()?, self.store.flows.v6.entries()?);
         let hashes = frontends.iter().map(|(key, _)| filter::hash_of(key));
         let hashes = hashes.chain(flows4.iter().map(|(key, _)| filter::hash(key.dst, key.dport, key.proto)));
         let hashes = hashes.chain(flows6.iter().map(|(key, _)| filter::hash(key.dst[3], key.dport, key.proto)));
@@ -164,6 +165,7 @@ impl Datapath {
         }
         let copied = self.copy_flows();
         self.resized.clear();
+        self.store.former_flows = None;
         self.hold(false)?;
         copied
     }
@@ -229,6 +231,15 @@ fn load_all(
         resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
     }
     Ok((tc, programs))
+}
+
+/// Both maps of flows have one size, so they are replaced together.
+fn former_flows(resized: &[(MapSpec, OwnedFd)]) -> Result<Option<Flows>> {
+    let former = |name| resized.iter().find(|(spec, _)| spec.name == name).map(|(_, fd)| fd.try_clone());
+    let (Some(v4), Some(v6)) = (former("flows4"), former("flows6")) else { return Ok(None) };
+    let failed = |e| Error::io("cannot keep the former flows".to_owned(), e);
+    let (v4, v6) = (v4.map_err(failed)?, v6.map_err(failed)?);
+    Ok(Some(Flows { v4: Table::new("flows4", v4), v6: Table::new("flows6", v6) }))
 }
 
 /// Puts the maps of the old size back: a size that the kernel refuses must not cost the flows and slots in them.
@@ -323,5 +334,7 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,
         frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
         node_size: pins.open_map(&spec("node_names"), flags)?.1,
+        flows: Flows { v4: table(pins, "flows4", flags)?, v6: table(pins, "flows6", flags)? },
+        former_flows: None,
     })
 }

@@ -1,19 +1,20 @@
 //! The control plane's maps behind one small trait, in the kernel and in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use weir_abi as abi;
 use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
 use crate::error::{Error, Result};
 use crate::filter;
+use crate::flows::Flows;
 use crate::keys::{self, KernelKey};
 use crate::layout::spec;
 use crate::map::{Mapped, Table};
 
 /// What the one writer needs of the maps.
 pub trait MapStore {
-    /// Applies operations in order.
+    /// Applies operations in order; flows to be forgotten go together after the others.
     ///
     /// # Errors
     /// The first failure; operations before it are in force, those after it are not.
@@ -40,6 +41,9 @@ pub struct KernelStore {
     pub(crate) source_ranges: Table<abi::SourceRangeKey, abi::SourceRange>,
     pub(crate) service_names: Table<u32, abi::ServiceName>,
     pub(crate) node_names: Table<u32, abi::NodeName>,
+    pub(crate) flows: Flows,
+    /// Those that programs from before a change of size still use, and that are copied once more when they go.
+    pub(crate) former_flows: Option<Flows>,
     pub(crate) source_range_size: u32,
     pub(crate) frontend_size: u32,
     pub(crate) node_size: u32,
@@ -77,6 +81,8 @@ impl KernelStore {
                 KernelKey::V4(key) => self.frontends4.remove(&key).map(drop),
                 KernelKey::V6(key) => self.frontends6.remove(&key).map(drop),
             },
+            // All of them at once, when every frontend leads where it should.
+            MapOp::ForgetFlows { .. } => Ok(()),
             MapOp::PutSourceRange { range } => {
                 let put = self.source_ranges.put(&keys::of_range(range), &abi::SourceRange { allowed: 1 }, 0);
                 put.map_err(full("source_ranges", self.source_range_size))
@@ -95,6 +101,29 @@ impl KernelStore {
                 self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size))
             }
         }
+    }
+
+    /// Forgets the flows that are to be forgotten after these operations, in one pass over the flows.
+    fn forget_flows(&self, ops: &[MapOp]) -> Result<()> {
+        let mut owners = HashMap::new();
+        for op in ops {
+            if let MapOp::ForgetFlows { key } = op {
+                owners.insert(*key, self.owner(key)?);
+            }
+        }
+        if owners.is_empty() {
+            return Ok(());
+        }
+        self.former_flows.iter().chain([&self.flows]).try_for_each(|flows| flows.forget(&owners))
+    }
+
+    /// The service that a frontend leads to.
+    fn owner(&self, key: &FrontendKey) -> Result<Option<u32>> {
+        let frontend = match keys::of_frontend(key) {
+            KernelKey::V4(key) => self.frontends4.get(&key)?,
+            KernelKey::V6(key) => self.frontends6.get(&key)?,
+        };
+        Ok(frontend.map(|frontend| frontend.service))
     }
 
     pub(crate) fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
@@ -136,7 +165,13 @@ fn lines_of(
 
 impl MapStore for KernelStore {
     fn apply(&mut self, ops: &[MapOp]) -> Result<()> {
-        ops.iter().try_for_each(|op| self.apply_one(op))
+        let failed = ops.iter().enumerate().find_map(|(index, op)| Some((index, self.apply_one(op).err()?)));
+        let (applied, failure) = match failed {
+            Some((index, error)) => (&ops[..index], Some(error)),
+            None => (ops, None),
+        };
+        let forgotten = self.forget_flows(applied);
+        failure.map_or(forgotten, Err)
     }
 
     fn dump(&self) -> Result<Dump> {
@@ -191,8 +226,9 @@ impl MapStore for MemoryStore {
                 MapOp::DeleteFrontend { key } => drop(self.frontends.remove(key)),
                 MapOp::PutSourceRange { range } => drop(self.source_ranges.insert(*range)),
                 MapOp::DeleteSourceRange { range } => drop(self.source_ranges.remove(range)),
-                // Counters are the kernel's.
-                MapOp::ResetBackendCounters { .. } | MapOp::ResetServiceCounters { .. } => {}
+                // Counters and flows are the kernel's.
+                MapOp::ResetBackendCounters { .. } | MapOp::ResetServiceCounters { .. } | MapOp::ForgetFlows { .. } => {
+                }
             }
         }
         Ok(())

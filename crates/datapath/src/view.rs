@@ -43,8 +43,6 @@ pub struct View {
     store: KernelStore,
     config: Mapped<abi::Config>,
     counters: Counters,
-    flows4: Table<abi::FlowKey4, abi::Flow>,
-    flows6: Table<abi::FlowKey6, abi::Flow>,
     replies4: Table<abi::FlowKey4, abi::Reply>,
     replies6: Table<abi::FlowKey6, abi::Reply>,
     affinities: Table<abi::AffinityKey, abi::Affinity>,
@@ -66,8 +64,6 @@ impl View {
             store: open_store(&pins, READ_ONLY)?,
             config: mapped(&pins, "config", READ_ONLY)?,
             counters: Counters::open(pins.clone())?,
-            flows4: table(&pins, "flows4", READ_ONLY)?,
-            flows6: table(&pins, "flows6", READ_ONLY)?,
             replies4: table(&pins, "replies4", READ_ONLY)?,
             replies6: table(&pins, "replies6", READ_ONLY)?,
             affinities: table(&pins, "affinities", READ_ONLY)?,
@@ -135,7 +131,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn flows(&self) -> Result<Vec<FlowEntry>> {
-        let v4 = self.flows4.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+        let v4 = self.store.flows.v4.entries()?.into_iter().map(|(key, flow)| FlowEntry {
             client: std::net::Ipv4Addr::from(key.src.get()).into(),
             client_port: key.sport.get(),
             frontend: std::net::Ipv4Addr::from(key.dst.get()).into(),
@@ -143,7 +139,7 @@ impl View {
             protocol: key.proto,
             flow,
         });
-        let v6 = self.flows6.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+        let v6 = self.store.flows.v6.entries()?.into_iter().map(|(key, flow)| FlowEntry {
             client: abi::Addr { word: key.src },
             client_port: key.sport.get(),
             frontend: abi::Addr { word: key.dst },

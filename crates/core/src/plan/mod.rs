@@ -110,9 +110,9 @@ pub struct TierPlan {
 
 /// Plans a service: one plan per port and family, none if it does not exist.
 ///
-/// A service of another proxy has plans without frontends: what it has in the maps goes on for the flows that began
-/// here. Whoever writes the maps leaves those plans alone if they hold nothing of it
-/// ([`crate::tables::Tables::holds`]).
+/// A service of another proxy has plans without frontends: what it has in the maps goes on for the connections that
+/// began here. UDP flows do not: without their frontend they are forgotten, and select anew at the other proxy. Whoever
+/// writes the maps leaves those plans alone if they hold nothing of it ([`crate::tables::Tables::holds`]).
 #[must_use]
 pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<ServicePlan> {
     let Some(service) = cluster.service(name) else { return Vec::new() };

@@ -5,7 +5,7 @@ use weir_abi as abi;
 use super::frontends::Claim;
 use super::replace::Stage;
 use super::{FrontendConflict, NO_SERVICE, Port, Tables, Update, names};
-use crate::model::ObjectName;
+use crate::model::{ObjectName, Protocol};
 use crate::ops::{FrontendKey, MapOp};
 
 impl Tables {
@@ -31,14 +31,21 @@ impl Tables {
         commit_lost_frontends(&mut stage, &mut ops);
         self.commit_ports(service, &mut stage, &mut ops);
         ops.extend(stage.frontends.puts.drain(..).map(|(key, claim)| put_frontend(key, claim)));
-        let refused = std::mem::take(&mut stage.frontends.newly_refused);
-        let conflicts = refused.into_iter().filter_map(|(key, owner)| {
-            let kept_by = self.ports.get(&owner)?.service.clone();
-            Some(FrontendConflict { key, kept_by, refused: service.clone() })
-        });
-        let conflicts = conflicts.collect();
+        forget_flows(&stage, &mut ops);
+        let conflicts = self.new_conflicts(service, &stage);
         self.commit_removals(stage, &mut ops);
-        Update { ops, conflicts }
+        Update { ops, conflicts, shortage: None }
+    }
+
+    fn new_conflicts(&self, service: &ObjectName, stage: &Stage) -> Vec<FrontendConflict> {
+        let name = |slot| self.ports.get(&slot).map(|port: &Port| port.service.clone());
+        let refused = stage.frontends.newly_refused.iter().filter_map(|(key, owner)| {
+            Some(FrontendConflict { key: *key, kept_by: name(*owner)?, refused: service.clone() })
+        });
+        let displaced = stage.frontends.displaced.iter().filter_map(|(key, claim)| {
+            Some(FrontendConflict { key: *key, kept_by: service.clone(), refused: name(claim.slot)? })
+        });
+        refused.chain(displaced).collect()
     }
 
     fn commit_nodes(&mut self, stage: &mut Stage, ops: &mut Vec<MapOp>) {
@@ -123,6 +130,18 @@ fn commit_lost_frontends(stage: &mut Stage, ops: &mut Vec<MapOp>) {
     let own = &stage.own;
     let taken_over = stage.frontends.puts.extract_if(.., |(_, claim)| !own.contains(&claim.slot));
     ops.extend(taken_over.map(|(key, claim)| put_frontend(key, claim)));
+}
+
+/// A service that is gone as a whole takes its flows along: they are stale without its backends.
+fn forget_flows(stage: &Stage, ops: &mut Vec<MapOp>) {
+    let lives_on = |slot: &u32| !stage.gone_ports.contains(slot);
+    let left = stage.frontends.left.iter().filter(|(key, slot)| may_have_endless_flows(key) && lives_on(slot));
+    ops.extend(left.map(|(key, _)| MapOp::ForgetFlows { key: *key }));
+}
+
+/// Whether flows to a frontend may outlive its move to another service for ever.
+pub(super) fn may_have_endless_flows(key: &FrontendKey) -> bool {
+    key.protocol == Protocol::Udp.number()
 }
 
 fn put_frontend(key: FrontendKey, claim: Claim) -> MapOp {

@@ -1,4 +1,6 @@
-//! Who owns which frontend. The first service that claims an address and port keeps it; later ones wait in line.
+//! Who owns which frontend. The first service that claims an address and port keeps it; later ones wait in line. Only a
+//! cluster IP is taken from whoever names it as an external or load balancer IP: the API server allocates the one, and
+//! users may write whatever they like into the other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -24,12 +26,18 @@ impl Claim {
     fn matters(self) -> bool {
         self.kind != abi::KIND_UNUSED_PORT
     }
+
+    /// Whether it prevails over another one, whoever came first.
+    fn beats(self, other: Self) -> bool {
+        let claimed_by_users = matches!(other.kind, abi::KIND_LOAD_BALANCER | abi::KIND_EXTERNAL_IP);
+        self.kind == abi::KIND_CLUSTER_IP && claimed_by_users
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Frontends {
     owners: HashMap<FrontendKey, Claim>,
-    /// Only of keys that have an owner; first come, first served.
+    /// Only of keys that have an owner, none of which beats it; first come, first served.
     waiting: HashMap<FrontendKey, Vec<Claim>>,
     used4: u32,
     used6: u32,
@@ -47,6 +55,10 @@ pub(super) struct Changes {
     pub(super) refused: Vec<(FrontendKey, Claim)>,
     /// Those of them that were not waiting before, with the slot that keeps them.
     pub(super) newly_refused: Vec<(FrontendKey, u32)>,
+    /// Claims of other services that had a key so far and wait from now on.
+    pub(super) displaced: Vec<(FrontendKey, Claim)>,
+    /// Keys that are another slot's from now on, or nobody's, with the slot that had them.
+    pub(super) left: Vec<(FrontendKey, u32)>,
 }
 
 impl Frontends {
@@ -74,26 +86,48 @@ impl Frontends {
     ) -> Changes {
         let mut changes = Changes::default();
         for (key, claim) in new {
-            match self.owners.get(key) {
-                Some(owner) if owner == claim => {}
-                Some(owner) if owner.slot != NOBODY && !own.contains(&owner.slot) => {
+            let owner = self.owners.get(key).copied();
+            let others = owner.filter(|owner| owner.slot != NOBODY && !own.contains(&owner.slot));
+            let rival = others.or_else(|| self.next(key, own).filter(|next| next.beats(*claim)));
+            match rival {
+                Some(rival) if !claim.beats(rival) => {
                     changes.refused.push((*key, *claim));
                     if claim.matters() && !self.waits(key, own) {
-                        changes.newly_refused.push((*key, owner.slot));
+                        changes.newly_refused.push((*key, rival.slot));
                     }
+                    changes.puts.extend((owner != Some(rival)).then_some((*key, rival)));
                 }
-                Some(_) | None => changes.puts.push((*key, *claim)),
+                Some(rival) => {
+                    changes.displaced.push((*key, rival));
+                    changes.puts.push((*key, *claim));
+                }
+                None => changes.puts.extend((owner != Some(*claim)).then_some((*key, *claim))),
             }
         }
         for key in old.filter(|key| !new.contains_key(key)) {
             if self.owners.get(key).is_some_and(|owner| own.contains(&owner.slot)) {
-                match self.waiting.get(key).and_then(|line| line.iter().find(|claim| !own.contains(&claim.slot))) {
-                    Some(next) => changes.puts.push((*key, *next)),
+                match self.next(key, own) {
+                    Some(next) => changes.puts.push((*key, next)),
                     None => changes.deletes.push(*key),
                 }
             }
         }
+        changes.left = self.left(&changes);
         changes
+    }
+
+    /// Who of the others gets a key when `own` lets go: the first in line that none behind it beats.
+    fn next(&self, key: &FrontendKey, own: &BTreeSet<u32>) -> Option<Claim> {
+        let others = self.waiting.get(key)?.iter().filter(|claim| !own.contains(&claim.slot));
+        others.copied().reduce(|first, later| if later.beats(first) { later } else { first })
+    }
+
+    fn left(&self, changes: &Changes) -> Vec<(FrontendKey, u32)> {
+        let owner = |key: &FrontendKey| self.owners.get(key).map(|owner| owner.slot);
+        let given = changes.puts.iter().filter_map(|(key, claim)| Some((*key, owner(key)?, Some(claim.slot))));
+        let deleted = changes.deletes.iter().filter_map(|key| Some((*key, owner(key)?, None)));
+        let moved = given.chain(deleted).filter(|(_, from, to)| Some(*from) != *to);
+        moved.map(|(key, from, _)| (key, from)).collect()
     }
 
     /// Whether the maps have room for the new keys: they are written before the old ones are deleted.
@@ -115,7 +149,7 @@ impl Frontends {
         old: impl Iterator<Item = &'a FrontendKey>,
         changes: &Changes,
     ) {
-        let Changes { puts, deletes, refused, newly_refused: _ } = changes;
+        let Changes { puts, deletes, refused, newly_refused: _, displaced, left: _ } = changes;
         let refused: BTreeMap<_, _> = refused.iter().copied().collect();
         for key in old.filter(|key| !refused.contains_key(key)) {
             self.leave(key, own);
@@ -130,6 +164,10 @@ impl Frontends {
         for (key, claim) in puts {
             self.insert(*key, *claim);
             self.leave(key, &BTreeSet::from([claim.slot]));
+        }
+        for (key, claim) in displaced {
+            // It was there before all that wait.
+            self.waiting.entry(*key).or_default().insert(0, *claim);
         }
         for key in deletes {
             self.remove(key);

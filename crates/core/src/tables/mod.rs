@@ -26,8 +26,9 @@ use crate::ops::{Capacity, FrontendKey, MapOp, SourceRange};
 use frontends::Frontends;
 use names::NodeNumbers;
 use pool::Pool;
+pub use source_ranges::MAX_SOURCE_RANGES;
 
-/// Why a plan cannot be written. What the maps hold stays as it is.
+/// Why a plan cannot be written, or not all of it: see [`Update::shortage`].
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum TablesError {
     /// A map has no free entry. Slots that rest until the next releases count as used.
@@ -53,6 +54,19 @@ pub enum TablesError {
         /// Endpoints with a weight in the tier.
         endpoints: usize,
     },
+    /// A port has more source ranges than one may take of the map that all services share.
+    #[error(
+        "{service} port {port_name:?}: {ranges} source ranges of one family, and one port may have \
+         {MAX_SOURCE_RANGES} at most: merge ranges, or let a firewall filter"
+    )]
+    TooManySourceRanges {
+        /// The service.
+        service: ObjectName,
+        /// Name of its port.
+        port_name: Arc<str>,
+        /// Ranges of the port, in one family.
+        ranges: usize,
+    },
 }
 
 /// A frontend that two services claim.
@@ -60,7 +74,7 @@ pub enum TablesError {
 pub struct FrontendConflict {
     /// The frontend.
     pub key: FrontendKey,
-    /// The service that had it first and keeps it.
+    /// The service that has it: the first that claimed it, or the one whose cluster IP it is.
     pub kept_by: ObjectName,
     /// The service that gets it when the other one lets go.
     pub refused: ObjectName,
@@ -71,9 +85,13 @@ pub struct FrontendConflict {
 pub struct Update {
     /// What to write, in this order.
     pub ops: Vec<MapOp>,
-    /// Frontends that the service claims from now on but did not get. Within a batch they may be temporary:
-    /// [`Tables::conflicts`] tells which ones lasted.
+    /// Frontends that the service claims from now on but did not get, and those that others lost to it. Within a batch
+    /// they may be temporary: [`Tables::conflicts`] tells which ones lasted.
     pub conflicts: Vec<FrontendConflict>,
+    /// Why its source ranges could not be written: then its ports with ranges are without their load balancer
+    /// addresses, which would be open to all, and everything else is as planned. To be reported, and tried again with
+    /// the same plans.
+    pub shortage: Option<TablesError>,
 }
 
 /// The ledger. See the module's description.

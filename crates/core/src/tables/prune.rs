@@ -2,6 +2,7 @@
 
 use weir_abi as abi;
 
+use super::commit::may_have_endless_flows;
 use super::{NO_SERVICE, Orphans, Tables};
 use crate::model::ObjectName;
 use crate::ops::MapOp;
@@ -20,7 +21,10 @@ impl Tables {
     fn prune_orphans(&mut self) -> Vec<MapOp> {
         let Orphans { services, names, backends, lines, source_ranges } = std::mem::take(&mut self.orphans);
         let (mut ops, mut gone_nodes) = (Vec::new(), Vec::new());
-        ops.extend(self.frontends.take_orphans().into_iter().map(|key| MapOp::DeleteFrontend { key }));
+        let frontends = self.frontends.take_orphans();
+        ops.extend(frontends.iter().map(|key| MapOp::DeleteFrontend { key: *key }));
+        let endless = frontends.into_iter().filter(may_have_endless_flows);
+        ops.extend(endless.map(|key| MapOp::ForgetFlows { key }));
         ops.extend(names.into_iter().map(|id| MapOp::DeleteServiceName { id }));
         for id in services {
             ops.push(MapOp::PutService { id, service: NO_SERVICE });

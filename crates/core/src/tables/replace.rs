@@ -6,7 +6,8 @@ use std::sync::Arc;
 use weir_abi as abi;
 
 use super::frontends::{Changes, Claim};
-use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, roots};
+use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, roots, source_ranges};
+use crate::last_resort::keeps_endpoints;
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::ObjectName;
 use crate::ops::{FrontendKey, MapOp, SourceRange};
@@ -44,14 +45,29 @@ impl Tables {
     /// Takes a service from what the maps hold to what its plans say; no plan removes it. `now_seconds` (since boot)
     /// becomes the creation time of new ports. A second plan of the same key is ignored.
     ///
+    /// A service whose source ranges find no room is written without the addresses that they guard, and goes on being
+    /// updated: see [`Update::shortage`].
+    ///
     /// # Errors
-    /// If a map is full or a tier has too many endpoints. Nothing has changed then.
+    /// If another map is full or a tier has too many endpoints. Nothing has changed then.
     pub fn replace(
         &mut self,
         service: &ObjectName,
         plans: &[ServicePlan],
         now_seconds: u32,
     ) -> Result<Update, TablesError> {
+        let written = source_ranges::check_limit(plans).and_then(|()| self.write(service, plans, now_seconds));
+        match written {
+            Err(shortage) if shortage.is_of_source_ranges() => {
+                let update = self.write(service, &source_ranges::closed(plans), now_seconds)?;
+                Ok(Update { shortage: Some(shortage), ..update })
+            }
+            Ok(_) | Err(_) => written,
+        }
+    }
+
+    /// Writes plans as they are, or nothing.
+    fn write(&mut self, service: &ObjectName, plans: &[ServicePlan], now_seconds: u32) -> Result<Update, TablesError> {
         let mut stage = Stage::default();
         match self.stage(service, plans, now_seconds, &mut stage) {
             Ok(()) => Ok(self.commit(service, stage)),
@@ -113,8 +129,12 @@ impl Tables {
         let (old_content, created) = old.map_or((NO_SERVICE, now_seconds), |port| (port.content, port.created));
         let old_backends = old.map_or_else(Box::default, |port| port.backends.clone());
 
-        let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
-        let tiers = self.stage_tiers(&old_content, plan, &ids, stage)?;
+        let (backends, tiers, endpoints) = if keeps_endpoints(service, old_content.endpoints, plan.endpoints) {
+            (old_backends, old_content.tiers, old_content.endpoints)
+        } else {
+            let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
+            (backends, self.stage_tiers(&old_content, plan, &ids, stage)?, plan.endpoints)
+        };
         let source_ranges = self.stage_source_ranges(slot, &plan.source_ranges, stage);
         let guarded = if source_ranges.is_empty() { 0 } else { abi::SERVICE_SOURCE_RANGES };
         let port = Port {
@@ -126,7 +146,7 @@ impl Tables {
             created,
             content: abi::Service {
                 tiers,
-                endpoints: plan.endpoints,
+                endpoints,
                 flags: abi::SERVICE_USED | guarded,
                 affinity: plan.affinity,
                 pad: 0,

@@ -1,9 +1,11 @@
 //! Who owns a frontend, and who gets it next.
 
+use weir_abi as abi;
 use weir_core::ops::Capacity;
+use weir_core::plan::ServicePlan;
 use weir_core::tables::{FrontendConflict, TablesError};
 
-use crate::build::name;
+use crate::build::{ip, name};
 use crate::tables::{World, key, kinds, web};
 
 #[test]
@@ -66,4 +68,102 @@ fn a_frontend_moves_between_ports_of_one_service_without_a_gap() {
     let ops = world.replace("a", &[new]);
     assert!(!kinds(&ops).contains(&"delete frontend"));
     assert_eq!(world.maps.meaning().frontends[&key("10.96.0.1")].0.2, "renamed");
+}
+
+/// A service that names an address as one of its own kind.
+fn claims(service: &str, address: &str, kind: u32) -> ServicePlan {
+    let mut plan = web(service, "10.96.0.99", &["10.0.0.9"]);
+    plan.frontends = vec![(key(address), kind)];
+    plan
+}
+
+const CLAIMED_BY_USERS: [u32; 2] = [abi::KIND_EXTERNAL_IP, abi::KIND_LOAD_BALANCER];
+
+fn taken_from(refused: &str) -> FrontendConflict {
+    FrontendConflict { key: key("10.96.0.10"), kept_by: name("dns"), refused: name(refused) }
+}
+
+#[test]
+fn a_cluster_ip_belongs_to_its_service_whoever_else_names_it_first_or_later() {
+    for kind in CLAIMED_BY_USERS {
+        for order in [["dns", "evil"], ["evil", "dns"]] {
+            let mut world = World::new();
+            let mut told = Vec::new();
+            for service in order {
+                let plan = match service {
+                    "dns" => web("dns", "10.96.0.10", &["10.0.0.1"]),
+                    _ => claims("evil", "10.96.0.10", kind),
+                };
+                told.extend(world.try_replace(service, &[plan]).unwrap().1);
+            }
+            assert_eq!(world.owner("10.96.0.10").unwrap(), "dns", "{order:?}");
+            assert_eq!((told, world.tables.conflicts()), (vec![taken_from("evil")], vec![taken_from("evil")]));
+            assert_eq!(world.replace("evil", &[claims("evil", "10.96.0.10", kind)]), [], "nothing is fought over");
+            assert_eq!(world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]), []);
+        }
+    }
+}
+
+#[test]
+fn a_cluster_ip_is_taken_in_one_write_when_its_service_can_serve() {
+    let mut world = World::new();
+    world.replace("evil", &[claims("evil", "10.96.0.10", abi::KIND_EXTERNAL_IP)]);
+    let ops = world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    let order = ["put backend", "reset service counters", "put service", "put service name", "put frontend"];
+    assert_eq!(kinds(&ops), order);
+    assert_eq!(world.maps.choices(&key("10.96.0.10"), abi::CLASS_INTERNAL), [ip("10.0.0.1")].into());
+}
+
+#[test]
+fn who_lost_a_cluster_ip_has_it_again_when_its_service_goes_and_before_others_that_wait() {
+    let mut world = World::new();
+    world.replace("evil", &[claims("evil", "10.96.0.10", abi::KIND_EXTERNAL_IP)]);
+    world.replace("late", &[claims("late", "10.96.0.10", abi::KIND_EXTERNAL_IP)]);
+    world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    assert_eq!(world.tables.conflicts(), [taken_from("evil"), taken_from("late")]);
+    world.replace("dns", &[]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "evil");
+    world.replace("evil", &[]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "late");
+}
+
+#[test]
+fn of_those_that_wait_a_cluster_ip_goes_first() {
+    let mut world = World::new();
+    world.replace("first", &[web("first", "10.96.0.10", &[])]);
+    world.replace("evil", &[claims("evil", "10.96.0.10", abi::KIND_LOAD_BALANCER)]);
+    world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "first", "of two cluster IPs the first one stays");
+    world.replace("first", &[]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "dns");
+    assert_eq!(world.tables.conflicts(), [taken_from("evil")]);
+}
+
+#[test]
+fn an_owner_that_gives_up_its_cluster_ip_but_goes_on_to_name_it_makes_room_for_one_that_has_it() {
+    let mut world = World::new();
+    world.replace("old", &[web("old", "10.96.0.10", &[])]);
+    world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    let (_, told) = world.try_replace("old", &[claims("old", "10.96.0.10", abi::KIND_EXTERNAL_IP)]).unwrap();
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "dns");
+    assert_eq!((told, world.tables.conflicts()), (vec![taken_from("old")], vec![taken_from("old")]));
+}
+
+#[test]
+fn a_cluster_ip_that_another_service_has_in_the_maps_is_taken_after_a_restart() {
+    let mut world = World::new();
+    world.replace("evil", &[claims("evil", "10.96.0.10", abi::KIND_EXTERNAL_IP)]);
+    world.restart();
+    world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    world.replace("evil", &[claims("evil", "10.96.0.10", abi::KIND_EXTERNAL_IP)]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "dns");
+    assert_eq!(world.tables.conflicts(), [taken_from("evil")]);
+}
+
+#[test]
+fn a_node_port_is_allocated_too_and_stays_with_who_has_it() {
+    let mut world = World::new();
+    world.replace("node", &[claims("node", "10.96.0.10", abi::KIND_NODE_PORT)]);
+    world.replace("dns", &[web("dns", "10.96.0.10", &["10.0.0.1"])]);
+    assert_eq!(world.owner("10.96.0.10").unwrap(), "node");
 }

@@ -7,6 +7,8 @@ use ipnet::IpNet;
 use weir_abi as abi;
 use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
+const UDP: u8 = 17;
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Maps {
     pub(crate) backends: BTreeMap<u32, abi::Backend>,
@@ -16,6 +18,8 @@ pub(crate) struct Maps {
     pub(crate) node_names: BTreeMap<u32, abi::NodeName>,
     pub(crate) frontends: BTreeMap<FrontendKey, abi::Frontend>,
     pub(crate) source_ranges: BTreeSet<SourceRange>,
+    /// Frontends of UDP with the services whose flows to them may go on.
+    pub(crate) flows: BTreeSet<(FrontendKey, u32)>,
 }
 
 /// What the maps mean, without slot numbers: (namespace, name, port name, protocol, family).
@@ -65,7 +69,11 @@ impl Maps {
                 assert!(!used, "line {id} is written while a service refers to it");
                 self.lines.insert(*id, **line);
             }
-            MapOp::PutService { id, service } => drop(self.services.insert(*id, *service)),
+            MapOp::PutService { id, service } => {
+                self.services.insert(*id, *service);
+                // Its backends are vacated with it, so its flows are stale.
+                self.flows.retain(|(_, owner)| owner != id || service.flags & abi::SERVICE_USED != 0);
+            }
             MapOp::ResetServiceCounters { id } => {
                 let used = self.services.get(id).is_some_and(|service| service.flags & abi::SERVICE_USED != 0);
                 assert!(!used, "counters of service {id} are reset while it is in use");
@@ -74,11 +82,35 @@ impl Maps {
             MapOp::DeleteServiceName { id } => assert!(self.service_names.remove(id).is_some(), "no name {id}"),
             MapOp::PutNodeName { id, name } => drop(self.node_names.insert(*id, **name)),
             MapOp::DeleteNodeName { id } => assert!(self.node_names.remove(id).is_some(), "no node {id}"),
-            MapOp::PutFrontend { key, frontend } => drop(self.frontends.insert(*key, *frontend)),
+            MapOp::PutFrontend { key, frontend } => {
+                self.frontends.insert(*key, *frontend);
+                self.flows.extend((key.protocol == UDP).then_some((*key, frontend.service)));
+            }
             MapOp::DeleteFrontend { key } => assert!(self.frontends.remove(key).is_some(), "no {key:?}"),
+            MapOp::ForgetFlows { key } => {
+                assert_eq!(key.protocol, UDP, "{key:?}: only flows of UDP are forgotten");
+                let owner = self.frontends.get(key).map(|frontend| frontend.service);
+                self.flows.retain(|(other, service)| other != key || owner == Some(*service));
+            }
             MapOp::PutSourceRange { range } => assert!(self.source_ranges.insert(*range), "{range:?} again"),
             MapOp::DeleteSourceRange { range } => assert!(self.source_ranges.remove(range), "no {range:?}"),
         }
+    }
+
+    fn leads_to(&self, key: &FrontendKey, service: u32) -> bool {
+        self.frontends.get(key).is_some_and(|frontend| frontend.service == service)
+    }
+
+    /// Whether all flows of UDP belong to the service that has their frontend now.
+    pub(crate) fn check_flows(&self) -> Result<(), String> {
+        let astray = self.flows.iter().find(|(key, service)| !self.leads_to(key, *service));
+        astray.map_or(Ok(()), |(key, service)| Err(format!("flows to {key:?} go on to service {service}")))
+    }
+
+    /// What a crash between a frontend and the flows to it leaves behind goes when it is idle.
+    pub(crate) fn expire_flows(&mut self) {
+        let flows = std::mem::take(&mut self.flows);
+        self.flows = flows.into_iter().filter(|(key, service)| self.leads_to(key, *service)).collect();
     }
 
     /// Applies the operations and checks the maps after each of them.

@@ -8,7 +8,7 @@ use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
 use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, TierPlan};
-use weir_core::tables::TablesError;
+use weir_core::tables::{TablesError, Update};
 
 use crate::build::{ip, name};
 use crate::maps::Meaning;
@@ -115,6 +115,16 @@ fn tier_plan(spill: u16, choices: &[(u32, bool)], backends: usize) -> TierPlan {
     TierPlan { spill, local: entries(local), remote: entries(remote) }
 }
 
+/// What is written where source ranges find no room.
+fn closed(plans: &[ServicePlan]) -> Vec<ServicePlan> {
+    let mut plans = plans.to_vec();
+    for plan in plans.iter_mut().filter(|plan| !plan.source_ranges.is_empty()) {
+        plan.source_ranges.clear();
+        plan.frontends.retain(|(_, kind)| *kind != abi::KIND_LOAD_BALANCER);
+    }
+    plans
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let service = 0..SERVICES.len();
     let planned = service.clone().prop_flat_map(|service| (Just(service), plans(service)));
@@ -153,13 +163,12 @@ impl History {
     }
 
     fn replace(&mut self, service: usize, plans: &[ServicePlan]) -> Result<Vec<MapOp>, TablesError> {
-        let update = self.world.tables.replace(&name(SERVICES[service]), plans, 7);
-        let ops = update.map(|update| update.ops);
-        if let Ok(ops) = &ops {
-            self.apply(ops);
-            self.wanted.insert(service, plans.to_vec());
-        }
-        ops
+        let Update { ops, conflicts: _, shortage } = self.world.tables.replace(&name(SERVICES[service]), plans, 7)?;
+        self.apply(&ops);
+        let written = if shortage.is_some() { closed(plans) } else { plans.to_vec() };
+        self.wanted.insert(service, written);
+        self.world.maps.check_flows().unwrap();
+        Ok(ops)
     }
 
     fn restart(&mut self) {
@@ -181,6 +190,7 @@ impl History {
     /// After a crash: plan everything, remove the rest. Room that the crash has lost comes back with the prune.
     fn recover(&mut self, wanted: &BTreeMap<usize, Vec<ServicePlan>>) {
         self.restart();
+        self.world.maps.expire_flows();
         let failed: Vec<_> = wanted.iter().filter(|(service, plans)| self.replace(**service, plans).is_err()).collect();
         let ops = self.world.tables.prune(|service| wanted.keys().any(|known| *service == name(SERVICES[*known])));
         self.apply(&ops);
@@ -209,6 +219,7 @@ impl History {
             Step::Prune(keep) => {
                 let ops = self.world.tables.prune(|service| keep.iter().any(|kept| *service == name(SERVICES[*kept])));
                 self.apply(&ops);
+                self.world.maps.check_flows().unwrap();
                 self.wanted.retain(|service, _| keep.contains(service));
             }
             Step::Release => self.release(),
@@ -237,6 +248,9 @@ impl History {
         assert_eq!(frontends.keys().collect::<Vec<_>>(), expected.frontends.keys().collect::<Vec<_>>());
         for (key, (port, kind)) in &frontends {
             assert!(claims[key].contains(&(port.1.clone(), *kind)), "{key:?} is {port:?}'s, of {claims:?}");
+            let is_cluster_ip = |(_, kind): &(String, u32)| *kind == abi::KIND_CLUSTER_IP;
+            let claimed_by_users = [abi::KIND_LOAD_BALANCER, abi::KIND_EXTERNAL_IP].contains(kind);
+            assert!(!claimed_by_users || !claims[key].iter().any(is_cluster_ip), "{key:?} is {port:?}'s");
             assert!(claims[key].len() > 1 || frontends[key] == expected.frontends[key]);
         }
         let ports = claims.iter().filter(|(key, _)| key.port != 0);

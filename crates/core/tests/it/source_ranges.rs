@@ -5,10 +5,10 @@ use weir_abi as abi;
 use weir_core::model::{Family, Service};
 use weir_core::ops::{Capacity, FrontendKey, MapOp, SourceRange};
 use weir_core::plan::{PlanConfig, ServicePlan, plan};
-use weir_core::tables::TablesError;
+use weir_core::tables::{MAX_SOURCE_RANGES, TablesError};
 
 use crate::build::{cluster, config, ip, name, service};
-use crate::tables::{World, kinds, web};
+use crate::tables::{World, key, kinds, web};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -179,21 +179,119 @@ fn a_range_of_the_other_family_is_pruned_and_its_service_stays() {
     assert_eq!(world.prune(&["a"]), [MapOp::DeleteSourceRange { range: stray }]);
 }
 
-#[test]
-fn ranges_that_do_not_fit_are_refused_with_the_option_s_name_and_change_nothing() {
-    let mut world = World::sized(Capacity { source_ranges: 3, ..Capacity::default() });
-    world.replace("a", &[with_ranges("a", "10.96.0.1", &["10.1.0.0/16", "10.2.0.0/16"])]);
-    let before = world.maps.clone();
-    let full = TablesError::Full { map: "source_ranges", size: 3, option: "--max-source-ranges" };
-    let too_many = [with_ranges("b", "10.96.0.2", &["10.1.0.0/16", "10.2.0.0/16"])];
-    assert_eq!(world.try_replace("b", &too_many), Err(full.clone()));
-    // A replaced range needs room until it is gone.
-    let moved = [with_ranges("a", "10.96.0.1", &["10.3.0.0/16", "10.4.0.0/16"])];
-    assert_eq!(world.try_replace("a", &moved), Err(full));
-    assert_eq!(world.maps, before);
+const VIP: &str = "203.0.113.1";
 
-    world.replace("a", &[with_ranges("a", "10.96.0.1", &["10.1.0.0/16"])]);
-    world.replace("b", &too_many);
-    world.restart_sized(Capacity { source_ranges: 3, ..Capacity::default() });
-    assert!(world.try_replace("c", &[with_ranges("c", "10.96.0.3", &["10.1.0.0/16"])]).is_err());
+/// With a load balancer address besides the cluster IP.
+fn balanced(service: &str, frontend: &str, vip: &str, ranges: &[&str]) -> ServicePlan {
+    let mut plan = with_ranges(service, frontend, ranges);
+    plan.frontends.push((key(vip), abi::KIND_LOAD_BALANCER));
+    plan
+}
+
+const THREE: Capacity = Capacity { source_ranges: 3, ..Capacity::DEFAULT };
+
+fn full() -> TablesError {
+    TablesError::Full { map: "source_ranges", size: 3, option: "--max-source-ranges" }
+}
+
+/// Two of three ranges are another service's.
+fn crowded() -> World {
+    let mut world = World::sized(THREE);
+    world.replace("a", &[with_ranges("a", "10.96.0.1", &["10.1.0.0/16", "10.2.0.0/16"])]);
+    world
+}
+
+const TWO: [&str; 2] = ["10.8.0.0/16", "10.9.0.0/16"];
+
+#[test]
+fn a_service_whose_ranges_do_not_fit_is_served_without_its_load_balancer_addresses_and_says_which_option_helps() {
+    let mut world = crowded();
+    let update = world.update("b", &[balanced("b", "10.96.0.2", VIP, &TWO)]).unwrap();
+    assert_eq!(update.shortage, Some(full()));
+    assert_eq!((world.owner("10.96.0.2"), world.owner(VIP)), (Some("b".into()), None));
+    assert_eq!(world.maps.source_ranges.len(), 2, "and no range of it takes room");
+}
+
+#[test]
+fn a_service_that_was_open_so_far_is_closed_when_its_ranges_do_not_fit_and_not_left_open() {
+    let mut world = crowded();
+    world.replace("b", &[balanced("b", "10.96.0.2", VIP, &[])]);
+    assert_eq!(world.owner(VIP), Some("b".into()));
+    let update = world.update("b", &[balanced("b", "10.96.0.2", VIP, &TWO)]).unwrap();
+    assert_eq!((update.shortage, world.owner(VIP)), (Some(full()), None));
+    assert_eq!(kinds(&update.ops), ["delete frontend"]);
+}
+
+#[test]
+fn a_closed_service_gets_its_endpoints_and_opens_again_when_there_is_room() {
+    let mut world = crowded();
+    let mut plan = balanced("b", "10.96.0.2", VIP, &TWO);
+    world.update("b", std::slice::from_ref(&plan)).unwrap();
+    let again = world.update("b", std::slice::from_ref(&plan)).unwrap();
+    assert_eq!((again.ops, again.shortage), (vec![], Some(full())), "it is told each time, and written once");
+
+    plan.backends[0].address = ip("10.0.0.7");
+    world.update("b", std::slice::from_ref(&plan)).unwrap();
+    assert_eq!(world.maps.choices(&key("10.96.0.2"), abi::CLASS_INTERNAL), [ip("10.0.0.7")].into());
+
+    world.replace("a", &[]);
+    let update = world.update("b", &[plan]).unwrap();
+    assert_eq!((update.shortage, world.owner(VIP)), (None, Some("b".into())));
+    assert_eq!(world.maps.source_ranges.len(), 2);
+}
+
+#[test]
+fn ranges_that_fit_only_when_the_old_ones_are_gone_close_the_service_for_one_turn() {
+    let mut world = World::sized(THREE);
+    world.replace("a", &[balanced("a", "10.96.0.1", VIP, &["10.1.0.0/16", "10.2.0.0/16"])]);
+    let moved = [balanced("a", "10.96.0.1", VIP, &["10.3.0.0/16", "10.4.0.0/16"])];
+    let update = world.update("a", &moved).unwrap();
+    assert_eq!((update.shortage, world.owner(VIP)), (Some(full()), None));
+    assert_eq!(kinds(&update.ops)[0], "delete frontend", "before it stops to ask for ranges");
+    let update = world.update("a", &moved).unwrap();
+    assert_eq!((update.shortage, world.owner(VIP)), (None, Some("a".into())));
+}
+
+#[test]
+fn a_family_without_ranges_stays_open_when_those_of_the_other_do_not_fit() {
+    let mut world = crowded();
+    let mut six = ServicePlan { source_ranges: vec![], ..web("b", "fd00:96::2", &[]) };
+    six.frontends.push((key("2001:db8::1"), abi::KIND_LOAD_BALANCER));
+    world.update("b", &[balanced("b", "10.96.0.2", VIP, &TWO), six]).unwrap();
+    assert_eq!((world.owner(VIP), world.owner("2001:db8::1")), (None, Some("b".into())));
+}
+
+#[test]
+fn a_port_with_more_ranges_than_one_may_have_is_closed_and_takes_no_room() {
+    let ranges = |count: u32| (0..count).map(|host| IpNet::from(std::net::IpAddr::from(host.to_be_bytes())));
+    let with = |count| ServicePlan { source_ranges: ranges(count).collect(), ..balanced("a", "10.96.0.1", VIP, &[]) };
+    let limit = u32::try_from(MAX_SOURCE_RANGES).unwrap();
+    let mut world = World::new();
+    let update = world.update("a", &[with(limit)]).unwrap();
+    assert_eq!((update.shortage, world.owner(VIP)), (None, Some("a".into())));
+
+    let update = world.update("a", &[with(limit + 1)]).unwrap();
+    let too_many = TablesError::TooManySourceRanges {
+        service: name("a"),
+        port_name: "http".into(),
+        ranges: MAX_SOURCE_RANGES + 1,
+    };
+    assert_eq!((update.shortage, world.owner(VIP)), (Some(too_many), None));
+    assert!(world.maps.source_ranges.is_empty());
+}
+
+#[test]
+fn ranges_are_counted_again_after_a_restart() {
+    let mut world = crowded();
+    world.restart_sized(THREE);
+    let update = world.update("b", &[balanced("b", "10.96.0.2", VIP, &TWO)]).unwrap();
+    assert_eq!(update.shortage, Some(full()));
+}
+
+#[test]
+fn a_service_that_finds_no_room_even_without_its_ranges_is_not_written() {
+    let mut world = World::sized(Capacity { source_ranges: 0, backends: 1, ..Capacity::DEFAULT });
+    let error = world.update("a", &[balanced("a", "10.96.0.1", VIP, &TWO)]).unwrap_err();
+    assert!(matches!(error, TablesError::Full { map: "backends", .. }), "{error}");
+    assert_eq!(world.maps, crate::maps::Maps::default());
 }

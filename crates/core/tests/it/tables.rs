@@ -7,7 +7,7 @@ use weir_core::cluster::Cluster;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
 use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, ServicePlan, TierPlan, plan};
-use weir_core::tables::{FrontendConflict, Tables, TablesError};
+use weir_core::tables::{FrontendConflict, Tables, TablesError, Update};
 
 use crate::build::{ip, name};
 use crate::maps::Maps;
@@ -73,9 +73,14 @@ impl World {
         service: &str,
         plans: &[ServicePlan],
     ) -> Result<(Vec<MapOp>, Vec<FrontendConflict>), TablesError> {
+        self.update(service, plans).map(|update| (update.ops, update.conflicts))
+    }
+
+    pub(crate) fn update(&mut self, service: &str, plans: &[ServicePlan]) -> Result<Update, TablesError> {
         let update = self.tables.replace(&name(service), plans, 7)?;
         self.maps.apply_all(&update.ops);
-        Ok((update.ops, update.conflicts))
+        self.maps.check_flows().unwrap();
+        Ok(update)
     }
 
     /// Plans a service and writes it, as the agent does.
@@ -113,6 +118,7 @@ pub(crate) fn kinds(ops: &[MapOp]) -> Vec<&'static str> {
         MapOp::DeleteNodeName { .. } => "delete node name",
         MapOp::PutFrontend { .. } => "put frontend",
         MapOp::DeleteFrontend { .. } => "delete frontend",
+        MapOp::ForgetFlows { .. } => "forget flows",
         MapOp::PutSourceRange { .. } => "put source range",
         MapOp::DeleteSourceRange { .. } => "delete source range",
     };

@@ -2,10 +2,12 @@
 
 use weir_abi as abi;
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{Endpoint, Protocol, Service, Slice, TrafficPolicy};
+use weir_core::model::{Endpoint, Protocol, Proxy, Service, Slice, TrafficPolicy};
+use weir_core::ops::{FrontendKey, MapOp};
+use weir_core::plan::plan;
 
-use crate::build::{cluster, config, draining, endpoint, failing, hints, name, service, service_port, slice};
-use crate::tables::World;
+use crate::build::{cluster, config, draining, endpoint, failing, hints, ip, name, service, service_port, slice};
+use crate::tables::{World, kinds};
 
 fn dns(edit: impl FnOnce(&mut Service)) -> Service {
     let mut dns = service("dns", &["10.96.0.10"]);
@@ -127,4 +129,103 @@ fn the_first_endpoint_of_an_empty_service_gets_new_flows_at_once() {
     world.serve(&cluster, &config(), "dns");
     assert_eq!(world.maps.services[&1].endpoints, 1);
     assert_ne!(world.maps.services[&1].tiers[abi::CLASS_INTERNAL].local, 0);
+}
+
+/// A service of one port at a cluster IP and, if it is so, at an external IP that others name, too.
+fn shared(service_name: &str, protocol: Protocol, external: bool) -> Service {
+    let mut shared = service(service_name, &[if service_name == "dns" { "10.96.0.10" } else { "10.96.0.11" }]);
+    shared.ports = vec![service_port("http", protocol, 53)];
+    shared.external_ips = if external { vec![ip("203.0.113.9")] } else { vec![] };
+    shared
+}
+
+/// The operations of a service that lets go of the external IP, with or without another one that waits for it.
+fn let_go(protocol: Protocol, waiting: bool) -> (World, Vec<MapOp>) {
+    let mut cluster = cluster(vec![shared("dns", protocol, true), shared("other", protocol, true)], vec![]);
+    let mut world = World::new();
+    world.serve(&cluster, &config(), "dns");
+    if waiting {
+        world.serve(&cluster, &config(), "other");
+    }
+    cluster.apply(Event::Service(shared("dns", protocol, false)));
+    let ops = world.serve(&cluster, &config(), "dns");
+    (world, ops)
+}
+
+fn external(protocol: Protocol) -> FrontendKey {
+    FrontendKey { address: ip("203.0.113.9"), port: 53, protocol: protocol.number() }
+}
+
+#[test]
+fn a_frontend_that_goes_while_its_service_lives_on_loses_its_flows_afterwards() {
+    let (_, ops) = let_go(Protocol::Udp, false);
+    let key = external(Protocol::Udp);
+    assert_eq!(ops, [MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }]);
+}
+
+#[test]
+fn a_frontend_that_a_waiting_service_takes_over_loses_the_flows_of_the_former_one() {
+    let (world, ops) = let_go(Protocol::Udp, true);
+    assert_eq!(kinds(&ops), ["put frontend", "forget flows"]);
+    assert_eq!(ops[1], MapOp::ForgetFlows { key: external(Protocol::Udp) });
+    assert_eq!(world.maps.meaning().frontends[&external(Protocol::Udp)].0.1, "other");
+}
+
+#[test]
+fn a_frontend_that_is_taken_away_as_another_s_cluster_ip_loses_the_flows_of_the_former_one() {
+    let mut world = World::new();
+    let mut evil = shared("evil", Protocol::Udp, false);
+    evil.external_ips = vec![ip("10.96.0.10")];
+    let cluster = cluster(vec![evil, dns(|_| {})], vec![]);
+    world.serve(&cluster, &config(), "evil");
+    let ops = world.serve(&cluster, &config(), "dns");
+    let key = FrontendKey { address: ip("10.96.0.10"), ..external(Protocol::Udp) };
+    assert_eq!(ops.last(), Some(&MapOp::ForgetFlows { key }));
+}
+
+#[test]
+fn connections_stay_with_their_endpoint_when_the_frontend_goes_or_moves() {
+    for protocol in [Protocol::Tcp, Protocol::Sctp] {
+        assert_eq!(kinds(&let_go(protocol, false).1), ["delete frontend"]);
+        assert_eq!(kinds(&let_go(protocol, true).1), ["put frontend"]);
+    }
+}
+
+#[test]
+fn a_frontend_that_moves_to_another_port_of_its_service_loses_its_flows_and_one_that_changes_its_kind_does_not() {
+    let (cluster, mut world) = up();
+    let mut plans = plan(&cluster, &config(), &name("dns"));
+    plans[0].frontends[0].1 = abi::KIND_EXTERNAL_IP;
+    assert_eq!(kinds(&world.replace("dns", &plans)), ["put frontend"]);
+    let mut other = plans[0].clone();
+    other.key.port_name = "other".into();
+    other.frontends = std::mem::take(&mut plans[0].frontends);
+    plans.push(other);
+    assert!(kinds(&world.replace("dns", &plans)).contains(&"forget flows"));
+}
+
+#[test]
+fn a_service_that_goes_as_a_whole_needs_no_look_at_the_flows() {
+    let (mut cluster, mut world) = up();
+    cluster.apply(Event::ServiceGone(name("dns")));
+    assert!(!kinds(&world.serve(&cluster, &config(), "dns")).contains(&"forget flows"));
+}
+
+#[test]
+fn a_service_that_another_proxy_has_taken_over_loses_its_flows_here() {
+    let (mut cluster, mut world) = up();
+    cluster.apply(Event::Service(dns(|dns| dns.proxy = Proxy::Other)));
+    let ops = world.serve(&cluster, &config(), "dns");
+    let key = FrontendKey { address: ip("10.96.0.10"), ..external(Protocol::Udp) };
+    assert!(ops.contains(&MapOp::ForgetFlows { key }));
+}
+
+#[test]
+fn a_frontend_without_a_service_loses_its_flows_with_the_prune() {
+    let (_, mut world) = up();
+    let key = external(Protocol::Udp);
+    world.maps.apply(&MapOp::PutFrontend { key, frontend: abi::Frontend { service: 99, kind: abi::KIND_CLUSTER_IP } });
+    world.restart();
+    let ops = world.tables.prune(|_| true);
+    assert_eq!(ops, [MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }]);
 }
