@@ -76,6 +76,15 @@ fn nodes_and_services_are_what_the_file_says() {
 }
 
 #[test]
+fn source_ranges_of_ipv4_in_the_clothes_of_ipv6_guard_ipv4_as_those_of_the_api_do() {
+    let written = ["::ffff:192.0.2.0/120", "::ffff:198.51.100.77/128", "2001:db8::1/32"];
+    let list = written.map(|range| format!("'{range}'")).join(", ");
+    let Parsed { services, .. } = good(&GOOD.replace("192.0.2.77/24, '2001:db8::/32'", &list));
+    let read: Vec<_> = services[0].source_ranges.iter().map(ToString::to_string).collect();
+    assert_eq!(read, ["192.0.2.0/24", "198.51.100.77/32", "2001:db8::/32"]);
+}
+
+#[test]
 fn endpoints_of_one_family_and_with_the_same_ports_share_a_slice() {
     let Parsed { slices, .. } = good(GOOD);
     let seen: Vec<_> = slices

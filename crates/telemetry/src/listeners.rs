@@ -25,14 +25,18 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// Pause when the system gives us no connection, as without file descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What one set of listeners grants its clients.
+/// What a [`Room`] grants its clients.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Connections at once; further ones wait to be accepted.
+    /// Connections that are answered at once, 1 or more. Of further ones each socket holds the first, and the others
+    /// wait to be accepted.
     pub connections: usize,
+    /// Whether a connection may bring another request after the first.
+    pub keep_alive: bool,
     /// How long a request's header may take, and how long a connection may idle before the next one.
     pub header: Duration,
-    /// How long a connection may last: a client that never reads its answer gives its place back.
+    /// How long a connection may last, and an answer that is under way then two seconds more: a client that never reads
+    /// its answer gives its place back.
     pub connection: Duration,
     /// Size of a request's header, in bytes; 8192 or more.
     pub header_bytes: usize,
@@ -42,10 +46,38 @@ impl Limits {
     /// Plenty for load balancers that probe from several places and for a few scrapers.
     pub const DEFAULT: Self = Self {
         connections: 64,
+        keep_alive: true,
         header: Duration::from_secs(10),
         connection: Duration::from_secs(300),
         header_bytes: 16_384,
     };
+
+    /// For ports that anybody outside may ask. A probe is one short question, so whoever holds a connection for longer
+    /// keeps others from asking: it gets one answer, and five seconds in all. As many connections fit well into the
+    /// usual 1024 file descriptors of a process, beside its maps, programs and watches.
+    pub const PROBES: Self = Self {
+        connections: 256,
+        keep_alive: false,
+        header: Duration::from_secs(2),
+        connection: Duration::from_secs(3),
+        ..Self::DEFAULT
+    };
+}
+
+/// Places for connections. Clones share them, and so do all listeners in one room, however many those are: a place that
+/// is given back goes to the socket that has waited longest, so a flood at one of them does not starve the others.
+#[derive(Clone, Debug)]
+pub struct Room {
+    limits: Limits,
+    places: Arc<Semaphore>,
+}
+
+impl Room {
+    /// An empty room.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, places: Arc::new(Semaphore::new(limits.connections)) }
+    }
 }
 
 /// An address cannot be listened on.
@@ -64,7 +96,7 @@ pub struct BindError {
 #[derive(Debug)]
 pub struct Listeners {
     sockets: Vec<TcpListener>,
-    limits: Limits,
+    room: Room,
 }
 
 impl Listeners {
@@ -79,13 +111,13 @@ impl Listeners {
     pub fn bind(what: &'static str, addresses: &[SocketAddr]) -> Result<Self, BindError> {
         let bound =
             addresses.iter().map(|&address| listen(address).map_err(|cause| BindError { what, address, cause }));
-        Ok(Self { sockets: bound.collect::<Result<_, _>>()?, limits: Limits::DEFAULT })
+        Ok(Self { sockets: bound.collect::<Result<_, _>>()?, room: Room::new(Limits::DEFAULT) })
     }
 
-    /// The same with other limits.
+    /// The same in a room that others may share, instead of one of their own with [`Limits::DEFAULT`].
     #[must_use]
-    pub fn with_limits(self, limits: Limits) -> Self {
-        Self { limits, ..self }
+    pub fn in_room(self, room: &Room) -> Self {
+        Self { room: room.clone(), ..self }
     }
 
     /// The addresses, with the ports that the kernel chose for port 0.
@@ -96,11 +128,10 @@ impl Listeners {
 
     /// Answers until `stop`, then finishes what is under way, for at most two seconds.
     pub async fn serve(self, router: Router, stop: CancellationToken) {
-        let Self { sockets, limits } = self;
-        let room = Arc::new(Semaphore::new(limits.connections));
+        let Self { sockets, room } = self;
         let mut servers = JoinSet::new();
         for socket in sockets {
-            servers.spawn(accept(socket, router.clone(), limits, Arc::clone(&room), stop.clone()));
+            servers.spawn(accept(socket, router.clone(), room.clone(), stop.clone()));
         }
         while servers.join_next().await.is_some() {}
     }
@@ -119,31 +150,37 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-async fn accept(socket: TcpListener, router: Router, limits: Limits, room: Arc<Semaphore>, stop: CancellationToken) {
+async fn accept(socket: TcpListener, router: Router, room: Room, stop: CancellationToken) {
+    let Room { limits, places } = room;
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = next(&socket, &room) => accepted,
+            accepted = next(&socket, &places) => accepted,
             () = stop.cancelled() => break,
         };
-        let Some((permit, stream)) = accepted else { break };
+        let Some((place, stream)) = accepted else { break };
         while connections.try_join_next().is_some() {}
         let answered = answer(stream, router.clone(), limits, stop.clone());
         connections.spawn(async move {
             answered.await;
-            drop(permit);
+            drop(place);
         });
     }
     drop(socket);
     while connections.join_next().await.is_some() {}
 }
 
-/// The next connection, once there is room for it.
-async fn next(socket: &TcpListener, room: &Arc<Semaphore>) -> Option<(OwnedSemaphorePermit, TcpStream)> {
-    let permit = Arc::clone(room).acquire_owned().await.ok()?;
+/// The next connection, once there is a place for it. A socket that nobody asks takes none.
+async fn next(socket: &TcpListener, places: &Arc<Semaphore>) -> Option<(OwnedSemaphorePermit, TcpStream)> {
+    let stream = incoming(socket).await;
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    Some((place, stream))
+}
+
+async fn incoming(socket: &TcpListener) -> TcpStream {
     loop {
         match socket.accept().await {
-            Ok((stream, _)) => return Some((permit, stream)),
+            Ok((stream, _)) => return stream,
             // The client has gone before we came.
             Err(cause) if matches!(cause.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
             Err(cause) => {
@@ -157,6 +194,7 @@ async fn next(socket: &TcpListener, room: &Arc<Semaphore>) -> Option<(OwnedSemap
 async fn answer(stream: TcpStream, router: Router, limits: Limits, stop: CancellationToken) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        .keep_alive(limits.keep_alive)
         .header_read_timeout(limits.header)
         .max_buf_size(limits.header_bytes)
         // As Go writes them, for whoever compares.

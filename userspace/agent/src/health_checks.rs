@@ -1,4 +1,6 @@
-//! Health-check node ports: one small server for each Service that has one, opened and closed as Services come and go.
+//! Health-check node ports: one small server for each address of each Service that has one, opened and closed as
+//! Services come and go. All share one room for connections: how many servers there are is the cluster's choice, how
+//! many files may be open is ours.
 //!
 //! A task of its own: sockets never keep the writer waiting.
 
@@ -14,11 +16,11 @@ use tracing::{error, info};
 use weir_core::health::HealthCheck;
 use weir_core::model::ObjectName;
 use weir_kube_watch::events::{Events, Regarding};
-use weir_telemetry::listeners::Listeners;
+use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::server::Probes;
 use weir_telemetry::service_health::{LocalEndpoints, service_health_router};
 
-/// When a port that could not be listened on is tried again: whoever has it may have let go.
+/// When an address that could not be listened on is tried again: whoever has it may have let go.
 const RETRY: Duration = Duration::from_secs(5);
 /// Reason of the event on a Service, as kube-proxy gives it.
 const FAILED: &str = "FailedToStartServiceHealthcheck";
@@ -32,19 +34,31 @@ pub(crate) struct HealthChecks {
     pub(crate) services: BTreeMap<ObjectName, HealthCheck>,
 }
 
+impl HealthChecks {
+    /// Keeps load balancers away from a service that the datapath does not serve: no endpoint here can be reached.
+    pub(crate) fn withhold(&mut self, unserved: &ObjectName) {
+        if let Some(check) = self.services.get_mut(unserved) {
+            check.local_endpoints = 0;
+        }
+    }
+}
+
 /// See the module's description.
 pub(crate) struct HealthCheckServers {
     node: String,
     probes: Arc<dyn Probes>,
     events: Events,
-    open: BTreeMap<ObjectName, Open>,
-    /// Ports that could not be listened on, and why: told once per cause.
-    failed: BTreeMap<ObjectName, String>,
+    room: Room,
+    open: BTreeMap<Place, Open>,
+    /// Addresses that could not be listened on, and why: told once per cause.
+    failed: BTreeMap<Place, String>,
 }
+
+/// Where a Service's health is told.
+type Place = (ObjectName, SocketAddr);
 
 /// A server that runs.
 struct Open {
-    at: Vec<SocketAddr>,
     endpoints: LocalEndpoints,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -53,7 +67,8 @@ struct Open {
 impl HealthCheckServers {
     /// No server yet. `probes` tell whether the proxy is healthy, `events` whom a failure is told.
     pub(crate) fn new(node: &str, probes: Arc<dyn Probes>, events: Events) -> Self {
-        Self { node: node.to_owned(), probes, events, open: BTreeMap::new(), failed: BTreeMap::new() }
+        let (open, failed) = (BTreeMap::new(), BTreeMap::new());
+        Self { node: node.to_owned(), probes, events, room: Room::new(Limits::PROBES), open, failed }
     }
 
     /// Follows what is wanted until `stop`, or until nobody tells any more, and closes all ports then.
@@ -70,60 +85,61 @@ impl HealthCheckServers {
         self.update(&HealthChecks::default()).await;
     }
 
-    /// Closes first, so that a port that moved to another Service is free for it.
+    /// Closes first, so that a port that moved to another Service is free for it. Every address stands by itself: one
+    /// that the node lacks, such as `::1` without IPv6, must not keep the others closed.
     async fn update(&mut self, wanted: &HealthChecks) {
-        let sockets = |port| -> Vec<_> { wanted.addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect() };
-        let still = |name: &ObjectName, open: &Open| {
-            wanted.services.get(name).is_some_and(|check| sockets(check.port) == open.at)
+        let places_of = |(name, check): (&ObjectName, &HealthCheck)| {
+            let (name, check) = (name.clone(), *check);
+            wanted.addresses.iter().map(move |ip| ((name.clone(), SocketAddr::new(*ip, check.port)), check))
         };
-        let closing = self.open.extract_if(.., |name, open| !still(name, open)).collect();
+        let places: BTreeMap<Place, HealthCheck> = wanted.services.iter().flat_map(places_of).collect();
+        let closing = self.open.extract_if(.., |place, _| !places.contains_key(place)).collect();
         close(closing).await;
-        self.failed.retain(|name, _| wanted.services.contains_key(name));
-        for (name, check) in &wanted.services {
-            match self.open.get(name) {
+        self.failed.retain(|place, _| places.contains_key(place));
+        for (place, check) in places {
+            match self.open.get(&place) {
                 Some(open) => open.endpoints.set(check.local_endpoints),
-                None => self.open(name, *check, sockets(check.port)),
+                None => self.open(place, check),
             }
         }
     }
 
-    fn open(&mut self, name: &ObjectName, check: HealthCheck, at: Vec<SocketAddr>) {
-        // The node's addresses are not known yet.
-        if at.is_empty() {
-            return;
-        }
-        match Listeners::bind("health checks of a Service", &at) {
+    fn open(&mut self, place: Place, check: HealthCheck) {
+        let (name, address) = &place;
+        match Listeners::bind("health checks of a Service", &[*address]) {
             Ok(listeners) => {
-                info!(service = %name, port = check.port, "health check opened");
+                info!(service = %name, %address, "health check opened");
                 let ObjectName { namespace, name: service } = name.clone();
                 let endpoints = LocalEndpoints::new(namespace, service, check.local_endpoints);
                 let stop = CancellationToken::new();
                 let router = service_health_router(endpoints.clone(), Arc::clone(&self.probes));
-                let task = tokio::spawn(listeners.serve(router, stop.clone()));
-                self.open.insert(name.clone(), Open { at, endpoints, stop, task });
-                self.failed.remove(name);
+                let task = tokio::spawn(listeners.in_room(&self.room).serve(router, stop.clone()));
+                self.failed.remove(&place);
+                self.open.insert(place, Open { endpoints, stop, task });
             }
-            Err(cause) => self.tell(name, check.port, cause.to_string()),
+            Err(cause) => self.tell(place, cause.to_string()),
         }
     }
 
-    fn tell(&mut self, name: &ObjectName, port: u16, cause: String) {
-        if self.failed.get(name) == Some(&cause) {
+    /// `cause` names the address.
+    fn tell(&mut self, place: Place, cause: String) {
+        if self.failed.get(&place) == Some(&cause) {
             return;
         }
+        let (name, port) = (&place.0, place.1.port());
         error!(service = %name, port, cause, "load balancers cannot check the health of a service; trying again");
         let note = format!("node {} failed to start healthcheck \"{name}\" on port {port}: {cause}", self.node);
         self.events.warn(Regarding::service(name.clone()), FAILED, note);
-        self.failed.insert(name.clone(), cause);
+        self.failed.insert(place, cause);
     }
 }
 
 /// Returns when the ports are free. Clients that are being answered delay that by two seconds at most.
-async fn close(servers: Vec<(ObjectName, Open)>) {
+async fn close(servers: Vec<(Place, Open)>) {
     servers.iter().for_each(|(_, open)| open.stop.cancel());
-    for (name, open) in servers {
+    for ((name, address), open) in servers {
         let _ = open.task.await;
-        info!(service = %name, "health check closed");
+        info!(service = %name, %address, "health check closed");
     }
 }
 
@@ -226,12 +242,48 @@ mod tests {
         let wanted = wanted(&[("cart", port, 1), ("web", free, 1)]);
         servers.update(&wanted).await;
         assert_answers(free, 200, "web").await;
-        let cause = &servers.failed[&ObjectName::new("shop", "cart")];
-        assert!(cause.contains(&port.to_string()) && cause.contains("Address already in use"), "{cause}");
+        let address = SocketAddr::new(LOCALHOST, port);
+        let cause = &servers.failed[&(ObjectName::new("shop", "cart"), address)];
+        assert!(cause.contains(&address.to_string()) && cause.contains("Address already in use"), "{cause}");
         drop(taken);
         servers.update(&wanted).await;
         assert_answers(port, 200, "cart").await;
         assert_eq!(servers.failed, BTreeMap::new());
+    }
+
+    #[tokio::test]
+    async fn an_address_that_the_node_lacks_is_named_and_does_not_keep_the_others_closed() {
+        let (mut servers, [port]) = (servers(), free_ports());
+        let mut wanted = wanted(&[("cart", port, 1)]);
+        let lacking = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        wanted.addresses.insert(0, lacking);
+        servers.update(&wanted).await;
+        assert_answers(port, 200, "cart").await;
+        let told: Vec<_> = servers.failed.iter().map(|((_, address), cause)| (address.ip(), cause.as_str())).collect();
+        assert!(matches!(told[..], [(ip, cause)] if ip == lacking && cause.contains("192.0.2.1")), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn all_services_share_one_room_for_connections() {
+        let (mut servers, [cart, web]) = (servers(), free_ports());
+        servers.room = Room::new(Limits { connections: 1, keep_alive: true, ..Limits::PROBES });
+        servers.update(&wanted(&[("cart", cart, 1), ("web", web, 1)])).await;
+        let mut held = TcpStream::connect((LOCALHOST, cart)).await.unwrap();
+        held.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        // An answer proves that it has the only place.
+        assert!(held.read(&mut [0; 512]).await.unwrap() > 0);
+        let mut other = Box::pin(ask(web));
+        assert!(tokio::time::timeout(Duration::from_millis(100), &mut other).await.is_err(), "beyond the limit");
+        drop(held);
+        assert!(other.await.unwrap().0.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn a_service_that_is_not_served_has_no_endpoints_here() {
+        let mut checks = wanted(&[("cart", 30_001, 2), ("web", 30_002, 1)]);
+        checks.withhold(&ObjectName::new("shop", "cart"));
+        checks.withhold(&ObjectName::new("shop", "unknown"));
+        assert_eq!(checks, wanted(&[("cart", 30_001, 0), ("web", 30_002, 1)]));
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::libc;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::time::{ClockId, clock_getres, clock_gettime};
 use tracing::warn;
@@ -77,6 +78,16 @@ pub(crate) fn release_free_memory() {
     }
 }
 
+/// Lets the agent have as many files open as it may at most: every health-check node port takes a socket for each
+/// address, and the usual soft limit of 1024 is for programs that call select(2), which we do not.
+pub(crate) fn raise_file_limit() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(cause) = raised {
+        warn!(%cause, "the limit of open files stays: many health-check node ports may exceed it; see `ulimit -n`");
+    }
+}
+
 /// Warns of settings under which traffic would be lost.
 pub(crate) fn check(snat: (u16, u16)) {
     for (path, name) in [
@@ -98,5 +109,19 @@ pub(crate) fn check(snat: (u16, u16)) {
              collide with forwarded ones; move one of the two",
             snat.0, snat.1
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_files_can_be_opened_as_the_hard_limit_allows() {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        // Enough for the other tests of this process.
+        setrlimit(Resource::RLIMIT_NOFILE, most - 1, most).unwrap();
+        raise_file_limit();
+        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (most, most));
     }
 }

@@ -29,6 +29,7 @@ pub(crate) struct WriterMetrics {
     map_ops: Counter,
     services: Counter,
     interfaces: Gauge,
+    refused: Gauge,
 }
 
 impl WriterMetrics {
@@ -41,6 +42,7 @@ impl WriterMetrics {
             map_ops: Counter::default(),
             services: Counter::default(),
             interfaces: Gauge::default(),
+            refused: Gauge::default(),
         };
         let registry = metrics.weir();
         registry.register(
@@ -52,6 +54,7 @@ impl WriterMetrics {
         registry.register("map_operations", "Operations on maps", new.map_ops.clone());
         registry.register("services_programmed", "Services planned and written", new.services.clone());
         registry.register("attached_interfaces", "Interfaces with programs attached", new.interfaces.clone());
+        registry.register("refused_ports", "Ports of services that cannot be served as asked", new.refused.clone());
         new
     }
 
@@ -74,6 +77,11 @@ impl WriterMetrics {
     /// That many interfaces are attached to.
     pub(crate) fn attached(&self, count: usize) {
         self.interfaces.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// That many ports of services cannot be served as asked.
+    pub(crate) fn refused(&self, ports: usize) {
+        self.refused.set(i64::try_from(ports).unwrap_or(i64::MAX));
     }
 }
 
@@ -347,6 +355,13 @@ mod tests {
         assert_eq!(value(&text, &format!("{name}{{traffic_policy=\"internal\",ip_family=\"IPv4\"}}")), "1");
         assert_eq!(value(&text, &format!("{name}{{traffic_policy=\"external\",ip_family=\"IPv6\"}}")), "7");
         assert_eq!(value(&text, &format!("{name}{{traffic_policy=\"external\",ip_family=\"IPv4\"}}")), "0");
+    }
+
+    #[test]
+    fn ports_that_are_refused_are_one_gauge() {
+        let mut metrics = Metrics::new();
+        WriterMetrics::register(&mut metrics).refused(3);
+        assert_eq!(value(&metrics.encode().unwrap(), "weir_refused_ports"), "3");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use weir_kube_watch::status::Status;
 use weir_telemetry::server::{Component, Probes, ProxyHealth};
 
-/// For so long a change may wait until it is written: twice kube-proxy's sync period, as there.
+/// For so long a change may wait until it is written, and the writer be silent: twice kube-proxy's sync period, as
+/// there.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How the writer fares.
@@ -25,6 +26,12 @@ pub(crate) struct WriterStatus {
     pub(crate) failed: usize,
     /// One of them, and why.
     pub(crate) failure: Option<String>,
+    /// Ports of services that cannot be served as asked.
+    pub(crate) refused: usize,
+    /// One of them, why, and what to do.
+    pub(crate) refusal: Option<String>,
+    /// When the writer last showed that it is not stuck. It does so every few seconds; none before it runs.
+    pub(crate) heartbeat: Option<Instant>,
     /// Since when something that is known of the cluster waits to be written.
     pub(crate) pending_since: Option<Instant>,
     /// When everything that was known was last written.
@@ -47,18 +54,13 @@ impl Probes for AgentProbes {
         let source = self.source.borrow();
         let writer = self.writer.borrow();
         let attached = format!("{} interfaces of the node, {} of pods", writer.nics, writer.pods);
-        let pending = (!writer.synced).then(|| "waiting for the first sync".to_owned());
         vec![
             Component {
                 name: self.source_name,
                 ready: source.synced() && source.connected(),
                 reason: source.problem(),
             },
-            Component {
-                name: "maps",
-                ready: writer.synced && writer.failed == 0,
-                reason: writer.failure.clone().or(pending),
-            },
+            Component { name: "maps", ready: writer.synced && writer.failed == 0, reason: maps_reason(&writer) },
             Component {
                 name: "interfaces",
                 ready: writer.nics > 0 && writer.unattached.is_none(),
@@ -69,14 +71,28 @@ impl Probes for AgentProbes {
 
     /// Whatever becomes of the API server: traffic goes on from what is known.
     fn proxy_health(&self) -> ProxyHealth {
-        let WriterStatus { pending_since, last_updated, node_eligible, .. } = *self.writer.borrow();
-        ProxyHealth { healthy: is_healthy(pending_since, Instant::now()), node_eligible, last_updated }
+        let WriterStatus { heartbeat, pending_since, last_updated, node_eligible, .. } = *self.writer.borrow();
+        ProxyHealth { healthy: is_healthy(pending_since, heartbeat, Instant::now()), node_eligible, last_updated }
     }
 }
 
-/// As kube-proxy: nothing waits, or not for too long. It is healthy while it starts, since nothing waits then.
-fn is_healthy(pending_since: Option<Instant>, now: Instant) -> bool {
-    pending_since.is_none_or(|since| now.saturating_duration_since(since) < HEALTH_TIMEOUT)
+/// What keeps services from being served, or only ports of them: those make nobody unready, since no restart and no
+/// other node would help.
+fn maps_reason(writer: &WriterStatus) -> Option<String> {
+    let pending = (!writer.synced).then(|| "waiting for the first sync".to_owned());
+    let refused = writer.refusal.as_ref().map(|example| match writer.refused {
+        1 => format!("1 port is not served as asked: {example}"),
+        more => format!("{more} ports are not served as asked, among them {example}"),
+    });
+    let reasons: Vec<String> = writer.failure.clone().or(pending).into_iter().chain(refused).collect();
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+/// As kube-proxy: nothing waits, or not for too long. A writer that is stuck takes nothing in, so nothing would seem to
+/// wait: it has to give signs of life as well. It is healthy while it starts.
+fn is_healthy(pending_since: Option<Instant>, heartbeat: Option<Instant>, now: Instant) -> bool {
+    let recent = |since: Instant| now.saturating_duration_since(since) < HEALTH_TIMEOUT;
+    pending_since.is_none_or(recent) && heartbeat.is_none_or(recent)
 }
 
 #[cfg(test)]
@@ -85,13 +101,59 @@ mod tests {
 
     #[test]
     fn a_change_that_has_waited_for_a_minute_is_unhealthy() {
-        let now = Instant::now();
-        let after = |seconds| is_healthy(Some(now), now + Duration::from_secs(seconds));
+        let start = Instant::now();
+        let after = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            is_healthy(Some(start), Some(now), now)
+        };
         assert_eq!([after(0), after(59), after(60)], [true, true, false]);
     }
 
     #[test]
-    fn who_has_nothing_to_do_is_healthy() {
-        assert!(is_healthy(None, Instant::now()));
+    fn a_writer_that_has_been_silent_for_a_minute_is_unhealthy_even_if_nothing_seems_to_wait() {
+        let start = Instant::now();
+        let after = |seconds| is_healthy(None, Some(start), start + Duration::from_secs(seconds));
+        assert_eq!([after(0), after(59), after(60)], [true, true, false]);
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_or_is_still_starting_is_healthy() {
+        assert!(is_healthy(None, Some(Instant::now()), Instant::now()));
+        assert!(is_healthy(None, None, Instant::now()));
+    }
+
+    /// The component `maps` of a writer that has synced.
+    fn maps(writer: WriterStatus) -> Component {
+        let source = watch::channel(Status::default()).1;
+        let writer = watch::channel(WriterStatus { synced: true, ..writer }).1;
+        let components = AgentProbes { source, writer, source_name: "static-file" }.components();
+        components.into_iter().find(|component| component.name == "maps").unwrap()
+    }
+
+    fn refusing(refused: usize) -> WriterStatus {
+        let refusal = Some("shop/cart port \"sctp\": SCTP ports cannot be translated".to_owned());
+        WriterStatus { refused, refusal, ..WriterStatus::default() }
+    }
+
+    #[test]
+    fn ports_that_are_refused_are_told_and_leave_the_maps_ready() {
+        let one = "1 port is not served as asked: shop/cart port \"sctp\": SCTP ports cannot be translated";
+        let more =
+            "3 ports are not served as asked, among them shop/cart port \"sctp\": SCTP ports cannot be translated";
+        for (refused, reason) in [(1, one), (3, more)] {
+            assert_eq!(
+                maps(refusing(refused)),
+                Component { name: "maps", ready: true, reason: Some(reason.to_owned()) }
+            );
+        }
+        assert_eq!(maps(WriterStatus::default()).reason, None);
+    }
+
+    #[test]
+    fn services_that_are_not_written_come_before_ports_that_are_refused() {
+        let failure = Some("shop/web: services is full".to_owned());
+        let Component { ready, reason, .. } = maps(WriterStatus { failed: 1, failure, ..refusing(1) });
+        assert!(!ready);
+        assert!(reason.unwrap().starts_with("shop/web: services is full; 1 port is not served as asked: shop/cart"));
     }
 }

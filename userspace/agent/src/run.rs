@@ -23,7 +23,7 @@ use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
 use weir_kube_watch::watch::WatchOptions;
 use weir_kube_watch::{static_file, watch as kube};
-use weir_telemetry::listeners::Listeners;
+use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::metrics::Metrics;
 use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
@@ -53,6 +53,7 @@ pub(crate) fn run(options: Options) -> Result<()> {
 
 async fn serve(options: Options) -> Result<()> {
     let stop = CancellationToken::new();
+    host::raise_file_limit();
     // From here on a signal is no sudden death; what is under way gets done first.
     let signals = stop_signal()?;
     // Wrong options are refused before anything of the node is touched.
@@ -67,7 +68,8 @@ async fn serve(options: Options) -> Result<()> {
     if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
         warn!("--nodeport-addresses localhost does nothing without socket hooks; see --cgroup");
     }
-    let health = Listeners::bind("health checks", &options.process.health_address)?;
+    // A room of its own: whatever happens at the ports of Services, the kubelet gets its answers.
+    let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
     let capacity = Capacity::from(options.sizes);
     host::check(options.datapath.snat_ports);

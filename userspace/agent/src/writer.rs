@@ -150,6 +150,8 @@ impl Writer {
         // Ticks that were missed must not come at once: slots would not have rested.
         grace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // Wherever a turn gets stuck, health checks learn of it; the grace period makes one when nothing happens.
+            self.status.send_modify(|status| status.heartbeat = Some(Instant::now()));
             tokio::select! {
                 event = events.recv() => {
                     let Some(event) = event else { return Ok(()) };
@@ -285,6 +287,8 @@ impl Writer {
     fn publish(&self) {
         self.metrics.attached(self.attached.len());
         let failed = self.complaints.failed();
+        let (refused, refusal) = self.complaints.refused();
+        self.metrics.refused(refused);
         self.status.send_replace(WriterStatus {
             synced: self.synced,
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
@@ -292,6 +296,9 @@ impl Writer {
             unattached: self.unattached.values().next().cloned(),
             failed: failed.len(),
             failure: failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
+            refused,
+            refusal: refusal.map(str::to_owned),
+            heartbeat: Some(Instant::now()),
             pending_since: self.pending.since,
             last_updated: self.last_updated,
             node_eligible: self.node_eligible(),

@@ -7,9 +7,10 @@ mod harness;
 use std::time::{Duration, Instant};
 
 use harness::busy::Busy;
-use harness::{Agent, HTTP, cluster_sockets};
+use harness::{Agent, Cluster, HTTP, SOON, cluster_sockets};
+use weir_testbed::apiserver::User;
 use weir_testbed::objects::service;
-use weir_testbed::{ask, wait};
+use weir_testbed::{address, ask, role, wait};
 
 /// The longest pause between two attempts, with its jitter, and a little for the server itself.
 const BACK_OFF: Duration = Duration::from_secs(40);
@@ -111,4 +112,47 @@ fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
     await_ready(&busy, BACK_OFF);
     println!("a start without an API server: ready {:?} after it was back", back.elapsed());
     traffic.unharmed_by("a start without an API server");
+}
+
+#[test]
+fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_alone() {
+    /// Ten seconds until it would be let go, five until the next look, and one more.
+    const LET_GO: Duration = Duration::from_secs(16);
+    if !harness::can_run("a service that moves before the first sync") {
+        return;
+    }
+    let mut cluster = Cluster::without_agents(1, 1);
+    role::allow_agent(&cluster.objects, role::to_watch()).unwrap();
+    let kubeconfig =
+        cluster.api.kubeconfig(User::Agent, &cluster.api.url_at(address::ROUTER_INSIDE.v4.into())).unwrap();
+    let source = ["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
+    let agent = Agent::with_source(&cluster.world, 1, source, &[]);
+    agent.await_ready(&cluster.world);
+    cluster.agents.push(agent);
+    let mut moved = service("moved", 83, "TCP");
+    let sockets = cluster_sockets(&cluster.publish(&moved, HTTP, &cluster.world.node(1).pods()));
+    let served = || {
+        let ask = |socket: &_| cluster.world.client().enter(|| ask::http_ask(*socket)).map(drop);
+        sockets.iter().try_for_each(ask).map_err(|e| e.to_string())
+    };
+    wait::until_some("both families to be served", SOON, served).unwrap();
+
+    cluster.agents[0].kill();
+    let without_slices =
+        role::to_watch().into_iter().filter(|rule| rule.resources != Some(vec!["endpointslices".into()]));
+    role::allow_agent(&cluster.objects, without_slices.collect()).unwrap();
+    let before = cluster.agents[0].view().dump().unwrap();
+    cluster.agents[0].start_again(&cluster.world);
+    let agent = &cluster.agents[0];
+    agent.await_complaint(&cluster.world, "api-server", "endpointslices");
+    let seen = || agent.metric(&cluster.world, "weir_watch_events_total{kind=\"services\"}");
+    let listed = seen();
+    moved.metadata.labels = Some([("service.kubernetes.io/service-proxy-name".into(), "other".into())].into());
+    cluster.objects.apply(&moved).unwrap();
+    wait::until("the agent to learn of the move", SOON, || seen() > listed).unwrap();
+    // That nothing happens takes its time.
+    std::thread::sleep(LET_GO);
+    assert_eq!(agent.view().dump().unwrap(), before, "{}", agent.log());
+    assert_eq!(agent.metric(&cluster.world, "weir_map_operations_total"), 0.0);
+    served().unwrap();
 }

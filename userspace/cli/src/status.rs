@@ -270,14 +270,16 @@ mod tests {
         let reason = Some("no contact for 20 s".to_owned());
         let components = vec![
             Component { name: "api-server".to_owned(), ready: false, reason },
-            Component { name: "maps".to_owned(), ready: true, reason: None },
+            Component { name: "maps".to_owned(), ready: true, reason: Some("1 port is not served".to_owned()) },
+            Component { name: "interfaces".to_owned(), ready: true, reason: None },
         ];
         let lines = agent_lines(&Agent::Running { healthy: true, components });
         let shown: Vec<_> = lines.iter().map(|line| (line.name.as_str(), line.state, line.detail.as_str())).collect();
         let expected = [
             ("agent", State::Ok, "running, healthy"),
             ("agent/api-server", State::Degraded, "no contact for 20 s"),
-            ("agent/maps", State::Ok, "ready"),
+            ("agent/maps", State::Ok, "1 port is not served"),
+            ("agent/interfaces", State::Ok, "ready"),
         ];
         assert_eq!(shown, expected);
     }

@@ -16,7 +16,7 @@ pub(super) fn parse_address(text: &str) -> Option<IpAddr> {
 }
 
 /// Reads a range `ADDRESS/BITS`, and clears the bits of the address that are not part of it. A bare address is none.
-pub(super) fn parse_range(text: &str) -> Option<IpNet> {
+pub(crate) fn parse_range(text: &str) -> Option<IpNet> {
     let (address, bits) = text.split_once('/')?;
     let range = IpNet::new(as_written(address)?, decimal(bits)?).ok()?.trunc();
     Some(match range {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use weir_core::model::{ObjectName, Protocol, Proxy};
 
+pub(crate) use address::parse_range;
 pub use endpoint_slice::{TRIGGER_TIME_ANNOTATION, endpoint_slice};
 pub use node::{TO_BE_DELETED_TAINT, node};
 pub(crate) use service::AFFINITY_SECONDS;

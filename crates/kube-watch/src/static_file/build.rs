@@ -12,7 +12,7 @@ use weir_core::model::{
 };
 
 use super::{StaticError, schema};
-use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS};
+use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS, parse_range};
 
 /// The namespace of a Service that names none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -191,10 +191,7 @@ fn source_ranges(written: &schema::Service) -> Result<Vec<IpNet>> {
 
 fn source_range(written: &Spanned<String>) -> Result<IpNet> {
     let wrong = || format!("loadBalancerSourceRanges: \"{}\" is not a range such as 192.0.2.0/24", written.value);
-    match written.value.parse::<IpNet>() {
-        Ok(range) => Ok(range.trunc()),
-        Err(_) => Err(StaticError::at(written.referenced, wrong())),
-    }
+    parse_range(&written.value).ok_or_else(|| StaticError::at(written.referenced, wrong()))
 }
 
 fn service_port(written: &schema::Port) -> Result<ServicePort> {

@@ -9,9 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use weir_telemetry::listeners::{Limits, Listeners};
+use weir_telemetry::listeners::{Limits, Listeners, Room};
 
-use crate::shared::{get, start, start_with};
+use crate::shared::{get, start, start_in, start_with};
 
 /// Far more than anything here takes.
 const SOON: Duration = Duration::from_secs(10);
@@ -75,14 +75,59 @@ async fn a_client_that_does_not_end_its_header_is_sent_away() {
 async fn one_connection_more_than_the_limit_is_answered_when_another_ends() {
     let limits = Limits { connections: 1, ..Limits::DEFAULT };
     let server = start_with(hello(), "127.0.0.1:0", limits);
-    let mut first = TcpStream::connect(server.address).await.unwrap();
-    first.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    // An answer proves that it holds the only place.
-    assert!(first.read(&mut [0; 512]).await.unwrap() > 0);
+    let first = hold(server.address).await;
     let mut second = Box::pin(get(server.address, "/"));
     assert!(timeout(Duration::from_millis(100), &mut second).await.is_err(), "answered beyond the limit");
     drop(first);
     assert_eq!(timeout(SOON, second).await.unwrap().0.status(), 200);
+}
+
+#[tokio::test]
+async fn listeners_in_one_room_share_its_places_and_one_that_nobody_asks_takes_none() {
+    let room = Room::new(Limits { connections: 1, ..Limits::DEFAULT });
+    let _silent = start_in(hello(), "127.0.0.1:0", &room);
+    let [asked, other] = [(); 2].map(|()| start_in(hello(), "127.0.0.1:0", &room));
+    let held = hold(asked.address).await;
+    let mut second = Box::pin(get(other.address, "/"));
+    assert!(timeout(Duration::from_millis(100), &mut second).await.is_err(), "answered beyond the limit");
+    drop(held);
+    assert_eq!(timeout(SOON, second).await.unwrap().0.status(), 200);
+}
+
+#[tokio::test]
+async fn a_flood_at_one_listener_does_not_starve_another() {
+    const FLOOD: usize = 20;
+    let limits = Limits { connections: 1, connection: Duration::from_millis(20), ..Limits::DEFAULT };
+    let room = Room::new(limits);
+    let [flooded, other] = [(); 2].map(|()| start_in(hello(), "127.0.0.1:0", &room));
+    let mut flood = Vec::new();
+    for _ in 0..FLOOD {
+        flood.push(hold_soon(flooded.address).await);
+    }
+    assert_eq!(timeout(SOON, get(other.address, "/")).await.unwrap().0.status(), 200);
+    let served = flood.iter().filter(|client| is_answered(client)).count();
+    assert!(served < FLOOD / 2, "{served} of {FLOOD} came first");
+}
+
+#[tokio::test]
+async fn a_probe_gets_one_answer_and_its_connection_is_closed() {
+    let server = start_with(hello(), "127.0.0.1:0", Limits::PROBES);
+    let mut probe = TcpStream::connect(server.address).await.unwrap();
+    probe.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(SOON, probe.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\r\nConnection: close\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn who_only_holds_a_connection_for_probes_has_lost_it_after_five_seconds() {
+    let server = start_with(hello(), "127.0.0.1:0", Limits::PROBES);
+    let [mut silent, mut slow] =
+        [TcpStream::connect(server.address).await.unwrap(), hold_with(server.address, "GET / HTTP/1.1\r\nHost").await];
+    let (mut nothing, mut either) = (Vec::new(), Vec::new());
+    let both = async { tokio::join!(silent.read_to_end(&mut nothing), slow.read_to_end(&mut either)) };
+    let (silent, slow) = timeout(Duration::from_millis(5500), both).await.expect("still open after five seconds");
+    assert_eq!((silent.unwrap(), slow.unwrap()), (0, 0));
 }
 
 #[tokio::test]
@@ -94,6 +139,29 @@ async fn a_client_that_never_reads_its_answer_loses_its_place() {
     deaf.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     deaf.readable().await.unwrap();
     assert_eq!(timeout(SOON, get(server.address, "/small")).await.unwrap().0.status(), 200);
+}
+
+/// A connection that sends so much and stays open.
+async fn hold_with(server: SocketAddr, sent: &str) -> TcpStream {
+    let mut client = TcpStream::connect(server).await.unwrap();
+    client.write_all(sent.as_bytes()).await.unwrap();
+    client
+}
+
+/// A connection that wants an answer and then stays open.
+async fn hold_soon(server: SocketAddr) -> TcpStream {
+    hold_with(server, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await
+}
+
+fn is_answered(client: &TcpStream) -> bool {
+    client.try_read(&mut [0; 512]).is_ok()
+}
+
+/// The same once its answer has come, which proves that it has a place.
+async fn hold(server: SocketAddr) -> TcpStream {
+    let mut client = hold_soon(server).await;
+    assert!(client.read(&mut [0; 512]).await.unwrap() > 0);
+    client
 }
 
 fn small() -> Router {

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use weir_telemetry::listeners::{Limits, Listeners};
+use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::server::{Component, Probes, ProxyHealth};
 
 /// Answers that a test can change.
@@ -42,7 +42,11 @@ pub(crate) fn start(router: axum::Router, address: &str) -> Running {
 }
 
 pub(crate) fn start_with(router: axum::Router, address: &str, limits: Limits) -> Running {
-    let listeners = Listeners::bind("tests", &[address.parse().unwrap()]).unwrap().with_limits(limits);
+    start_in(router, address, &Room::new(limits))
+}
+
+pub(crate) fn start_in(router: axum::Router, address: &str, room: &Room) -> Running {
+    let listeners = Listeners::bind("tests", &[address.parse().unwrap()]).unwrap().in_room(room);
     let address = listeners.addresses()[0];
     let stop = CancellationToken::new();
     let task = tokio::spawn(listeners.serve(router, stop.clone()));

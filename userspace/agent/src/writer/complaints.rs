@@ -1,6 +1,7 @@
 //! What is wrong with services: told once per cause, in the log and as a Kubernetes event on the Service.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tracing::{error, info, warn};
 use weir_core::model::ObjectName;
@@ -11,15 +12,16 @@ use weir_kube_watch::events::{Events, Regarding};
 /// What was told and still holds.
 pub(super) struct Complaints {
     events: Events,
-    /// Services that could not be written, and why; what the maps held before stays.
+    /// Services that could not be written as they are, and why.
     failed: BTreeMap<ObjectName, String>,
     conflicts: BTreeSet<FrontendConflict>,
-    /// By service: what of it cannot be served. Of one cause the numbers may change without being told again.
-    refusals: BTreeMap<ObjectName, BTreeSet<Cause>>,
+    /// By service: what of it cannot be served, as it was last found. Of one cause the numbers may change without being
+    /// told again.
+    refusals: BTreeMap<ObjectName, BTreeMap<Cause, String>>,
 }
 
-/// What a refusal is about, without the numbers in it.
-type Cause = (&'static str, String);
+/// What a refusal is about, without the numbers in it: the port's name, and the reason.
+type Cause = (Arc<str>, &'static str);
 
 impl Complaints {
     /// Nothing is wrong yet.
@@ -27,12 +29,22 @@ impl Complaints {
         Self { events, failed: BTreeMap::new(), conflicts: BTreeSet::new(), refusals: BTreeMap::new() }
     }
 
-    /// A service could not be written.
+    /// A service could not be written: what the maps held before stays in force.
     pub(super) fn not_written(&mut self, name: &ObjectName, cause: String) {
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "service not written, its old state stays in force");
             let note = format!("not written, what was served before goes on: {cause}");
             self.events.warn(Regarding::service(name.clone()), "ServiceNotWritten", note);
+            self.failed.insert(name.clone(), cause);
+        }
+    }
+
+    /// A service was written without its load balancer addresses, which would be open to all for want of source ranges.
+    pub(super) fn closed(&mut self, name: &ObjectName, cause: String) {
+        if self.failed.get(name) != Some(&cause) {
+            error!(service = %name, %cause, "load balancer addresses not served, their source ranges find no room");
+            let note = format!("load balancer addresses are not served, their source ranges find no room: {cause}");
+            self.events.warn(Regarding::service(name.clone()), "SourceRangesNotWritten", note);
             self.failed.insert(name.clone(), cause);
         }
     }
@@ -61,10 +73,10 @@ impl Complaints {
         let now: BTreeSet<_> = now.into_iter().filter(|conflict| conflict.key.port != 0).collect();
         for FrontendConflict { key, kept_by, refused } in now.difference(&self.conflicts) {
             let (address, port) = (key.address, key.port);
-            warn!(%address, port, %kept_by, %refused, "two services claim one address; the first keeps it");
+            warn!(%address, port, %kept_by, %refused, "two services claim one address");
             let note = format!(
-                "{address} port {port} is not served: Service {kept_by} claimed it first and keeps it; give one of the \
-                 two another address or port"
+                "{address} port {port} is not served: it is Service {kept_by}'s; give one of the two another address or \
+                 port"
             );
             self.events.warn(Regarding::service(refused.clone()), "AddressTaken", note);
         }
@@ -74,20 +86,70 @@ impl Complaints {
     /// All that cannot be served of a service now.
     pub(super) fn refusals(&mut self, name: &ObjectName, now: &[Refusal]) {
         let told = self.refusals.remove(name).unwrap_or_default();
-        for refusal in now.iter().filter(|refusal| !told.contains(&cause(refusal))) {
+        for refusal in now.iter().filter(|refusal| !told.contains_key(&cause(refusal))) {
             warn!(service = %name, "{refusal}");
             self.events.warn(Regarding::service(name.clone()), refusal.reason(), refusal.to_string());
         }
         if !now.is_empty() {
-            self.refusals.insert(name.clone(), now.iter().map(cause).collect());
+            let causes = now.iter().map(|refusal| (cause(refusal), refusal.to_string()));
+            self.refusals.insert(name.clone(), causes.collect());
         }
+    }
+
+    /// How many ports of services cannot be served as asked, and what is wrong with one of them.
+    pub(super) fn refused(&self) -> (usize, Option<&str>) {
+        let ports =
+            |causes: &BTreeMap<Cause, String>| causes.keys().map(|(port, _)| port).collect::<BTreeSet<_>>().len();
+        let example = self.refusals.values().flat_map(BTreeMap::values).next();
+        (self.refusals.values().map(ports).sum(), example.map(String::as_str))
     }
 }
 
 fn cause(refusal: &Refusal) -> Cause {
     match refusal {
         Refusal::SctpEndpoints { port_name, .. } | Refusal::SctpNodePort { port_name, .. } => {
-            (refusal.reason(), port_name.to_string())
+            (Arc::clone(port_name), refusal.reason())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(name: &str) -> ObjectName {
+        ObjectName::new("shop", name)
+    }
+
+    fn node_port(service: &ObjectName, port_name: &str) -> Refusal {
+        Refusal::SctpNodePort { service: service.clone(), port_name: port_name.into(), port: 9899, node_port: 30_099 }
+    }
+
+    fn endpoints(service: &ObjectName, port_name: &str, left_out: usize) -> Refusal {
+        let example = "10.0.1.5".parse().unwrap();
+        let (service, port_name) = (service.clone(), port_name.into());
+        Refusal::SctpEndpoints { service, port_name, port: 9899, example, target_port: 9900, left_out, endpoints: 4 }
+    }
+
+    #[test]
+    fn a_port_that_is_refused_for_two_reasons_is_one_port() {
+        let (mut complaints, cart, web) = (Complaints::new(Events::disabled()), name("cart"), name("web"));
+        assert_eq!(complaints.refused(), (0, None));
+        complaints.refusals(&cart, &[endpoints(&cart, "a", 1), node_port(&cart, "a"), node_port(&cart, "b")]);
+        complaints.refusals(&web, &[node_port(&web, "a")]);
+        let (ports, example) = complaints.refused();
+        assert_eq!((ports, example.map(|text| text.starts_with("shop/cart port \"a\": SCTP"))), (3, Some(true)));
+    }
+
+    #[test]
+    fn refusals_are_as_last_found_and_end_with_their_cause_or_their_service() {
+        let (mut complaints, cart, web) = (Complaints::new(Events::disabled()), name("cart"), name("web"));
+        complaints.refusals(&cart, &[endpoints(&cart, "a", 1)]);
+        complaints.refusals(&cart, &[endpoints(&cart, "a", 3)]);
+        assert!(complaints.refused().1.unwrap().contains("3 of 4 endpoints"), "{:?}", complaints.refused());
+        complaints.refusals(&web, &[node_port(&web, "a")]);
+        complaints.refusals(&cart, &[]);
+        complaints.forget(&web);
+        assert_eq!(complaints.refused(), (0, None));
     }
 }

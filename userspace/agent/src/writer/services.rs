@@ -54,7 +54,11 @@ impl Writer {
             }
         };
         self.apply(&update.ops)?;
-        self.complaints.written(name);
+        match update.shortage {
+            // Tried again like a service that was not written at all.
+            Some(cause) => self.complaints.closed(name, cause.to_string()),
+            None => self.complaints.written(name),
+        }
         self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
         self.no_local.replace(name, &plans);
         for trigger in self.pending.take_triggers(name) {
@@ -64,7 +68,11 @@ impl Writer {
     }
 
     /// Tries again what found no room, since slots may have come free, and lets go of what another proxy has taken over.
+    /// Nothing before the first sync: without the slices that are still to come, all that was adopted would be lost.
     pub(super) fn retry(&mut self) -> Result<()> {
+        if !self.synced {
+            return Ok(());
+        }
         let now = Instant::now();
         let handed_over = self.handovers.take_due(now);
         if !handed_over.is_empty() {
@@ -94,7 +102,9 @@ impl Writer {
         }
         let addresses =
             node_ports::listening(&self.settings.nodeport_addresses, &self.settings.plan.node_port_addresses);
-        let now = HealthChecks { addresses, services: health_checks(&self.cluster, &self.settings.plan.node) };
+        let mut now = HealthChecks { addresses, services: health_checks(&self.cluster, &self.settings.plan.node) };
+        let unserved = self.complaints.failed().keys().filter(|name| !self.tables.holds(name));
+        unserved.for_each(|name| now.withhold(name));
         self.health_checks.send_if_modified(|known| {
             let changed = *known != now;
             *known = now;

@@ -1,6 +1,6 @@
 //! kube-proxy's URLs, and metrics under its names.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use weir_testbed::{Node, address, wait};
 
@@ -55,14 +55,19 @@ fn sample(node: &Node, name: &str, labels: &str) -> f64 {
 #[test]
 fn a_slice_with_a_trigger_time_is_counted_in_the_network_programming_duration() {
     const NAME: &str = "kubeproxy_network_programming_duration_seconds";
+    /// How old the change is when it is learnt of, give or take the second that its time is rounded by.
+    const AGE: Duration = Duration::from_secs(2);
     let Some(cluster) = CLUSTER.join("the network programming duration") else { return };
+    let joined = Instant::now();
     let pod = cluster.world.node(1).pod(1);
     let served = cluster.serve_echo(&echo("triggered", "ClusterIP"), &[]);
     let count = || sample(cluster.world.node(1), &format!("{NAME}_count"), "");
     let before = count();
     let mut slice = slice("triggered", "v4", false, &[Member::ready(&pod)]);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(2);
-    let annotation = ("endpoints.kubernetes.io/last-change-trigger-time".to_owned(), rfc3339(now));
+    // What changed before the agents' start does not count, and they may have started just now.
+    std::thread::sleep((AGE + Duration::from_secs(1)).saturating_sub(joined.elapsed()));
+    let changed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - AGE;
+    let annotation = ("endpoints.kubernetes.io/last-change-trigger-time".to_owned(), rfc3339(changed));
     slice.metadata.annotations = Some([annotation].into());
     cluster.objects.apply(&slice).unwrap();
     let counted = || if count() > before { Ok(()) } else { Err(format!("{before} before, {} now", count())) };

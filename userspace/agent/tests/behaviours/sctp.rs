@@ -11,6 +11,7 @@ use crate::CLUSTER;
 use crate::harness::callers::Caller;
 use crate::harness::clients::fresh_port;
 use crate::harness::echo::{Echo, Member, Talk, echo, ready, spec};
+use crate::harness::http::ask_agent;
 use crate::harness::matrix::Kind;
 use crate::harness::{Cluster, SOON};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
@@ -174,6 +175,7 @@ fn a_service_with_another_target_port_gets_an_event_and_no_packets_and_disturbs_
     let names = ["sctp", &PORT.to_string(), &(PORT + 1).to_string()].map(|word| note.contains(word));
     assert_eq!(names, [true; 3], "{note:?} names the port, its number and the target's");
     cluster.agents[0].await_log("sctp-other-port");
+    assert_refusals_are_told(&cluster);
     for target in served.cluster_ips(Talk::Http).map(|socket| socket.ip()) {
         let server = Endpoint::open(pod.netns(), target.is_ipv6());
         let client = Endpoint::open(cluster.world.client(), target.is_ipv6());
@@ -191,6 +193,24 @@ fn a_service_with_another_target_port_gets_an_event_and_no_packets_and_disturbs_
                 assert_eq!(answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}")).name, pod.name());
             }
         }
+    }
+}
+
+/// Other services may be refused at the same time, and one of all is told as an example.
+fn assert_refusals_are_told(cluster: &Cluster) {
+    for node in cluster.world.nodes() {
+        let told = || {
+            let reply = ask_agent(node, 10256, "/readyz");
+            let ready: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+            let maps = ready["components"].as_array().unwrap().iter().find(|part| part["name"] == "maps").unwrap();
+            let reason = maps["reason"].as_str().unwrap_or_default();
+            let right = maps["ready"] == true && reason.contains("SCTP ports cannot be translated");
+            if right { Ok(()) } else { Err(reply.body) }
+        };
+        wait::until_some("/readyz to tell what is refused", SOON, told).unwrap();
+        let metrics = ask_agent(node, 10249, "/metrics").body;
+        let refused = metrics.lines().find_map(|line| line.strip_prefix("weir_refused_ports "));
+        assert!(refused.is_some_and(|count| count != "0"), "{refused:?}");
     }
 }
 
