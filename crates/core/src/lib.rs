@@ -12,6 +12,7 @@ pub mod interfaces;
 mod intern;
 mod last_resort;
 pub mod lines;
+pub mod load;
 pub mod model;
 pub mod ops;
 pub mod plan;

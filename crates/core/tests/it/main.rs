@@ -10,6 +10,7 @@ mod endpoints;
 mod frontends;
 mod health;
 mod lines;
+mod load;
 mod maps;
 mod migration;
 mod plan;
