@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod controller;
+pub mod ejection;
 pub mod endpoints;
 pub mod health;
 pub mod interfaces;
@@ -16,5 +18,6 @@ pub mod load;
 pub mod model;
 pub mod ops;
 pub mod plan;
+pub mod policies;
 pub mod select;
 pub mod tables;

@@ -1,5 +1,6 @@
 //! The words in which nodes tell each other how busy they are. Signals make them, the mesh carries them, policies
-//! decide by them. Numbers that cannot be true are refused where they are made or received: a lie never looks like idle.
+//! decide by them. Numbers that cannot be true are refused where they are made or received: a lie never
+//! looks like idle.
 
 use std::sync::Arc;
 use std::time::Duration;
