@@ -6,14 +6,18 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod controller;
+pub mod ejection;
 pub mod endpoints;
 pub mod health;
 pub mod interfaces;
 mod intern;
 mod last_resort;
 pub mod lines;
+pub mod load;
 pub mod model;
 pub mod ops;
 pub mod plan;
+pub mod policies;
 pub mod select;
 pub mod tables;

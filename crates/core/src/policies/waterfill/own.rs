@@ -1,0 +1,132 @@
+//! What this node itself takes of a service: offered load, cost of a flow, room up to the target.
+
+use std::time::Duration;
+
+use super::constants::{BAD_NEWS, GOOD_NEWS, LONGEST_FLOW, SIGNIFICANT, SMOOTHING};
+use super::meter::{Level, Meter};
+use super::smooth::{History, Smoothed};
+use crate::load::{NodeLoad, Sample, Share};
+use crate::policies::{Inputs, Offered, Own, PodsLoad, Reading};
+
+/// What is known of this node over time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OwnState {
+    offered: Smoothed,
+    inbound: Smoothed,
+    done: History,
+    open_flows: Option<u32>,
+    cpu: Meter,
+    network: Meter,
+    pods: Meter,
+}
+
+/// What this node takes, now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Room {
+    /// New flows per second from clients of this node.
+    pub(super) offered: f64,
+    /// New flows per second of the service that the node takes at its target, from anywhere.
+    pub(super) total: f64,
+    /// New flows per second that come from other nodes.
+    pub(super) inbound: f64,
+    /// Utilisation if all of the offered flows stay, of the scarcest resource.
+    pub(super) demand: f64,
+    /// Utilisation of that resource as it is.
+    pub(super) used: f64,
+    /// What a new flow per second costs of it; None if that is not known yet.
+    pub(super) cost: Option<f64>,
+    /// Whether `cost` is more than a guess.
+    pub(super) learned: bool,
+    /// Utilisation of it that is not the service's.
+    pub(super) background: f64,
+    /// Time until a change of the share shows in `used`.
+    pub(super) delay: Duration,
+}
+
+impl Room {
+    /// New flows per second from clients of this node that it takes.
+    pub(super) fn own(&self) -> f64 {
+        (self.total - self.inbound).max(0.0)
+    }
+}
+
+impl OwnState {
+    /// The offered load, smoothed: a significant rise at once, all else slowly.
+    pub(super) fn offered(&mut self, offered: &Offered, elapsed: Duration) -> f64 {
+        let seconds = elapsed.as_secs_f64();
+        let now = finite(offered.flows_per_second);
+        let expected = self.offered.get().unwrap_or(now) * seconds;
+        let significant = now * seconds - expected > SIGNIFICANT * expected.max(1.0).sqrt();
+        let up = if significant { BAD_NEWS } else { SMOOTHING };
+        self.offered.follow_unevenly(now, elapsed, up, GOOD_NEWS)
+    }
+
+    /// What the node takes up to `target`, while `spill` of its own flows leaves. None if its CPU is unknown or old.
+    pub(super) fn room(&mut self, inputs: &Inputs<'_>, offered: f64, spill: f64, target: f64) -> Option<Room> {
+        let Own { load, pods } = inputs.own;
+        let NodeLoad { cpu, network, capacity, memory: _, pressure: _ } = load.checked().ok()?;
+        let Sample { value: used, age } =
+            cpu.filter(|cpu| inputs.parameters.reading(cpu.age) == Some(Reading::Fresh))?;
+        let elapsed = inputs.elapsed;
+        let local = finite(inputs.offered.local_flows_per_second);
+        let foreign = local - finite(inputs.offered.flows_per_second) * (1.0 - spill);
+        let inbound = self.inbound.follow(foreign, elapsed, SMOOTHING).max(0.0);
+        let work = self.work(&inputs.offered, local, elapsed, age);
+
+        let pods = pods.filter(|pods| pods.value.cores.is_finite() && pods.value.cores >= 0.0);
+        let part = pods.filter(|_| capacity > 0.0).map(|pods| pods.value.cores / capacity);
+        let mut levels = vec![self.cpu.read(used.get(), part, work, elapsed)];
+        if let Some(network) = network {
+            levels.push(self.network.read(network.value.get(), None, work, elapsed));
+        }
+        if let Some(Sample { value: PodsLoad { cores, limit: Some(limit) }, .. }) = pods.filter(has_limit) {
+            let of_limit = Share::clamped(cores / limit).get();
+            levels.push(self.pods.read(of_limit, Some(of_limit), work, elapsed));
+        }
+        let delay = age + life(&inputs.offered) + SMOOTHING;
+        scarcest(&levels, offered, inbound, target, delay)
+    }
+
+    /// Flows per second that the node's endpoints got done when its CPU was measured. A queue that grows is not done
+    /// yet; but long flows grow like queues, so that half of what comes always counts.
+    fn work(&mut self, offered: &Offered, local: f64, elapsed: Duration, age: Duration) -> f64 {
+        let before = self.open_flows.replace(offered.open_flows).unwrap_or(offered.open_flows);
+        let growth = (f64::from(offered.open_flows) - f64::from(before)) / elapsed.as_secs_f64().max(1e-3);
+        let done = local - growth.clamp(0.0, local / 2.0);
+        self.done.add(done, elapsed, age)
+    }
+}
+
+fn has_limit(pods: &Sample<PodsLoad>) -> bool {
+    pods.value.limit.is_some_and(|limit| limit.is_finite() && limit > 0.0)
+}
+
+/// By Little's law.
+fn life(offered: &Offered) -> Duration {
+    let rate = finite(offered.local_flows_per_second);
+    if rate <= 0.0 {
+        return Duration::ZERO;
+    }
+    let seconds = f64::from(offered.open_flows) / rate;
+    Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_FLOW).min(LONGEST_FLOW)
+}
+
+fn scarcest(levels: &[Level], offered: f64, inbound: f64, target: f64, delay: Duration) -> Option<Room> {
+    let rooms = levels.iter().map(|level| {
+        let Level { used, cost, learned, background } = *level;
+        let (demand, total) = match cost {
+            Some(cost) => (background + cost * (offered + inbound), (target - background).max(0.0) / cost),
+            // Nothing was ever done here: all of it is welcome if the node is below its target.
+            None if used < target => (used, offered + inbound),
+            None => (used, 0.0),
+        };
+        Room { offered, total, inbound, demand, used, cost, learned, background, delay }
+    });
+    let worse = |a: Room, b: Room| if b.demand > a.demand { b } else { a };
+    let least = |a: Room, b: Room| Room { total: a.total.min(b.total), ..worse(a, b) };
+    rooms.reduce(least)
+}
+
+fn finite(number: f64) -> f64 {
+    if number.is_finite() { number.max(0.0) } else { 0.0 }
+}

@@ -1,0 +1,384 @@
+//! `waterfill`, rule by rule.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir_core::load::{NodeLoad, PeerReport, Sample, ServiceLoad, Share};
+use weir_core::policies::waterfill::constants::{ENTER_TICKS, LEAVE_TICKS, STEP, TARGET};
+use weir_core::policies::waterfill::{Vessel, Waterfill, fill};
+use weir_core::policies::{Decision, Ineligible, Kind, PodsLoad, Policy, Reason};
+
+use crate::policies_build::{SERVICE, Scene, TICK, assert_shares, peer, share};
+
+/// A node of which a flow per second costs a hundredth, as its pods tell, with some flows offered and some CPU in use
+/// by others.
+fn scene(offered: f64, local: f64, background: f64, peers: Vec<PeerReport>) -> Scene {
+    let service = (local * 0.01).min(1.0 - background);
+    let mut scene = Scene::new(background + service, peers).offers(offered, local);
+    scene.own.pods = Some(Sample::fresh(PodsLoad { cores: service * 2.0, limit: None }));
+    scene
+}
+
+/// A node that has been at ease: 40 flows per second of the 80 that it takes.
+fn at_ease(peers: Vec<PeerReport>) -> Waterfill {
+    let mut policy = Waterfill::default();
+    scene(40.0, 40.0, 0.0, peers).settle(&mut policy, 30);
+    policy
+}
+
+/// The decisions of the two ticks after a step of the offered load. Until the second one all of it comes here, and what
+/// the node cannot do queues up.
+fn step(policy: &mut Waterfill, offered: f64, background: f64, peers: &[PeerReport]) -> [Decision; 2] {
+    [1.0, 2.0].map(|tick| {
+        let mut hot = scene(offered, offered, background, peers.to_vec());
+        let waits = (offered - (1.0 - background) * 100.0).max(0.0) * TICK.as_secs_f64() * tick;
+        hot.offered.open_flows = format!("{waits:.0}").parse().unwrap();
+        hot.decide(policy)
+    })
+}
+
+#[test]
+fn all_stays_up_to_the_target() {
+    let decision = scene(79.0, 79.0, 0.0, vec![peer(1, 0.1, 500.0, 1)]).settle(&mut Waterfill::default(), 60);
+    assert_shares(&decision, &[1.0, 0.0]);
+}
+
+#[test]
+fn exactly_the_excess_leaves_when_the_offered_load_steps_up_and_that_within_two_ticks() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let [first, second] = step(&mut at_ease(peers.clone()), 160.0, 0.0, &peers);
+    assert_shares(&first, &[1.0, 0.0]);
+    assert_shares(&second, &[0.5, 0.5]);
+}
+
+#[test]
+fn what_others_use_of_the_node_is_not_the_services_room() {
+    let mut policy = Waterfill::default();
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    scene(20.0, 20.0, 0.4, peers.clone()).settle(&mut policy, 60);
+    // 80 % - 40 % is room for 40 flows of 80.
+    assert_shares(&step(&mut policy, 80.0, 0.4, &peers)[1], &[0.5, 0.5]);
+}
+
+#[test]
+fn the_limit_of_the_pods_counts_like_a_small_node() {
+    let mut scene = Scene::new(0.2, vec![peer(1, 0.1, 500.0, 1)]).offers(20.0, 20.0);
+    // 0.2 of half a core: 10 flows per second are 20 % of the limit, and 5 % of the node.
+    scene.own.pods = Some(Sample::fresh(PodsLoad { cores: 0.2, limit: Some(0.5) }));
+    let mut policy = Waterfill::default();
+    scene.settle(&mut policy, 30);
+    scene = scene.offers(80.0, 80.0);
+    scene.own.load.cpu = share(0.35);
+    scene.own.pods = Some(Sample::fresh(PodsLoad { cores: 0.5, limit: Some(0.5) }));
+    // The limit lets 50 flows per second through. The rest waits: 30, or 7.5 a tick.
+    let [_, stays] = [7, 15].map(|open_flows| {
+        scene.offered.open_flows = open_flows;
+        scene.decide(&mut policy).shares[0]
+    });
+    assert!((stays - 0.5).abs() < 0.01, "{stays}");
+}
+
+#[test]
+fn without_a_step_of_the_own_load_the_share_moves_at_most_five_points_a_tick() {
+    let mut policy = at_ease(vec![peer(1, 0.1, 500.0, 1)]);
+    // Somebody else needs the node from now on.
+    let crowded = scene(40.0, 40.0, 0.6, vec![peer(1, 0.1, 500.0, 1)]);
+    let mut before = 0.0;
+    for _ in 0..100 {
+        let spill = crowded.ask(|inputs| policy.decide(inputs).spill(inputs));
+        assert!((spill - before).abs() <= STEP + 1e-9);
+        before = spill;
+    }
+    assert!(before > 0.4, "{before}");
+}
+
+#[test]
+fn spilling_begins_three_points_above_the_target_for_two_ticks_and_ends_five_below_for_five() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    let stays = step(&mut policy, 160.0, 0.0, &peers).map(|decision| decision.shares[0]);
+    assert!(stays[0] == 1.0 && stays[1] < 1.0 && stays.len() == ENTER_TICKS as usize, "{stays:?}");
+    let at_target = scene(76.0, 76.0, 0.0, peers.clone());
+    let reasons = at_target.settle(&mut policy, 60).reasons;
+    assert!(reasons.iter().any(|reason| matches!(reason, Reason::Excess { .. })), "76 % does not end it: {reasons:?}");
+    let below = scene(60.0, 60.0, 0.0, peers);
+    let mut ended_after = 0;
+    let is_local = |reason: &Reason| matches!(reason, Reason::Local { .. });
+    while !below.decide(&mut policy).reasons.iter().any(is_local) {
+        ended_after += 1;
+    }
+    assert!(ended_after >= LEAVE_TICKS - 1, "{ended_after}");
+    assert_shares(&below.settle(&mut policy, 10), &[1.0, 0.0]);
+}
+
+#[test]
+fn no_headroom_anywhere_keeps_all_flows_here() {
+    let peers = vec![peer(1, 0.95, 0.0, 1), peer(2, 0.8, 0.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    step(&mut policy, 160.0, 0.0, &peers);
+    let decision = scene(160.0, 100.0, 0.0, peers).settle(&mut policy, 20);
+    assert_shares(&decision, &[1.0, 0.0, 0.0]);
+    assert!(decision.reasons.contains(&Reason::NoHeadroom), "{:?}", decision.reasons);
+}
+
+#[test]
+fn the_nearest_class_is_filled_before_the_next_and_in_proportion_to_headroom() {
+    let peers = vec![peer(1, 0.1, 30.0, 1), peer(2, 0.1, 10.0, 1), peer(3, 0.1, 1000.0, 20)];
+    let mut policy = at_ease(peers.clone());
+    assert_shares(&step(&mut policy, 100.0, 0.0, &peers)[1], &[0.8, 0.15, 0.05, 0.0]);
+    assert_shares(&scene(200.0, 80.0, 0.0, peers).decide(&mut policy), &[0.4, 0.15, 0.05, 0.4]);
+}
+
+#[test]
+fn filling_never_gives_more_than_headroom() {
+    let vessels = [(1, 10.0), (0, 4.0), (0, 0.0), (0, 12.0)].map(|(class, headroom)| Vessel { class, headroom });
+    assert_eq!(fill(8.0, &vessels), [0.0, 2.0, 0.0, 6.0]);
+    assert_eq!(fill(20.0, &vessels), [4.0, 4.0, 0.0, 12.0]);
+    assert_eq!(fill(99.0, &vessels), [10.0, 4.0, 0.0, 12.0]);
+    assert_eq!(fill(5.0, &[]), Vec::<f64>::new());
+}
+
+#[test]
+fn the_owner_limits_spill_and_distance() {
+    let mut policy = at_ease(vec![peer(1, 0.1, 500.0, 1)]);
+    let mut limited = scene(400.0, 80.0, 0.0, vec![peer(1, 0.1, 500.0, 1)]);
+    limited.parameters.max_spill = Share::new(0.3).unwrap();
+    assert_shares(&limited.settle(&mut policy, 5), &[0.7, 0.3]);
+    limited.parameters.max_rtt = Some(Duration::from_micros(900));
+    let decision = limited.decide(&mut policy);
+    assert_shares(&decision, &[1.0, 0.0]);
+    assert!(decision.reasons.iter().any(|reason| matches!(reason, Reason::Ineligible { cause: Ineligible::Far, .. })));
+}
+
+#[test]
+fn a_frozen_report_gives_no_more_and_an_old_one_nothing() {
+    let peers = vec![peer(1, 0.1, 500.0, 1), peer(2, 0.1, 500.0, 20)];
+    let mut policy = at_ease(peers.clone());
+    assert_shares(&step(&mut policy, 100.0, 0.0, &peers)[1], &[0.8, 0.2, 0.0]);
+    let mut hot = scene(200.0, 80.0, 0.0, peers);
+    hot.peers[0].as_mut().unwrap().age = Duration::from_secs(4);
+    // The load doubles: the one that is silent keeps its 20 flows per second.
+    assert_shares(&hot.decide(&mut policy), &[0.4, 0.1, 0.5]);
+    hot.peers[0].as_mut().unwrap().age = Duration::from_secs(11);
+    assert_shares(&hot.decide(&mut policy), &[0.4, 0.0, 0.6]);
+}
+
+#[test]
+fn all_comes_home_at_once_when_nobody_is_left() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    assert_shares(&step(&mut policy, 160.0, 0.0, &peers)[1], &[0.5, 0.5]);
+    let mut hot = scene(160.0, 80.0, 0.0, peers);
+    hot.peers[0] = None;
+    assert_shares(&hot.decide(&mut policy), &[1.0, 0.0]);
+}
+
+#[test]
+fn an_unknown_own_load_moves_nothing() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    step(&mut policy, 160.0, 0.0, &peers);
+    let mut hot = scene(160.0, 80.0, 0.0, peers);
+    hot.own.load.cpu = None;
+    let decision = hot.settle(&mut policy, 20);
+    assert_shares(&decision, &[0.5, 0.5]);
+    assert!(decision.reasons.contains(&Reason::OwnLoadUnknown));
+    assert_shares(&hot.decide(&mut Waterfill::default()), &[1.0, 0.0]);
+}
+
+#[test]
+fn without_local_endpoints_all_go_to_the_nearest_that_can_take_them() {
+    let peers = vec![peer(1, 0.1, 100.0, 20), peer(2, 0.1, 100.0, 1), peer(3, 0.1, 300.0, 1)];
+    let scene = Scene::new(0.1, peers).offers(40.0, 0.0).without_local_endpoints();
+    assert_shares(&scene.decide(&mut Waterfill::default()), &[0.0, 0.25, 0.75]);
+    // Nobody offers anything yet: the first flow goes there, too.
+    let quiet = scene.clone().offers(0.0, 0.0);
+    assert_shares(&quiet.decide(&mut Waterfill::default()), &[0.0, 0.25, 0.75]);
+    // Nobody can take anything: as kube-proxy would.
+    let mut full = scene;
+    full.peers = vec![Some(peer(1, 1.0, 0.0, 1)), None, Some(peer(3, 1.0, 0.0, 1))];
+    assert_shares(&full.decide(&mut Waterfill::default()), &[0.5, 0.0, 0.5]);
+    full.peers = vec![None, None, None];
+    assert_shares(&full.decide(&mut Waterfill::default()), &[1.0 / 3.0; 3]);
+}
+
+#[test]
+fn a_node_that_tells_no_spare_is_judged_by_its_size_and_load() {
+    let mut quiet = peer(1, 0.3, 0.0, 1);
+    quiet.services.clear();
+    let peers = vec![quiet];
+    let mut policy = at_ease(peers.clone());
+    let [_, decision] = step(&mut policy, 100.0, 0.0, &peers);
+    // 50 points free at a hundredth a flow, for the two nodes of the service.
+    let headroom = decision.reasons.iter().find_map(|reason| match reason {
+        Reason::Takes { headroom, .. } => Some(*headroom),
+        _ => None,
+    });
+    assert!((headroom.unwrap() - 25.0).abs() < 0.5, "{:?}", decision.reasons);
+}
+
+#[test]
+fn spare_is_what_the_node_takes_beyond_its_own_flows_divided_by_who_spills() {
+    let policy = at_ease(vec![]);
+    assert!((policy.spare(1).unwrap() - 40.0).abs() < 1e-6);
+    assert!((policy.spare(4).unwrap() - 10.0).abs() < 1e-6);
+    assert_eq!(Waterfill::default().spare(1), None);
+}
+
+#[test]
+fn spare_stays_the_same_while_others_use_it() {
+    let mut policy = Waterfill::default();
+    // 40 own flows and 30 of others.
+    scene(40.0, 70.0, 0.0, vec![]).settle(&mut policy, 60);
+    assert!((policy.spare(1).unwrap() - 40.0).abs() < 0.1, "{:?}", policy.spare(1));
+}
+
+#[test]
+fn a_node_that_spills_takes_nothing() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    step(&mut policy, 160.0, 0.0, &peers);
+    assert_eq!(policy.spare(1), Some(0.0));
+}
+
+#[test]
+fn noise_is_no_step() {
+    let mut policy = at_ease(vec![]);
+    // 10 flows a tick are expected; 19 are within three standard deviations.
+    let decision = scene(76.0, 40.0, 0.0, vec![]).decide(&mut policy);
+    let demand = decision.reasons.iter().find_map(|reason| match reason {
+        Reason::Local { demand, .. } => Some(*demand),
+        _ => None,
+    });
+    assert!(demand.unwrap() < 0.43, "{decision:?}");
+}
+
+#[test]
+fn every_reason_reads_as_a_sentence_with_its_numbers() {
+    let peers = vec![peer(1, 0.1, 500.0, 3)];
+    let [_, decision] = step(&mut at_ease(peers.clone()), 160.0, 0.0, &peers);
+    let text: Vec<String> = decision.reasons.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        text,
+        [
+            "160.0 flows/s are offered and the node takes 80.0: each costs 1.000 % on top of 0 %; \
+             corrected by +0.0 points",
+            "n1 takes 80.0 flows/s of the 500.0 that it could, 3.0 ms away",
+        ]
+    );
+}
+
+fn any_number() -> impl Strategy<Value = f64> {
+    prop_oneof![0.0..2000.0_f64, any::<f64>(), Just(0.0), Just(f64::NAN), Just(f64::MAX), Just(f64::INFINITY)]
+}
+
+prop_compose! {
+    fn any_peer()(
+        cpu in prop::option::of(0.0..=1.0_f64), memory in prop::option::of(0.0..=1.0_f64), capacity in any_number(),
+        spare in prop::option::of(any_number()), rtt in prop::option::of(0_u64..100), age in 0_u64..20_000,
+    ) -> PeerReport {
+        let mut report = peer(1, 0.0, 0.0, 0);
+        let load = |share: Option<f64>| share.map(|number| Sample::fresh(Share::new(number).unwrap()));
+        let (cpu, memory, network) = (load(cpu), load(memory), load(memory));
+        report.load = NodeLoad { cpu, memory, network, capacity, pressure: None };
+        report.services =
+            spare.map(|spare| (SERVICE, ServiceLoad { spare, ..ServiceLoad::default() })).into_iter().collect();
+        report.rtt = rtt.map(Duration::from_millis);
+        report.age = Duration::from_millis(age);
+        report
+    }
+}
+
+prop_compose! {
+    fn any_scene()(
+        peers in prop::collection::vec(prop::option::of(any_peer()), 0..5), cpu in prop::option::of(0.0..=1.0_f64),
+        offered in any_number(), local in any_number(), open_flows: u32, cores in any_number(),
+        capacity in any_number(),
+        max_spill in 0.0..=1.0_f64, elapsed in 0_u64..2000, has_local: bool, background in any_number(),
+    ) -> Scene {
+        let reports = peers.iter().enumerate().map(|(index, report)| {
+            report.clone().unwrap_or_else(|| peer(index + 1, 0.0, 0.0, 0))
+        }).collect();
+        let mut scene = Scene::new(0.0, reports).offers(offered, local);
+        scene.peers.iter_mut().zip(&peers).filter(|(_, told)| told.is_none()).for_each(|(report, _)| *report = None);
+        let cpu = cpu.and_then(share);
+        scene.own.load = NodeLoad { cpu, network: cpu, capacity, ..scene.own.load };
+        scene.own.pods = Some(Sample::fresh(PodsLoad { cores, limit: Some(background) }));
+        scene.offered.open_flows = open_flows;
+        scene.parameters.max_spill = Share::new(max_spill).unwrap();
+        scene.elapsed = Duration::from_millis(elapsed);
+        if has_local { scene } else { scene.without_local_endpoints() }
+    }
+}
+
+proptest! {
+    /// Shares stay in range and sum up to one, whatever is claimed, and the maps get only endpoints that were given.
+    #[test]
+    fn whatever_is_claimed_shares_are_shares(scenes in prop::collection::vec(any_scene(), 1..12)) {
+        let mut policies: Vec<_> = Kind::ALL.into_iter().map(Kind::start).collect();
+        for scene in scenes {
+            for policy in &mut policies {
+                let (decision, tiers) = scene.ask(|inputs| {
+                    let decision = policy.decide(inputs);
+                    let tiers = decision.tiers(inputs);
+                    (decision, tiers)
+                });
+                prop_assert_eq!(decision.shares.len(), scene.endpoints.len());
+                prop_assert!(decision.shares.iter().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{:?}", decision);
+                let sum: f64 = decision.shares.iter().sum();
+                prop_assert!(scene.endpoints.is_empty() || (sum - 1.0).abs() < 1e-9, "{:?}", decision);
+                for (backend, weight) in tiers.local.iter().chain(&tiers.remote) {
+                    prop_assert!(*weight > 0 && scene.endpoints.iter().any(|endpoint| endpoint.backend == *backend));
+                }
+                prop_assert!(policy.spare(3).is_none_or(|spare| spare >= 0.0 && !spare.is_nan()));
+            }
+        }
+    }
+
+    /// The older a report, the less its node gets; and one that lies gets nothing.
+    #[test]
+    fn stale_and_lying_reports_never_raise_a_share(
+        reports in prop::collection::vec((0.0..=0.8_f64, 0.0..200.0_f64, 1_u64..40), 1..5),
+        offered in 90.0..400.0_f64, warm in 0_u32..5, which in 0_usize..5, age in 0_u64..20_000, lie in any::<f64>(),
+    ) {
+        let which = which % reports.len();
+        let peers: Vec<_> =
+            reports.iter().enumerate().map(|(index, (cpu, spare, rtt))| peer(index + 1, *cpu, *spare, *rtt)).collect();
+        let mut policy = at_ease(peers.clone());
+        let hot = scene(offered, 80.0, 0.0, peers);
+        (0..warm).for_each(|_| drop(hot.decide(&mut policy)));
+        let fresh = hot.decide(&mut policy.clone()).shares[which + 1];
+
+        let mut stale = hot.clone();
+        stale.peers[which].as_mut().unwrap().age = Duration::from_millis(age);
+        let share = stale.decide(&mut policy.clone()).shares[which + 1];
+        prop_assert!(share <= fresh + 1e-9, "{share} of a stale report, {fresh} of a fresh one");
+
+        if !(0.0..=1e9).contains(&lie) {
+            let mut lying = hot;
+            lying.peers[which].as_mut().unwrap().services[0].1.spare = lie;
+            prop_assert_eq!(lying.decide(&mut policy.clone()).shares[which + 1], 0.0);
+        }
+    }
+
+    /// RAP's rule, for any load: where nobody has headroom, nothing leaves.
+    #[test]
+    fn without_headroom_nothing_leaves(
+        offered in 0.0..1000.0_f64, cpu in TARGET..=1.0_f64, others in prop::collection::vec(TARGET..=1.0_f64, 0..5),
+    ) {
+        let peers = others.iter().enumerate().map(|(index, cpu)| peer(index + 1, *cpu, 0.0, 1)).collect();
+        let scene = Scene::new(cpu, peers).offers(offered, offered);
+        let mut policy = Waterfill::default();
+        for _ in 0..40 {
+            prop_assert_eq!(scene.decide(&mut policy).shares[0], 1.0);
+        }
+    }
+}
+
+#[test]
+fn a_tick_without_time_is_survived() {
+    let mut hot = scene(160.0, 80.0, 0.0, vec![peer(1, 0.1, 500.0, 1)]);
+    hot.elapsed = Duration::ZERO;
+    let decision = hot.settle(&mut at_ease(vec![]), 1);
+    assert!(decision.shares.iter().all(|share| share.is_finite()), "{decision:?}");
+}

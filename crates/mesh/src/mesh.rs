@@ -1,0 +1,318 @@
+//! The protocol: datagrams and times in, datagrams and reports out. No sockets, no clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::load::{NodeLoad, PeerReport, ServiceId, ServiceLoad};
+
+use crate::body::{Body, SERVICE, SPILLED};
+use crate::budget::{self, size_on_wire};
+use crate::config::Config;
+use crate::counters::{Counters, Refusal};
+use crate::keys::KeyRing;
+use crate::packet::{self, ENVELOPE, Header, Kind, MAX_PACKET, MIN_PACKET, NodeId, Opened};
+use crate::peers::{ClockMoved, Peer, PeerState};
+use crate::remotes::{Remotes, SPILL_LIFE};
+use crate::replay::Order;
+use crate::schedule::Schedule;
+use crate::services::{self, Published};
+
+/// Room for services that a probe offers to a peer which has not told how many it has.
+const GUESS: usize = 4;
+/// This part of a packet's room is for what is spilled to its receiver, the rest for services.
+const SPILLED_PART: usize = 4;
+/// Datagrams do not wait longer than that in a socket's buffer; if they seem to, the clock was set.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// One moment on both clocks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Now {
+    /// Of a clock that is never set, since any fixed moment.
+    pub steady: Duration,
+    /// Of the node's clock, which the kernel's timestamps follow, since 1970.
+    pub wall: Duration,
+}
+
+/// A datagram as it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    /// The payload; one byte longer than [`MAX_PACKET`] is enough to be refused.
+    pub bytes: &'a [u8],
+    /// Where it came from. Replies go there.
+    pub from: SocketAddr,
+    /// When the kernel received it, by the node's clock. None if it does not tell; then a busy agent looks far.
+    pub stamp: Option<Duration>,
+}
+
+impl Arrival<'_> {
+    /// When it arrived. A stamp that cannot be true is none.
+    fn time(&self, now: Now) -> Duration {
+        let possible = |stamp: &Duration| *stamp <= now.wall && now.wall - *stamp < LONGEST_WAIT;
+        self.stamp.filter(possible).unwrap_or(now.wall)
+    }
+}
+
+/// A datagram to send at once: it tells the time at which it was made.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Transmit {
+    /// To whom.
+    pub to: SocketAddr,
+    /// The payload.
+    pub bytes: Vec<u8>,
+}
+
+/// What a packet needs besides its body.
+struct Letter {
+    kind: Kind,
+    receiver: NodeId,
+    exchange: u64,
+    /// The least length, in bytes.
+    length: usize,
+    key: usize,
+    to: SocketAddr,
+}
+
+/// The mesh as one node sees it.
+#[derive(Debug)]
+pub struct Mesh {
+    me: NodeId,
+    config: Config,
+    keys: KeyRing,
+    epoch: u64,
+    sequence: u64,
+    published: Option<Published>,
+    peers: BTreeMap<NodeId, Peer>,
+    remotes: Remotes,
+    schedule: Schedule,
+    counters: Counters,
+    rng: fastrand::Rng,
+}
+
+impl Mesh {
+    /// The mesh of a node without peers. `config` is [checked](Config::checked) by the caller. `seed` spreads the
+    /// probes of nodes over time; nothing secret hangs on it.
+    #[must_use]
+    pub fn new(node: &str, config: Config, keys: KeyRing, seed: u64, now: Now) -> Self {
+        Self {
+            me: NodeId::of(node),
+            config,
+            keys,
+            epoch: packet::nanos(now.wall),
+            sequence: 0,
+            published: None,
+            peers: BTreeMap::new(),
+            remotes: Remotes::new(config),
+            schedule: Schedule::new(config),
+            counters: Counters::default(),
+            rng: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    /// Other keys from now on.
+    pub fn set_keys(&mut self, keys: KeyRing) {
+        self.keys = keys;
+    }
+
+    /// The nodes that may be probed, by name and the address of their mesh. The node itself is left out.
+    pub fn set_peers(&mut self, peers: impl IntoIterator<Item = (Arc<str>, SocketAddr)>) {
+        let mut before = std::mem::take(&mut self.peers);
+        for (name, address) in peers {
+            let id = NodeId::of(&name);
+            if id == self.me {
+                continue;
+            }
+            let mut peer = before.remove(&id).unwrap_or_else(|| Peer::new(name, address));
+            peer.moved(address);
+            self.peers.insert(id, peer);
+        }
+        let ids: BTreeSet<_> = self.peers.keys().copied().collect();
+        self.schedule.set(&ids, &mut self.rng);
+    }
+
+    /// What this node tells of itself from now on. It stops telling if this is not called for 2 s.
+    pub fn publish(&mut self, load: NodeLoad, services: impl IntoIterator<Item = (ServiceId, ServiceLoad)>, now: Now) {
+        self.published = Some(Published::new(load, services, now.steady));
+    }
+
+    /// The services whose flows this node spills to a peer from now on. Told to it, so that it can divide what it
+    /// spares.
+    pub fn spill(&mut self, node: &str, services: impl IntoIterator<Item = ServiceId>) {
+        if let Some(peer) = self.peers.get_mut(&NodeId::of(node)) {
+            peer.spilled = services.into_iter().collect();
+            peer.spilled.sort_unstable();
+            peer.spilled.dedup();
+        }
+    }
+
+    /// For each service, how many nodes told within the last 5 s that they spill to this one.
+    #[must_use]
+    pub fn spillers(&self, now: Now) -> HashMap<ServiceId, u32> {
+        self.remotes.spillers(now.steady)
+    }
+
+    /// What the peers told, by node; nothing older than 30 s.
+    #[must_use]
+    pub fn reports(&self, now: Now) -> Vec<PeerReport> {
+        self.peers.values().filter_map(|peer| peer.report(now.steady)).collect()
+    }
+
+    /// Every peer with its distance, for people.
+    #[must_use]
+    pub fn peers(&self, now: Now) -> Vec<PeerState> {
+        self.peers.iter().map(|(id, peer)| peer.state(self.schedule.is_near(*id), now.steady)).collect()
+    }
+
+    /// Sums since the start.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A datagram could not be sent.
+    pub(crate) const fn unsent(&mut self) {
+        self.counters.unsent += 1;
+    }
+
+    /// When to ask [`Mesh::probe`] again, by the steady clock. None while there are no peers.
+    #[must_use]
+    pub fn next_probe(&self) -> Option<Duration> {
+        self.schedule.next()
+    }
+
+    /// The next probe that is due. Ask until there is none, each time with a fresh clock.
+    pub fn probe(&mut self, now: Now) -> Option<Transmit> {
+        loop {
+            let peers = &self.peers;
+            let distance = |id| peers.get(&id).and_then(Peer::distance);
+            let id = self.schedule.take(now.steady, distance, &mut self.rng)?;
+            let Some(peer) = self.peers.get(&id) else { continue };
+            let (to, key) = (peer.address, peer.key());
+            let Some(length) = self.probe_length(id, peer.services_in_all, to, now) else {
+                self.counters.probes_held_back += 1;
+                continue;
+            };
+            let exchange = self.rng.u64(..);
+            if let Some(peer) = self.peers.get_mut(&id) {
+                self.counters.probes_lost += peer.probed(exchange, now);
+            }
+            let body = self.body(id, length, Duration::ZERO, now);
+            self.counters.probes_sent += 1;
+            let letter = Letter { kind: Kind::Probe, receiver: id, exchange, length, key, to };
+            return Some(self.send(&letter, &body, now));
+        }
+    }
+
+    /// As long as the longer of both reports, and at most half of what may be sent now: the other half is for replies.
+    fn probe_length(&mut self, id: NodeId, told: u16, to: SocketAddr, now: Now) -> Option<usize> {
+        let services = self.own_services().max(told.into()).max(GUESS);
+        let spilled = self.peers.get(&id).map_or(0, |peer| peer.spilled.len());
+        let need = (ENVELOPE + services * SERVICE + spilled * SPILLED).min(MAX_PACKET);
+        let stock = self.remotes.entry(id, now.steady).budget.available(now.steady);
+        let length = need.min((stock / 2).saturating_sub(budget::headers(to)));
+        (length >= MIN_PACKET).then_some(length)
+    }
+
+    fn own_services(&self) -> usize {
+        self.published.as_ref().map_or(0, Published::len)
+    }
+
+    /// What a packet of this length tells a node.
+    fn body(&mut self, to: NodeId, length: usize, held: Duration, now: Now) -> Body {
+        let all = self.peers.get(&to).map_or(&[][..], |peer| &peer.spilled);
+        let room = length.saturating_sub(ENVELOPE);
+        let remote = self.remotes.entry(to, now.steady);
+        let slots = (room / SPILLED_PART / SPILLED).min(u8::MAX.into());
+        let spilled = services::in_turn(all, slots, &mut remote.spilling);
+        let wanted: Vec<_> = remote.spilled.fresh(SPILL_LIFE, now.steady).map(|(id, ())| id).collect();
+        let slots = (room - spilled.len() * SPILLED) / SERVICE;
+        let published = self.published.as_ref();
+        Body {
+            held,
+            spilled_in_all: u16::try_from(all.len()).unwrap_or(u16::MAX),
+            spilled,
+            report: published.and_then(|own| own.report(slots, &wanted, &mut remote.services, now.steady)),
+        }
+    }
+
+    fn send(&mut self, letter: &Letter, body: &Body, now: Now) -> Transmit {
+        let Letter { kind, receiver, exchange, length, key, to } = *letter;
+        self.sequence += 1;
+        let (sender, epoch, sequence, time) = (self.me, self.epoch, self.sequence, now.wall);
+        let header = Header { kind, sender, receiver, epoch, sequence, time, exchange };
+        let bytes = packet::seal(&header, &body.encode(), length, &self.keys, key);
+        let size = size_on_wire(to, bytes.len());
+        // The body was made to fit what is available.
+        self.remotes.entry(receiver, now.steady).budget.spend(size, now.steady);
+        self.counters.bytes_sent += size as u64;
+        Transmit { to, bytes }
+    }
+
+    /// Takes a datagram: the reply to it, if it is a probe.
+    ///
+    /// # Errors
+    /// The [`Refusal`], which is counted. Nothing is learnt from a refused one.
+    pub fn receive(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Transmit>, Refusal> {
+        let result = self.accept(arrival, now);
+        if let Err(refusal) = result {
+            self.counters.refuse(refusal);
+        }
+        result
+    }
+
+    fn accept(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Transmit>, Refusal> {
+        let Opened { header, body, key } = packet::open(arrival.bytes, self.me, &self.keys)?;
+        let arrived = arrival.time(now);
+        if header.time.abs_diff(arrived) > self.config.skew {
+            return Err(Refusal::Skewed);
+        }
+        let order = self.remotes.admit(&header, now.steady)?;
+        let body = Body::decode(body)?;
+        let held = now.wall.saturating_sub(arrived);
+        match header.kind {
+            Kind::Probe => {
+                let length = self.reply_length(&header, arrival, now)?;
+                self.learn(&header, &body, order, held, now);
+                let reply = self.body(header.sender, length, held, now);
+                self.counters.replies_sent += 1;
+                let Header { sender: receiver, exchange, .. } = header;
+                // Not padded: the prober's room may be larger than what there is to tell.
+                let letter = Letter { kind: Kind::Reply, receiver, exchange, length: 0, key, to: arrival.from };
+                Ok(Some(self.send(&letter, &reply, now)))
+            }
+            Kind::Reply => {
+                let peer = self.peers.get_mut(&header.sender).ok_or(Refusal::Unsolicited)?;
+                let sent = peer.answered(header.exchange, now).ok_or(Refusal::Unsolicited)?;
+                self.counters.replies_received += 1;
+                match peer.measure(sent, arrived, now, body.held) {
+                    Ok(()) => {}
+                    Err(ClockMoved) => self.counters.clocks_moved += 1,
+                }
+                self.learn(&header, &body, order, held, now);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The most that a reply may take: never more than its probe, so that nothing is gained by a forged source address.
+    fn reply_length(&mut self, header: &Header, arrival: Arrival<'_>, now: Now) -> Result<usize, Refusal> {
+        let stock = self.remotes.entry(header.sender, now.steady).budget.available(now.steady);
+        let length = arrival.bytes.len().min(stock.saturating_sub(budget::headers(arrival.from)));
+        if length >= MIN_PACKET { Ok(length) } else { Err(Refusal::OverBudget) }
+    }
+
+    /// A packet that was overtaken tells nothing new.
+    fn learn(&mut self, header: &Header, body: &Body, order: Order, waited: Duration, now: Now) {
+        match order {
+            Order::Late => return,
+            Order::Newest => {}
+        }
+        let spilled = body.spilled.iter().map(|id| (*id, ()));
+        let remote = self.remotes.entry(header.sender, now.steady);
+        remote.spilled.merge(spilled, body.spilled_is_complete(), SPILL_LIFE, now.steady);
+        if let (Some(peer), Some(report)) = (self.peers.get_mut(&header.sender), &body.report) {
+            peer.learn(report, waited, now.steady);
+        }
+    }
+}

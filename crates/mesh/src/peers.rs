@@ -1,0 +1,189 @@
+//! The nodes that this one probes: how far they are, and what they told.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::load::{NodeLoad, PeerReport, ServiceId, ServiceLoad};
+
+use crate::body::Report;
+use crate::mesh::Now;
+use crate::services::Merged;
+
+/// A reply that takes longer is lost. No two nodes of a cluster are that far from each other.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Probes that may be open: one per interval, unless a peer is both near and in turn.
+const OPEN: usize = 8;
+/// After so many probes without an answer a peer is nobody's neighbour.
+const SILENT: u32 = 3;
+/// The distance is the least of so many measurements: queues and busy agents only ever add to it.
+const MEASUREMENTS: usize = 8;
+/// How much faster the clock of the wall may run than the steady one before it was set.
+const CLOCK_SLACK: Duration = Duration::from_millis(1);
+/// A service that was not told of for so long is not reported: older data decides nothing.
+const SERVICE_LIFE: Duration = Duration::from_secs(10);
+/// A report that is older is not handed out.
+const REPORT_LIFE: Duration = Duration::from_secs(30);
+
+/// A probe without an answer.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    exchange: u64,
+    sent: Now,
+}
+
+/// A round trip that could not be measured.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct ClockMoved;
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: Arc<str>,
+    pub(crate) address: SocketAddr,
+    /// Services that this node spills to it, by number.
+    pub(crate) spilled: Vec<ServiceId>,
+    /// How many services it has, as far as it told.
+    pub(crate) services_in_all: u16,
+    open: Vec<Open>,
+    unanswered: u32,
+    measured: Vec<Duration>,
+    /// Where the next measurement goes.
+    next: usize,
+    held: Duration,
+    /// The node's load, when it came, and its age then.
+    load: Option<(NodeLoad, Duration, Duration)>,
+    services: Merged<ServiceLoad>,
+}
+
+/// What is known of a peer, for people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerState {
+    /// The peer's node.
+    pub node: Arc<str>,
+    /// Where it is probed.
+    pub address: SocketAddr,
+    /// Is it one of the nearest, which are probed all the time?
+    pub near: bool,
+    /// Round-trip time, without the time that the peer held the probe.
+    pub rtt: Option<Duration>,
+    /// How long the peer held the last probe: its agent is busy if that is long.
+    pub held: Duration,
+    /// Probes in a row without an answer.
+    pub unanswered: u32,
+    /// How long ago its last report was made.
+    pub report_age: Option<Duration>,
+}
+
+impl Peer {
+    pub(crate) fn new(name: Arc<str>, address: SocketAddr) -> Self {
+        Self {
+            name,
+            address,
+            spilled: Vec::new(),
+            services_in_all: 0,
+            open: Vec::new(),
+            unanswered: 0,
+            measured: Vec::new(),
+            next: 0,
+            held: Duration::ZERO,
+            load: None,
+            services: Merged::default(),
+        }
+    }
+
+    /// At another address it is as far as it turns out to be.
+    pub(crate) fn moved(&mut self, address: SocketAddr) {
+        if self.address != address {
+            self.address = address;
+            self.open.clear();
+            self.measured.clear();
+            self.unanswered = 0;
+        }
+    }
+
+    /// The key for the next probe: after one without an answer, the other one. While a key is replaced, a peer may not
+    /// have the new one yet.
+    pub(crate) const fn key(&self) -> usize {
+        self.unanswered as usize
+    }
+
+    /// A probe goes out. Returns how many before it were lost.
+    pub(crate) fn probed(&mut self, exchange: u64, sent: Now) -> u64 {
+        let before = self.open.len();
+        self.open.retain(|open| sent.steady.saturating_sub(open.sent.steady) < PATIENCE);
+        if self.open.len() == OPEN {
+            self.open.remove(0);
+        }
+        let lost = before - self.open.len();
+        self.open.push(Open { exchange, sent });
+        // One is on its way as a rule, so only those before it are missed.
+        self.unanswered = self.unanswered.saturating_add(1);
+        lost as u64
+    }
+
+    /// Is this an answer to an open probe? Then it is open no more.
+    pub(crate) fn answered(&mut self, exchange: u64, now: Now) -> Option<Now> {
+        let place = self.open.iter().position(|open| open.exchange == exchange)?;
+        let open = self.open.remove(place);
+        (now.steady.saturating_sub(open.sent.steady) < PATIENCE).then(|| {
+            self.unanswered = 0;
+            open.sent
+        })
+    }
+
+    /// Takes the measurement of an exchange. `arrived` is this node's clock when the reply arrived.
+    pub(crate) fn measure(&mut self, sent: Now, arrived: Duration, now: Now, held: Duration) -> Result<(), ClockMoved> {
+        let possible = now.steady.saturating_sub(sent.steady) + CLOCK_SLACK;
+        let elapsed = arrived.checked_sub(sent.wall).filter(|elapsed| *elapsed <= possible).ok_or(ClockMoved)?;
+        let rtt = elapsed.checked_sub(held).ok_or(ClockMoved)?;
+        self.held = held;
+        if self.measured.len() < MEASUREMENTS {
+            self.measured.push(rtt);
+        } else {
+            self.measured[self.next % MEASUREMENTS] = rtt;
+        }
+        self.next = (self.next + 1) % MEASUREMENTS;
+        Ok(())
+    }
+
+    /// Takes what it told, `waited` before now.
+    pub(crate) fn learn(&mut self, report: &Report, waited: Duration, now: Duration) {
+        self.services_in_all = report.services_in_all;
+        self.load = Some((report.load, now, report.age + waited));
+        let complete = report.services.len() == usize::from(report.services_in_all);
+        self.services.merge(report.services.iter().copied(), complete, SERVICE_LIFE, now);
+    }
+
+    pub(crate) fn rtt(&self) -> Option<Duration> {
+        self.measured.iter().min().copied()
+    }
+
+    /// How far it is; None if that is not known, or if it does not answer.
+    pub(crate) fn distance(&self) -> Option<Duration> {
+        self.rtt().filter(|_| self.unanswered <= SILENT)
+    }
+
+    pub(crate) fn report(&self, now: Duration) -> Option<PeerReport> {
+        let (load, _, _) = self.load?;
+        let age = self.report_age(now).filter(|age| *age < REPORT_LIFE)?;
+        let services = self.services.fresh(SERVICE_LIFE, now).collect();
+        Some(PeerReport { node: Arc::clone(&self.name), load, services, rtt: self.rtt(), age })
+    }
+
+    fn report_age(&self, now: Duration) -> Option<Duration> {
+        self.load.map(|(_, came, age)| now.saturating_sub(came) + age)
+    }
+
+    pub(crate) fn state(&self, near: bool, now: Duration) -> PeerState {
+        PeerState {
+            node: Arc::clone(&self.name),
+            address: self.address,
+            near,
+            rtt: self.rtt(),
+            held: self.held,
+            // The last one may still be on its way.
+            unanswered: self.unanswered.saturating_sub(1),
+            report_age: self.report_age(now),
+        }
+    }
+}

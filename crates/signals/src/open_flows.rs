@@ -1,0 +1,69 @@
+//! Open flows per backend, counted in the flow tables. All of both tables is read for that, so it is for every few
+//! seconds, not for every tick.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::time::Instant;
+
+use weir_abi as abi;
+
+use crate::source::{Failure, Source};
+
+/// The datapath's flow tables.
+pub trait FlowTable {
+    /// Why the tables cannot be read.
+    type Error: Error + Send + Sync + 'static;
+
+    /// What tick it is, on the clock of [`abi::Flow::last_seen`].
+    fn tick(&self) -> u32;
+
+    /// Calls `visit` with every flow.
+    ///
+    /// # Errors
+    /// When a table cannot be read.
+    fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Self::Error>;
+}
+
+/// Open flows by backend slot and generation: those of an endpoint that is gone have another generation than the slot.
+pub type OpenByBackend = HashMap<(u32, u32), u32>;
+
+/// Open flows of all backends.
+#[derive(Debug)]
+pub struct OpenFlows<T> {
+    table: T,
+    idle: u32,
+}
+
+impl<T> OpenFlows<T> {
+    /// A flow is open until the client ends it, or until it was idle for so many ticks: entries stay for long after.
+    pub const fn new(table: T, idle: u32) -> Self {
+        Self { table, idle }
+    }
+}
+
+impl<T: FlowTable> Source for OpenFlows<T> {
+    type Value = OpenByBackend;
+
+    fn name(&self) -> &'static str {
+        "open-flows"
+    }
+
+    fn read(&mut self, _now: Instant) -> Result<Option<OpenByBackend>, Failure> {
+        let (tick, idle) = (self.table.tick(), self.idle);
+        let mut open = OpenByBackend::new();
+        let visited = self.table.visit(&mut |flow| {
+            if flow.flags & abi::FLOW_CLOSING == 0 && age(flow.last_seen, tick) <= idle {
+                *open.entry((flow.backend, flow.generation)).or_default() += 1;
+            }
+        });
+        let object = || "table of flows".to_owned();
+        visited.map_err(|cause| Failure::Missing { object: object(), cause: cause.into() })?;
+        Ok(Some(open))
+    }
+}
+
+/// Ticks wrap. A flow seen after the clock was read is not old.
+fn age(seen: u32, tick: u32) -> u32 {
+    let age = tick.wrapping_sub(seen);
+    if age > u32::MAX / 2 { 0 } else { age }
+}

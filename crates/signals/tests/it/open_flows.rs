@@ -1,0 +1,59 @@
+//! Open flows, from the flow tables.
+
+use std::collections::HashMap;
+
+use weir_abi::{Be16, FLOW_CLOSING, Flow};
+use weir_signals::FailureKind;
+use weir_signals::open_flows::{FlowTable, OpenFlows};
+
+use crate::build::{at, kind, value};
+
+struct Table {
+    tick: u32,
+    flows: Result<Vec<Flow>, std::io::ErrorKind>,
+}
+
+impl FlowTable for Table {
+    type Error = std::io::Error;
+
+    fn tick(&self) -> u32 {
+        self.tick
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&Flow)) -> Result<(), std::io::Error> {
+        self.flows.as_ref().map_err(|kind| std::io::Error::from(*kind))?.iter().for_each(visit);
+        Ok(())
+    }
+}
+
+fn flow(backend: u32, generation: u32, flags: u16, last_seen: u32) -> Flow {
+    Flow { backend, generation, service: 1, flags, snat_port: Be16::new(0), created: 0, last_seen }
+}
+
+fn open(tick: u32, flows: Vec<Flow>) -> HashMap<(u32, u32), u32> {
+    value(&mut OpenFlows::new(Table { tick, flows: Ok(flows) }, 100), at(0))
+}
+
+#[test]
+fn flows_are_counted_by_backend_and_generation() {
+    let flows = vec![flow(5, 1, 0, 1000), flow(5, 1, 0, 990), flow(5, 2, 0, 1000), flow(6, 1, 0, 1000)];
+    assert_eq!(open(1000, flows), HashMap::from([((5, 1), 2), ((5, 2), 1), ((6, 1), 1)]));
+}
+
+#[test]
+fn what_the_client_ended_or_was_idle_for_too_long_is_not_open() {
+    assert_eq!(open(1000, vec![flow(5, 1, FLOW_CLOSING, 1000), flow(5, 1, 0, 899)]), HashMap::new());
+    assert_eq!(open(1000, vec![flow(5, 1, 0, 900)]), HashMap::from([((5, 1), 1)]));
+}
+
+#[test]
+fn ticks_wrap_and_run_on_while_the_table_is_read() {
+    assert_eq!(open(5, vec![flow(5, 1, 0, u32::MAX - 10)]), HashMap::from([((5, 1), 1)]));
+    assert_eq!(open(1000, vec![flow(5, 1, 0, 1001)]), HashMap::from([((5, 1), 1)]));
+}
+
+#[test]
+fn a_table_that_cannot_be_read_is_missing() {
+    let table = Table { tick: 0, flows: Err(std::io::ErrorKind::PermissionDenied) };
+    assert_eq!(kind(&mut OpenFlows::new(table, 100), at(0)), FailureKind::Missing);
+}
