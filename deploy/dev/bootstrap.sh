@@ -39,9 +39,9 @@ readonly BASE="
 	bpftool                             bpftool"
 readonly TEST="$BASE
 	etcd                                etcd-server
-	tcpdump                             tcpdump"
+	tcpdump                             tcpdump
+	nft                                 nftables"
 readonly BENCH="$TEST
-	nft                                 nftables
 	wrk                                 wrk"
 readonly CONFORMANCE="$TEST
 	containerd                          containerd
@@ -50,7 +50,6 @@ readonly CONFORMANCE="$TEST
 	conntrack                           conntrack
 	debootstrap                         debootstrap
 	iptables                            iptables
-	nft                                 nftables
 	nsenter                             util-linux"
 readonly LINT="$BASE
 	clang-format-19                     clang-format-19
