@@ -14,6 +14,8 @@ pub(super) struct Complaints {
     events: Events,
     /// Services that could not be written as they are, and why.
     failed: BTreeMap<ObjectName, String>,
+    /// Those among them that were written without their load balancer addresses.
+    closed: BTreeSet<ObjectName>,
     conflicts: BTreeSet<FrontendConflict>,
     /// By service: what of it cannot be served, as it was last found. Of one cause the numbers may change without being
     /// told again.
@@ -26,11 +28,18 @@ type Cause = (Arc<str>, &'static str);
 impl Complaints {
     /// Nothing is wrong yet.
     pub(super) const fn new(events: Events) -> Self {
-        Self { events, failed: BTreeMap::new(), conflicts: BTreeSet::new(), refusals: BTreeMap::new() }
+        Self {
+            events,
+            failed: BTreeMap::new(),
+            closed: BTreeSet::new(),
+            conflicts: BTreeSet::new(),
+            refusals: BTreeMap::new(),
+        }
     }
 
     /// A service could not be written: what the maps held before stays in force.
     pub(super) fn not_written(&mut self, name: &ObjectName, cause: String) {
+        self.closed.remove(name);
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "service not written, its old state stays in force");
             let note = format!("not written, what was served before goes on: {cause}");
@@ -41,6 +50,7 @@ impl Complaints {
 
     /// A service was written without its load balancer addresses, which would be open to all for want of source ranges.
     pub(super) fn closed(&mut self, name: &ObjectName, cause: String) {
+        self.closed.insert(name.clone());
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "load balancer addresses not served, their source ranges find no room");
             let note = format!("load balancer addresses are not served, their source ranges find no room: {cause}");
@@ -51,6 +61,7 @@ impl Complaints {
 
     /// A service was written.
     pub(super) fn written(&mut self, name: &ObjectName) {
+        self.closed.remove(name);
         if self.failed.remove(name).is_some() {
             info!(service = %name, "written after all");
         }
@@ -58,6 +69,7 @@ impl Complaints {
 
     /// A service is none of ours any more.
     pub(super) fn forget(&mut self, name: &ObjectName) {
+        self.closed.remove(name);
         self.failed.remove(name);
         self.refusals.remove(name);
     }
@@ -65,6 +77,11 @@ impl Complaints {
     /// Services that could not be written, and why.
     pub(super) const fn failed(&self) -> &BTreeMap<ObjectName, String> {
         &self.failed
+    }
+
+    /// Whether a service was written without its load balancer addresses.
+    pub(super) fn is_closed(&self, name: &ObjectName) -> bool {
+        self.closed.contains(name)
     }
 
     /// All addresses that two services claim now.
@@ -151,5 +168,21 @@ mod tests {
         complaints.refusals(&cart, &[]);
         complaints.forget(&web);
         assert_eq!(complaints.refused(), (0, None));
+    }
+
+    #[test]
+    fn a_service_is_closed_until_it_is_written_as_it_is_or_gone() {
+        let ends: [fn(&mut Complaints); 3] = [
+            |complaints| complaints.written(&name("cart")),
+            |complaints| complaints.forget(&name("cart")),
+            |complaints| complaints.not_written(&name("cart"), "backends is full".into()),
+        ];
+        for end in ends {
+            let mut complaints = Complaints::new(Events::disabled());
+            complaints.closed(&name("cart"), "source_ranges is full".into());
+            assert!(complaints.is_closed(&name("cart")) && complaints.failed().contains_key(&name("cart")));
+            end(&mut complaints);
+            assert!(!complaints.is_closed(&name("cart")));
+        }
     }
 }

@@ -103,7 +103,9 @@ impl Writer {
         let addresses =
             node_ports::listening(&self.settings.nodeport_addresses, &self.settings.plan.node_port_addresses);
         let mut now = HealthChecks { addresses, services: health_checks(&self.cluster, &self.settings.plan.node) };
-        let unserved = self.complaints.failed().keys().filter(|name| !self.tables.holds(name));
+        // A balancer must not send its clients to addresses that this node does not serve.
+        let not_served = |name: &&ObjectName| !self.tables.holds(name) || self.complaints.is_closed(name);
+        let unserved = self.complaints.failed().keys().filter(not_served);
         unserved.for_each(|name| now.withhold(name));
         self.health_checks.send_if_modified(|known| {
             let changed = *known != now;
