@@ -28,6 +28,8 @@ enum abi {
 	FILTER_WORD_BITS = 6,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,
+	/* Prefixes of cluster IPs that one node knows: clusters have one for each family, rarely a few more. */
+	SERVICE_NETWORKS = 8,
 	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
 	NAME_SIZE = 64,
 };
@@ -94,8 +96,9 @@ struct tiers {
 };
 
 enum service_flags {
-	SERVICE_USED = 1,	   /* the slot belongs to a service */
-	SERVICE_SOURCE_RANGES = 2, /* its load balancer addresses admit only clients found in source_ranges */
+	SERVICE_USED = 1,	    /* the slot belongs to a service */
+	SERVICE_SOURCE_RANGES = 2,  /* its load balancer addresses admit only clients found in source_ranges */
+	SERVICE_EXTERNAL_LOCAL = 4, /* externalTrafficPolicy Local: clients of its external addresses keep their own */
 };
 
 struct service {
@@ -268,6 +271,19 @@ enum config_flags {
 	CONFIG_HOLD = 2, /* flow tables are being replaced: the first packet of a new flow is dropped, to come again */
 	/* Another proxy serves other services here: a connection that begins in its middle is left to it, not adopted. */
 	CONFIG_BESIDE = 4,
+	/*
+	 * As kube-proxy does it, the node's address is the source towards this node's pods, too: of all that is sent to
+	 * external addresses but under policy Local, and of what comes to cluster IPs from outside.
+	 */
+	CONFIG_MASQUERADE_EXTERNAL = 8,
+	/* And of what pods send to cluster IPs: kube-proxy's --masquerade-all. Only with the one above. */
+	CONFIG_MASQUERADE_ALL = 16,
+};
+
+/* Addresses that equal addr in the bits of mask. IPv4 networks are v4-mapped, with at least 96 bits of mask. */
+struct network {
+	struct addr addr;
+	struct addr mask;
 };
 
 struct config {
@@ -282,6 +298,10 @@ struct config {
 	__u32 tcp_idle;	     /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
 	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
 	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
+	__u32 service_networks; /* HOST, how many of service_network are in use */
+	__u32 pad;
+	/* Where cluster IPs come from. Whatever is still on its way there when it leaves the node is nobody's. */
+	struct network service_network[SERVICE_NETWORKS];
 };
 
 /* Where XDP may redirect to; the kernel's struct bpf_devmap_val. */
@@ -352,6 +372,7 @@ enum reason {
 	REASON_TOO_BIG = 56,	  /* for the MTU of the way to the other node */
 	REASON_HELD = 57,	  /* a new flow while the flow tables are being replaced */
 	REASON_SOURCE_RANGE = 58, /* from outside of loadBalancerSourceRanges */
+	REASON_NO_SERVICE = 59,	  /* to a cluster IP that no service has */
 	REASON_COUNT = 64,
 };
 
@@ -385,7 +406,8 @@ ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 8);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
-ABI_SIZE(config, 72);
+ABI_SIZE(network, 32);
+ABI_SIZE(config, 336);
 ABI_SIZE(device, 8);
 ABI_SIZE(service_name, 200);
 ABI_SIZE(node_name, 128);

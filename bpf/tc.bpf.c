@@ -54,10 +54,11 @@ __noinline int out6(ctx_t *ctx, struct packet *p)
 	return p ? egress(ctx, p, true) : REASON_MALFORMED;
 }
 
-static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
-				  const bool v6)
+/* Returns a reason. */
+static __always_inline int translate(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
+				     const bool v6)
 {
-	int error = parse_ip(cursor, p, v6), reason;
+	int error = parse_ip(cursor, p, v6);
 
 	if (!error && p->piece == PIECE_LATER)
 		error = fragment_find(p);
@@ -66,9 +67,28 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	/* A tag that the card took off the frame is a tag. */
 	p->vlan |= ctx->vlan_present;
 	if (hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS)
-		reason = v6 ? out6(ctx, p) : out4(ctx, p);
-	else
-		reason = v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+		return v6 ? out6(ctx, p) : out4(ctx, p);
+	return v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+}
+
+/*
+ * Whether a packet that nobody has translated is about to leave the node for a cluster IP. None is out there, and it may
+ * come back in a loop. Another proxy on this node has had its chance by now.
+ */
+static __always_inline bool is_to_nobody(const struct packet *p)
+{
+	const struct config *config = config_get();
+
+	return config && in_service_network(config, &p->dst);
+}
+
+static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
+				  const bool v6)
+{
+	int reason = translate(ctx, cursor, p, hook, v6);
+
+	if (hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
+		reason = REASON_NO_SERVICE;
 	/* The others share its fate, and that of the untouched ones needs no memory. */
 	if (p->piece == PIECE_FIRST && reason >= REASON_TO_LOCAL)
 		fragment_store(p);

@@ -13,6 +13,21 @@ static __always_inline const struct config *config_get(void)
 	return bpf_map_lookup_elem(&config, &CONFIG_SLOT);
 }
 
+/* Whether cluster IPs come from where an address lies. */
+static __always_inline bool in_service_network(const struct config *config, const struct addr *addr)
+{
+	for (__u32 i = 0; i < SERVICE_NETWORKS && i < config->service_networks; i++) {
+		const struct network *network = &config->service_network[i];
+		__be32 differs = 0;
+
+		for (int word = 0; word < 4; word++)
+			differs |= (addr->word[word] ^ network->addr.word[word]) & network->mask.word[word];
+		if (!differs)
+			return true;
+	}
+	return false;
+}
+
 /* Ticks of 2^TICK_SHIFT jiffies. The verifier makes a load of it; reading a clock costs 15 ns. */
 static __always_inline __u32 now_ticks(void)
 {

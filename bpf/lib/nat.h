@@ -52,7 +52,7 @@ static __always_inline struct reply reply_of(const struct packet *p, const struc
 /*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
- * same port through another frontend. For these only FLOW_SNAT is set.
+ * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
  * Returns 0, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
@@ -67,9 +67,16 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		flow->flags = FLOW_SNAT;
 		return 0;
 	}
-	/* The node cannot be sent its own packets, so of two such flows to a process on it the newer one wins. */
+	/*
+	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
+	 * it the newer one wins.
+	 */
 	if ((backend->flags & BACKEND_HERE) == BACKEND_HERE) {
+		flow->flags = 0;
+		reply.flags = 0;
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
+	} else if (flow->flags & FLOW_SNAT) {
+		return 0;
 	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
 		flow->flags = FLOW_SNAT;
 		return 0;
@@ -90,6 +97,19 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	if (!flow->snat_port)
 		return -REASON_SNAT_EXHAUSTED;
 	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
+}
+
+/* Whether a client gets the node's address where its own would do, because kube-proxy would have it so. */
+static __always_inline bool masquerades(const struct config *config, const struct request *request, bool from_outside)
+{
+	const struct service *service;
+
+	if (request->kind == KIND_CLUSTER_IP)
+		return config->flags & (from_outside ? CONFIG_MASQUERADE_EXTERNAL : CONFIG_MASQUERADE_ALL);
+	if (!(config->flags & CONFIG_MASQUERADE_EXTERNAL))
+		return false;
+	service = bpf_map_lookup_elem(&services, &request->service);
+	return service && !(service->flags & SERVICE_EXTERNAL_LOCAL);
 }
 
 /* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
@@ -137,6 +157,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 		count_refusal(flow->service, -error);
 	flow->backend = request.backend;
 	flow->generation = request.generation;
+	flow->flags = masquerades(config, &request, from_outside) ? FLOW_SNAT : 0;
 	flow->created = flow->last_seen = now_ticks();
 	return error;
 }

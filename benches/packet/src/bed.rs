@@ -171,6 +171,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             tiers: [tier.clone(), tier.clone(), tier],
             endpoints: ENDPOINTS,
             affinity: 0,
+            external_local: false,
             source_ranges: Vec::new(),
         };
         let update = tables.replace(&service, &[plan], 0)?;
@@ -188,6 +189,9 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
         tcp_idle: 7000,
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
+        service_networks: 0,
+        pad: 0,
+        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     })?;
     Ok(())
 }

@@ -17,6 +17,8 @@ pub const FILTER_BITS: u32 = 20;
 pub const FILTER_WORD_BITS: u32 = 6;
 /// `SNAT_COUNTERS` of `enum abi`.
 pub const SNAT_COUNTERS: usize = 4096;
+/// Prefixes of cluster IPs that one node knows.
+pub const SERVICE_NETWORKS: usize = 8;
 /// `NAME_SIZE` of `enum abi`.
 pub const NAME_SIZE: usize = 64;
 
@@ -47,6 +49,8 @@ pub const CLASS_COUNT: usize = 3;
 pub const SERVICE_USED: u32 = 1;
 /// Its load balancer addresses admit only clients found in source_ranges.
 pub const SERVICE_SOURCE_RANGES: u32 = 2;
+/// externalTrafficPolicy Local: clients of its external addresses keep their own.
+pub const SERVICE_EXTERNAL_LOCAL: u32 = 4;
 
 // enum backend_flags
 /// The slot belongs to an endpoint.
@@ -73,6 +77,10 @@ pub const CONFIG_RESET_STALE: u32 = 1;
 pub const CONFIG_HOLD: u32 = 2;
 /// Another proxy serves other services here: a connection that begins in its middle is left to it, not adopted.
 pub const CONFIG_BESIDE: u32 = 4;
+/// Towards this node's pods, too, the node is the source of what is sent to external addresses, or from outside.
+pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 8;
+/// And of what pods send to cluster IPs. Only with the one above.
+pub const CONFIG_MASQUERADE_ALL: u32 = 16;
 
 // enum hook
 /// `HOOK_XDP` of `enum hook`.
@@ -147,5 +155,7 @@ pub const REASON_TOO_BIG: u32 = 56;
 pub const REASON_HELD: u32 = 57;
 /// From outside of loadBalancerSourceRanges.
 pub const REASON_SOURCE_RANGE: u32 = 58;
+/// To a cluster IP that no service has.
+pub const REASON_NO_SERVICE: u32 = 59;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

@@ -197,6 +197,16 @@ pub struct ServiceCounters {
     pub dropped: u64,
 }
 
+/// Addresses that equal `addr` in the bits of `mask`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Network {
+    /// Of IPv4 v4-mapped.
+    pub addr: Addr,
+    /// Of IPv4 at least 96 bits.
+    pub mask: Addr,
+}
+
 /// See `struct config` in `bpf/abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -223,6 +233,12 @@ pub struct Config {
     pub abi_version: u32,
     /// Ticks after which the pieces of a packet are given up.
     pub fragment_idle: u32,
+    /// How many of the next field are in use.
+    pub service_networks: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Where cluster IPs come from.
+    pub service_network: [Network; SERVICE_NETWORKS],
 }
 
 /// Where XDP may redirect to; the kernel's `struct bpf_devmap_val`.

@@ -37,6 +37,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         56 => "too_big",
         57 => "held",
         58 => "source_range",
+        59 => "no_service",
         _ => "unknown",
     }
 }

@@ -3,6 +3,8 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::Network;
+
 /// A 16-bit number in network byte order (a port).
 #[repr(transparent)]
 #[derive(Clone, Copy, Default, Eq, Hash, PartialEq)]
@@ -133,6 +135,34 @@ impl fmt::Debug for Addr {
     }
 }
 
+/// Bits before the IPv4 address in an IPv6 one that holds it.
+const MAPPED_BITS: u8 = 96;
+
+impl Network {
+    /// No network: it holds `::` alone, which nothing is sent to. So a packet that meets the configuration half written
+    /// is in no network too many.
+    pub const UNSET: Self = Self { addr: Addr::UNSET, mask: Addr { word: [Be32::new(u32::MAX); 4] } };
+
+    /// The addresses that share the first `prefix` bits of `address`; at most 32 bits of an IPv4 address, 128 of an
+    /// IPv6 one, of a higher number all.
+    #[must_use]
+    pub fn new(address: IpAddr, prefix: u8) -> Self {
+        let bits = if address.is_ipv4() { MAPPED_BITS + prefix.min(32) } else { prefix.min(128) };
+        let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
+        let addr = u128::from_be_bytes(Addr::from(address).octets()) & mask;
+        Self { addr: Ipv6Addr::from(addr).into(), mask: Ipv6Addr::from(mask).into() }
+    }
+
+    /// How many bits the addresses share, as Kubernetes writes it: of an IPv4 network without those that map it.
+    #[must_use]
+    pub fn prefix(self) -> u8 {
+        let bits: u32 = self.mask.word.iter().map(|word| word.get().count_ones()).sum();
+        // At most 128.
+        let bits = u8::try_from(bits).unwrap_or(u8::MAX);
+        if self.addr.ip().is_ipv4() { bits.saturating_sub(MAPPED_BITS) } else { bits }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +173,28 @@ mod tests {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(Addr::from(ip).ip(), ip);
         }
+    }
+
+    #[test]
+    fn networks_of_both_families_survive_the_way_into_the_abi_and_back() {
+        for (text, prefix, mask) in [
+            ("10.96.0.0", 16, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:0"),
+            ("0.0.0.0", 0, "ffff:ffff:ffff:ffff:ffff:ffff::"),
+            ("10.96.0.10", 32, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+            ("fd00:10:96::", 112, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:0"),
+            ("::", 0, "::"),
+            ("fd00::1", 128, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+        ] {
+            let network = Network::new(text.parse().unwrap(), prefix);
+            assert_eq!((network.addr.ip(), network.prefix()), (text.parse().unwrap(), prefix), "{text}/{prefix}");
+            assert_eq!(Ipv6Addr::from(network.mask.octets()), mask.parse::<Ipv6Addr>().unwrap(), "{text}/{prefix}");
+        }
+    }
+
+    #[test]
+    fn a_network_has_no_bits_beyond_its_prefix_and_no_more_prefix_than_its_family() {
+        assert_eq!(Network::new("10.96.3.7".parse().unwrap(), 16), Network::new("10.96.0.0".parse().unwrap(), 16));
+        assert_eq!(Network::new("10.96.3.7".parse().unwrap(), 99).prefix(), 32);
     }
 
     #[test]

@@ -63,7 +63,8 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Fragment = "fragment" { sport, dport, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, fragment_idle }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, pad, service_network }
+        Network = "network" { addr, mask }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
         Counter = "counter" { packets, bytes }
@@ -81,6 +82,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         LINE_ENTRIES,
         LINE_DEPTH,
         REF_LINE,
+        SERVICE_NETWORKS,
         NAME_SIZE,
         TICK_SHIFT,
         SNAT_COUNTERS,
@@ -97,6 +99,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         CLASS_COUNT,
         SERVICE_USED,
         SERVICE_SOURCE_RANGES,
+        SERVICE_EXTERNAL_LOCAL,
         BACKEND_USED,
         BACKEND_LOCAL,
         BACKEND_HOST_NETWORK,
@@ -107,6 +110,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         CONFIG_RESET_STALE,
         CONFIG_HOLD,
         CONFIG_BESIDE,
+        CONFIG_MASQUERADE_EXTERNAL,
+        CONFIG_MASQUERADE_ALL,
         HOOK_XDP,
         HOOK_NIC_INGRESS,
         HOOK_NIC_EGRESS,
@@ -142,6 +147,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_TOO_BIG,
         REASON_HELD,
         REASON_SOURCE_RANGE,
+        REASON_NO_SERVICE,
         REASON_COUNT
     ]
 }

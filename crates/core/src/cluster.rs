@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::intern::Interner;
 use crate::last_resort::{LastResort, is_api_server};
-use crate::model::{Node, ObjectName, Service, Slice};
+use crate::model::{Node, ObjectName, Proxy, Service, ServiceCidr, Slice};
 
 /// A change of the cluster. The plurals are the whole new list of a kind: what is missing from them is gone.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -32,6 +32,12 @@ pub enum Event {
     NodeGone(Arc<str>),
     /// All nodes.
     Nodes(Vec<Node>),
+    /// A ServiceCIDR is new or has changed.
+    ServiceCidr(ServiceCidr),
+    /// A ServiceCIDR is gone.
+    ServiceCidrGone(Arc<str>),
+    /// All ServiceCIDRs; none where the API has no such objects, or does not show them.
+    ServiceCidrs(Vec<ServiceCidr>),
 }
 
 /// What a change touched.
@@ -41,28 +47,33 @@ pub struct Dirty {
     pub services: BTreeSet<ObjectName>,
     /// Whether a node changed: its zone or addresses may matter to every service.
     pub nodes: bool,
+    /// Whether other networks may be in force now: see [`crate::service_networks`].
+    pub service_networks: bool,
 }
 
 impl Dirty {
     /// Whether nothing was touched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && !self.nodes
+        self.services.is_empty() && !self.nodes && !self.service_networks
     }
 
     /// Adds what another change touched.
     pub fn merge(&mut self, other: Self) {
-        let Self { services, nodes } = other;
+        let Self { services, nodes, service_networks } = other;
         self.services.extend(services);
         self.nodes |= nodes;
+        self.service_networks |= service_networks;
     }
 }
 
-/// Services, slices and nodes, indexed for planning.
+/// Services, slices, nodes and ServiceCIDRs, indexed for planning.
 #[derive(Debug, Default)]
 pub struct Cluster {
     names: Interner,
     services: BTreeMap<ObjectName, Service>,
+    /// How many services are another proxy's.
+    others: usize,
     /// By service; each list is sorted by the slices' own names.
     slices: HashMap<ObjectName, Vec<Slice>>,
     /// From a slice's own name to its service.
@@ -71,15 +82,18 @@ pub struct Cluster {
     nodes: BTreeMap<Arc<str>, Node>,
     /// How many nodes claim an address.
     node_addresses: HashMap<IpAddr, u32>,
+    service_cidrs: BTreeMap<Arc<str>, ServiceCidr>,
     services_listed: bool,
     slices_listed: bool,
     nodes_listed: bool,
+    service_cidrs_listed: bool,
 }
 
 impl Cluster {
     /// Takes a change in and says what it touched.
     pub fn apply(&mut self, event: Event) -> Dirty {
         let mut dirty = Dirty::default();
+        let had_other_proxy = self.has_other_proxy();
         match event {
             Event::Service(service) => self.put_service(service, &mut dirty),
             Event::ServiceGone(name) => self.remove_service(&name, &mut dirty),
@@ -108,7 +122,17 @@ impl Cluster {
                 gone.iter().for_each(|name| self.remove_node(name, &mut dirty));
                 list.into_iter().for_each(|node| self.put_node(node, &mut dirty));
             }
+            Event::ServiceCidr(cidr) => self.put_service_cidr(cidr, &mut dirty),
+            Event::ServiceCidrGone(name) => dirty.service_networks = self.service_cidrs.remove(&name).is_some(),
+            Event::ServiceCidrs(list) => {
+                let listed = list.into_iter().map(|cidr| (Arc::clone(&cidr.name), cidr)).collect();
+                // That there is none is news, too.
+                dirty.service_networks = !self.service_cidrs_listed || self.service_cidrs != listed;
+                self.service_cidrs_listed = true;
+                self.service_cidrs = listed;
+            }
         }
+        dirty.service_networks |= self.has_other_proxy() != had_other_proxy;
         if let Some(api_server) = dirty.services.iter().find(|service| is_api_server(service)) {
             self.api_server.update(self.slices.get(api_server).map_or(&[], Vec::as_slice));
         }
@@ -152,6 +176,18 @@ impl Cluster {
         self.node_addresses.contains_key(&address)
     }
 
+    /// All ServiceCIDRs, in the order of their names; `None` before they are known, which nothing waits for.
+    #[must_use]
+    pub fn service_cidrs(&self) -> Option<impl Iterator<Item = &ServiceCidr>> {
+        self.service_cidrs_listed.then(|| self.service_cidrs.values())
+    }
+
+    /// Whether another proxy serves one of the services.
+    #[must_use]
+    pub const fn has_other_proxy(&self) -> bool {
+        self.others > 0
+    }
+
     /// Whether services, slices and nodes were each listed at least once. Before that, what is absent proves nothing.
     #[must_use]
     pub fn synced(&self) -> bool {
@@ -165,11 +201,14 @@ impl Cluster {
         self.share(&mut service.name);
         service.ports.iter_mut().for_each(|port| self.names.share(&mut port.name));
         dirty.services.insert(service.name.clone());
-        self.services.insert(service.name.clone(), service);
+        self.others += usize::from(service.proxy == Proxy::Other);
+        let before = self.services.insert(service.name.clone(), service);
+        self.others -= usize::from(before.is_some_and(|before| before.proxy == Proxy::Other));
     }
 
     fn remove_service(&mut self, name: &ObjectName, dirty: &mut Dirty) {
         if let Some(service) = self.services.remove(name) {
+            self.others -= usize::from(service.proxy == Proxy::Other);
             dirty.services.insert(service.name);
         }
     }
@@ -231,6 +270,13 @@ impl Cluster {
             }
         }
         dirty.nodes = true;
+    }
+
+    fn put_service_cidr(&mut self, cidr: ServiceCidr, dirty: &mut Dirty) {
+        if self.service_cidrs.get(&cidr.name) != Some(&cidr) {
+            self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
+            dirty.service_networks = true;
+        }
     }
 
     fn share(&mut self, name: &mut ObjectName) {

@@ -20,4 +20,6 @@ pub mod ops;
 pub mod plan;
 pub mod policies;
 pub mod select;
+pub mod service_networks;
+pub mod sockets;
 pub mod tables;

@@ -188,6 +188,15 @@ pub struct Endpoint {
     pub node_hints: Box<[Arc<str>]>,
 }
 
+/// A ServiceCIDR: where the API server takes cluster IPs from.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ServiceCidr {
+    /// Name.
+    pub name: Arc<str>,
+    /// `spec.cidrs`, without bits beyond their prefixes.
+    pub networks: Vec<IpNet>,
+}
+
 /// A Node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Node {

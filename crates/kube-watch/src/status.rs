@@ -15,11 +15,15 @@ pub enum Kind {
     Slices,
     /// Nodes.
     Nodes,
+    /// ServiceCIDRs.
+    ServiceCidrs,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Services, Self::Slices, Self::Nodes];
+    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Nodes, Self::ServiceCidrs];
+    /// The kinds without which nothing can be served right.
+    pub const REQUIRED: [Self; 3] = [Self::Services, Self::Slices, Self::Nodes];
 
     /// The resource's name in the Kubernetes API, which is also its name in metrics.
     #[must_use]
@@ -28,6 +32,7 @@ impl Kind {
             Self::Services => "services",
             Self::Slices => "endpointslices",
             Self::Nodes => "nodes",
+            Self::ServiceCidrs => "servicecidrs",
         }
     }
 }
@@ -62,6 +67,8 @@ pub struct Status {
     pub slices: KindStatus,
     /// Nodes.
     pub nodes: KindStatus,
+    /// ServiceCIDRs; connected or not, nothing waits for them.
+    pub service_cidrs: KindStatus,
 }
 
 impl Status {
@@ -72,6 +79,7 @@ impl Status {
             Kind::Services => &self.services,
             Kind::Slices => &self.slices,
             Kind::Nodes => &self.nodes,
+            Kind::ServiceCidrs => &self.service_cidrs,
         }
     }
 
@@ -80,26 +88,28 @@ impl Status {
             Kind::Services => &mut self.services,
             Kind::Slices => &mut self.slices,
             Kind::Nodes => &mut self.nodes,
+            Kind::ServiceCidrs => &mut self.service_cidrs,
         }
     }
 
-    /// Whether every kind was delivered at least once.
+    /// Whether every required kind was delivered at least once.
     #[must_use]
     pub fn synced(&self) -> bool {
-        Kind::ALL.into_iter().all(|kind| self.kind(kind).synced)
+        Kind::REQUIRED.into_iter().all(|kind| self.kind(kind).synced)
     }
 
-    /// Whether every kind is connected.
+    /// Whether every required kind is connected.
     #[must_use]
     pub fn connected(&self) -> bool {
-        Kind::ALL.into_iter().all(|kind| self.kind(kind).connected)
+        Kind::REQUIRED.into_iter().all(|kind| self.kind(kind).connected)
     }
 
-    /// What is wrong, for people: the reason that most kinds have in common is said once. `None` if nothing is.
+    /// What is wrong with required kinds, for people: the reason that most of them have in common is said once. `None` if
+    /// nothing is.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let mut reasons: Vec<String> = Vec::new();
-        for kind in Kind::ALL {
+        for kind in Kind::REQUIRED {
             let status = self.kind(kind);
             let reason = match (&status.error, status.synced) {
                 (Some(error), _) => error.clone(),

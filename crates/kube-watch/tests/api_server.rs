@@ -13,10 +13,10 @@ use weir_kube_watch::client::{ClientOptions, connect};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::{Status, StatusWriter};
 use weir_kube_watch::watch::{WatchOptions, run};
-use weir_testbed::ApiServer;
 use weir_testbed::apiserver::User;
 use weir_testbed::objects::{Endpoint, endpoint_slice, node, service};
 use weir_testbed::role;
+use weir_testbed::{ApiServer, address};
 
 /// Longer than the longest pause between two attempts, twice over.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -82,6 +82,15 @@ async fn objects_come_and_go_with_their_labels() {
     role::allow_agent(&objects, role::to_watch()).unwrap();
     watching.until("the first lists", Cluster::synced).await;
     assert_eq!(watching.status("synced", Status::synced).await.problem(), None);
+    // Without the right they are none. It came meanwhile, and is asked for again only after minutes.
+    let cidrs = |cluster: &Cluster| {
+        let known = cluster.service_cidrs().into_iter().flatten();
+        known.flat_map(|cidr| cidr.networks.clone()).collect::<Vec<_>>()
+    };
+    watching.until("the ServiceCIDRs, of which it sees none", |cluster| cluster.service_cidrs().is_some()).await;
+    assert_eq!(cidrs(&watching.cluster), []);
+    let mut with_rights = Watching::start(&api, User::Agent).await;
+    with_rights.until("the server's own ServiceCIDR", |cluster| cidrs(cluster) == address::cluster_ips()).await;
 
     let edge: Node = node("edge-1", &[ip("192.0.2.11")], Some("hall-a"));
     objects.apply(&edge).unwrap();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::{Notify, mpsc, watch};
 use weir_core::cluster::Event;
 use weir_kube_watch::static_file::{FollowError, follow};
-use weir_kube_watch::status::{Status, StatusWriter};
+use weir_kube_watch::status::{Kind, Status, StatusWriter};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -43,16 +43,16 @@ fn following(content: &str) -> Following {
 }
 
 impl Following {
-    /// The next state: three lists, of which the name of the only service is returned.
+    /// The next state: a list of each kind, of which the name of the only service is returned.
     async fn next(&mut self) -> String {
         let mut name = None;
-        for _ in 0..3 {
+        for _ in 0..Kind::ALL.len() {
             let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("no event came").unwrap();
             if let Event::Services(services) = event {
                 name = Some(services[0].name.name.to_string());
             }
         }
-        name.expect("no list of services among the three")
+        name.expect("no list of services among them")
     }
 
     async fn status(&mut self, wanted: impl FnMut(&Status) -> bool) -> Status {

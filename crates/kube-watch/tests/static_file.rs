@@ -41,7 +41,9 @@ struct Parsed {
 }
 
 fn good(text: &str) -> Parsed {
-    match <[Event; 3]>::try_from(parse(text).unwrap()).unwrap() {
+    let [none, others @ ..] = <[Event; 4]>::try_from(parse(text).unwrap()).unwrap();
+    assert_eq!(none, Event::ServiceCidrs(Vec::new()), "no file has any");
+    match others {
         [Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)] => Parsed { nodes, services, slices },
         other => panic!("not three lists: {other:?}"),
     }

@@ -21,7 +21,7 @@ use weir_kube_watch::events::Events;
 use weir_kube_watch::status::{Status, StatusWriter};
 use weir_kube_watch::watch::{WatchOptions, run};
 
-/// An API of Services; the other kinds are empty and quiet.
+/// An API of Services and of ServiceCIDRs that never change; the other kinds are empty and quiet.
 #[derive(Clone, Default)]
 struct Api(Arc<Mutex<Script>>);
 
@@ -33,6 +33,10 @@ struct Script {
     watches: VecDeque<(u16, Value)>,
     /// Path and query of each request about Services, with its time.
     asked: Vec<(Instant, String)>,
+    /// Answers to the next requests about ServiceCIDRs; then empty lists and quiet streams.
+    service_cidrs: VecDeque<(u16, Value)>,
+    /// When each request about ServiceCIDRs came.
+    asked_service_cidrs: Vec<Instant>,
     /// Streams that are open.
     streams: Vec<UnboundedSender<Result<Frame<Bytes>, Infallible>>>,
 }
@@ -56,7 +60,13 @@ impl Api {
             script.asked.push((Instant::now(), uri.to_owned()));
         }
         let watch = uri.contains("watch=true");
+        let mut told = None;
+        if uri.contains("/servicecidrs") {
+            script.asked_service_cidrs.push(Instant::now());
+            told = script.service_cidrs.pop_front();
+        }
         let (code, body) = match (services, watch) {
+            _ if told.is_some() => told.unwrap(),
             (true, true) => script.watches.pop_front().unwrap_or((200, Value::Null)),
             (true, false) if script.lists.len() > 1 => script.lists.pop_front().unwrap(),
             (true, false) => script.lists.front().cloned().unwrap_or((200, list(&[], None))),
@@ -85,6 +95,11 @@ impl Api {
 
     fn will_watch(&self, code: u16, body: Value) -> &Self {
         self.0.lock().unwrap().watches.push_back((code, body));
+        self
+    }
+
+    fn will_say_of_service_cidrs(&self, code: u16, body: Value) -> &Self {
+        self.0.lock().unwrap().service_cidrs.push_back((code, body));
         self
     }
 
@@ -127,6 +142,16 @@ impl Watching {
         loop {
             let event = self.events.recv().await.unwrap();
             if matches!(event, Event::Service(_) | Event::ServiceGone(_) | Event::Services(_)) {
+                return event;
+            }
+        }
+    }
+
+    /// The next event about ServiceCIDRs.
+    async fn next_service_cidrs(&mut self) -> Event {
+        loop {
+            let event = self.events.recv().await.unwrap();
+            if matches!(event, Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_)) {
                 return event;
             }
         }
@@ -282,6 +307,73 @@ async fn a_refusal_names_the_kind_and_what_to_check() {
         error,
         "API server does not let us list and watch services: services is forbidden (check the ClusterRole)"
     );
+}
+
+fn service_cidr(name: &str, cidrs: &[&str]) -> Value {
+    json!({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"cidrs": cidrs}})
+}
+
+/// The networks of a list of ServiceCIDRs.
+fn networks(event: &Event) -> Vec<String> {
+    match event {
+        Event::ServiceCidrs(cidrs) => cidrs.iter().flat_map(|cidr| &cidr.networks).map(ToString::to_string).collect(),
+        other => panic!("not a list of ServiceCIDRs: {other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_cidrs_are_listed_as_the_others_and_a_wrong_one_does_not_harm_the_rest() {
+    let api = Api::default();
+    let cidrs = [service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]), service_cidr("odd", &["10.97/16"])];
+    api.will_say_of_service_cidrs(200, list(&cidrs, None));
+    let mut watching = api.start();
+    assert_eq!(networks(&watching.next_service_cidrs().await), ["10.96.0.0/16", "fd00:96::/112"]);
+    let status = watching.status(|status| status.service_cidrs.synced).await;
+    assert!(status.service_cidrs.connected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_service_cidrs_or_one_that_forbids_them_has_none_and_is_asked_seldom() {
+    for code in [404, 403] {
+        let api = Api::default();
+        for _ in 0..3 {
+            api.will_say_of_service_cidrs(code, failure(code, "no"));
+        }
+        api.will_say_of_service_cidrs(200, list(&[service_cidr("kubernetes", &["10.96.0.0/16"])], None));
+        let mut watching = api.start();
+        assert_eq!(networks(&watching.next_service_cidrs().await), [""; 0], "{code}");
+        let status = watching.status(|status| status.synced() && status.service_cidrs.error.is_some()).await;
+        assert_eq!((status.connected(), status.problem()), (true, None), "{code}: nothing waits for them");
+        while networks(&watching.next_service_cidrs().await).is_empty() {}
+        let asked = api.0.lock().unwrap().asked_service_cidrs.clone();
+        let pauses: Vec<_> = asked[..4].windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(pauses.iter().all(|pause| (300..=601).contains(&pause.as_secs())), "{code}: {pauses:?}");
+        let status = watching.status(|status| status.service_cidrs.connected).await;
+        assert_eq!(status.service_cidrs.error, None, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_cidrs_that_are_forbidden_later_are_none_and_are_listed_again_when_they_are_shown() {
+    let api = Api::default();
+    let cidrs = list(&[service_cidr("kubernetes", &["10.96.0.0/16"])], None);
+    api.will_say_of_service_cidrs(200, cidrs.clone()).will_say_of_service_cidrs(403, failure(403, "no"));
+    api.will_say_of_service_cidrs(200, cidrs);
+    let mut watching = api.start();
+    for expected in [&["10.96.0.0/16"][..], &[], &["10.96.0.0/16"]] {
+        assert_eq!(networks(&watching.next_service_cidrs().await), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_fails_at_service_cidrs_leaves_what_is_known_of_them_and_is_asked_soon() {
+    let api = Api::default();
+    let cidrs = list(&[service_cidr("kubernetes", &["10.96.0.0/16"])], None);
+    api.will_say_of_service_cidrs(500, failure(500, "no")).will_say_of_service_cidrs(200, cidrs);
+    let mut watching = api.start();
+    assert_eq!(networks(&watching.next_service_cidrs().await), ["10.96.0.0/16"]);
+    let asked = api.0.lock().unwrap().asked_service_cidrs.clone();
+    assert!(asked[1] - asked[0] < Duration::from_secs(2), "{asked:?}");
 }
 
 #[tokio::test]

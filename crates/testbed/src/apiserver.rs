@@ -5,16 +5,19 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
+use nix::sys::socket::SockaddrStorage;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::address::Pair;
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
 use crate::process::{self, Process};
@@ -100,7 +103,8 @@ pub struct ApiServer {
     entry: Option<Entry>,
     ports: Ports,
     admission: Admission,
-    advertised: Ipv4Addr,
+    advertised: IpAddr,
+    cluster_ips: Vec<IpNet>,
     tokens: [String; User::ALL.len()],
     kubeconfigs: AtomicU32,
 }
@@ -125,16 +129,30 @@ impl ApiServer {
         Self::start_in(&std::env::temp_dir(), netns, Admission::Alone)
     }
 
+    /// As [`ApiServer::start`], with cluster IPs of these ranges: one family, or both, of which the first is the default.
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`], and when there is no range.
+    pub fn start_with(netns: Option<&Netns>, cluster_ips: &[IpNet]) -> Result<Self> {
+        Self::create(&std::env::temp_dir(), netns, Admission::Alone, cluster_ips)
+    }
+
     /// As [`ApiServer::start`], with other company, and with all files below the directory `parent`.
     ///
     /// # Errors
     /// As [`ApiServer::start`].
     pub fn start_in(parent: &Path, netns: Option<&Netns>, admission: Admission) -> Result<Self> {
+        Self::create(parent, netns, admission, &address::cluster_ips())
+    }
+
+    fn create(parent: &Path, netns: Option<&Netns>, admission: Admission, cluster_ips: &[IpNet]) -> Result<Self> {
+        let default = cluster_ips.first().ok_or_else(|| Error::Invalid("no range of cluster IPs".into()))?;
         let directory = tempfile::Builder::new()
             .prefix("weir-apiserver-")
             .tempdir_in(parent)
             .map_err(Error::io("create a directory for the API server"))?;
-        let look = || Ok((Ports::free()?, first_address()?));
+        // The server insists on one family for its own address and the default range.
+        let look = || Ok((Ports::free()?, first_address(default.addr())?));
         let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
         let tokens = [random_token()?, random_token()?, random_token()?];
         let mut api = Self {
@@ -145,6 +163,7 @@ impl ApiServer {
             ports,
             admission,
             advertised,
+            cluster_ips: cluster_ips.to_vec(),
             tokens,
             kubeconfigs: AtomicU32::new(0),
         };
@@ -307,7 +326,7 @@ impl ApiServer {
         let certificates = self.path("certificates");
         let key = self.service_account_key();
         let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
-        let services = address::cluster_ips().map(|prefix| prefix.to_string()).join(",");
+        let services = self.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut command = Command::new(process::built(SERVER)?);
         command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
         command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
@@ -364,13 +383,19 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     ports().map_err(Error::io("find free ports"))
 }
 
-/// The address that the service `default/kubernetes` gets: the first of the calling thread's namespace that is not loopback.
-fn first_address() -> Result<Ipv4Addr> {
+/// The address that the service `default/kubernetes` gets: the calling thread's namespace's first one of the family of
+/// `like` that others can reach.
+fn first_address(like: IpAddr) -> Result<IpAddr> {
     /// Nobody's; valid and unused where a namespace has only loopback.
-    const NOWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const NOWHERE: Pair = Pair { v4: Ipv4Addr::new(192, 0, 2, 1), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1) };
     let interfaces = nix::ifaddrs::getifaddrs().map_err(Error::nix("list addresses"))?;
-    let mut addresses = interfaces.filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()));
-    Ok(addresses.find(|ip| !ip.is_loopback()).unwrap_or(NOWHERE))
+    let of_family = |address: SockaddrStorage| match like {
+        IpAddr::V4(_) => address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())),
+        IpAddr::V6(_) => address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())),
+    };
+    let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let mut addresses = interfaces.filter_map(|interface| of_family(interface.address?));
+    Ok(addresses.find(|ip| !ip.is_loopback() && !is_local(ip)).unwrap_or_else(|| NOWHERE.like(like)))
 }
 
 fn random_token() -> Result<String> {

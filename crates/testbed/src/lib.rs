@@ -9,6 +9,7 @@ pub mod apiserver;
 pub mod ask;
 pub mod bpffs;
 pub mod bulk;
+pub mod capture;
 pub mod cgroup;
 pub mod connection;
 pub mod delay;
@@ -33,6 +34,7 @@ pub mod world;
 mod xdp;
 
 pub use apiserver::{Admission, ApiServer};
+pub use capture::Capture;
 pub use cgroup::Cgroup;
 pub use error::{Error, Result};
 pub use kube_proxy::KubeProxy;

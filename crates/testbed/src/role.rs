@@ -12,7 +12,7 @@ const NAME: &str = "weir-agent";
 /// The API group of roles.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// The rights to follow Services, EndpointSlices and Nodes, without which nothing is served.
+/// The rights to follow Services, EndpointSlices and Nodes, without which nothing is served, and ServiceCIDRs.
 #[must_use]
 pub fn to_watch() -> Vec<PolicyRule> {
     on_watched(&["list", "watch"])
@@ -41,7 +41,11 @@ pub fn allow_agent(objects: &Objects, rules: Vec<PolicyRule>) -> Result<()> {
 }
 
 fn on_watched(verbs: &[&str]) -> Vec<PolicyRule> {
-    vec![rule("", &["services", "nodes"], verbs), rule("discovery.k8s.io", &["endpointslices"], verbs)]
+    vec![
+        rule("", &["services", "nodes"], verbs),
+        rule("discovery.k8s.io", &["endpointslices"], verbs),
+        rule("networking.k8s.io", &["servicecidrs"], verbs),
+    ]
 }
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {

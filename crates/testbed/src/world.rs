@@ -23,7 +23,7 @@ use crate::address::{self, Pair};
 use crate::cgroup::is_alive;
 use crate::delay::DelayLink;
 use crate::netns::{self, Netns};
-use crate::node::{self, NIC, Node, Pod, Uplink, no_address_detection};
+use crate::node::{self, NIC, Node, POD_BRIDGE, Pod, Uplink, no_address_detection};
 use crate::xdp::Pass;
 use crate::{Error, Result, ip, wait};
 
@@ -168,6 +168,34 @@ impl World {
     pub fn route_via(&self, prefix: IpNet, node: u8) -> Result<()> {
         let via = self.node(node).address().like(prefix.addr());
         self.router.ip(&format!("route replace {prefix} via {via}"))
+    }
+
+    /// Takes IPv4 away from all nodes and their pods, but for loopback. Router and client keep both families.
+    ///
+    /// # Errors
+    /// When an address is gone already.
+    pub fn remove_v4(&self) -> Result<()> {
+        for node in &self.nodes {
+            let (nic, bridge) = (node.address().v4, address::gateway(node.number()).v4);
+            node.netns().ip(&format!("addr del {nic}/24 dev {NIC}\naddr del {bridge}/24 dev {POD_BRIDGE}"))?;
+            for pod in node.pods() {
+                pod.netns().ip(&format!("addr del {}/24 dev {NIC}", pod.address().v4))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Switches IPv6 off in all nodes and their pods. Router and client keep both families.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_v6(&self) -> Result<()> {
+        const OFF: [(&str, &str); 1] = [("net/ipv6/conf/all/disable_ipv6", "1")];
+        for node in &self.nodes {
+            node.netns().sysctls(&OFF)?;
+            node.pods().iter().try_for_each(|pod| pod.netns().sysctls(&OFF))?;
+        }
+        Ok(())
     }
 
     /// Cuts a node's uplink behind its NIC: the NIC keeps its carrier, its routes stay, and no frame passes in either

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
+use weir_abi as abi;
 use weir_core::ops::Capacity;
 use weir_core::plan::Spread;
 use weir_datapath::DEFAULT_PIN_DIR;
@@ -69,6 +70,9 @@ pub(crate) struct ServiceOptions {
     /// processes on the host), or CIDRs of which addresses of the node's interfaces are taken; several add up
     #[arg(long, value_name = "primary|all|localhost|CIDR", value_delimiter = ',', default_value = "primary")]
     pub(crate) nodeport_addresses: Vec<NodePortAddresses>,
+    /// Whose address this node takes over towards its own pods, which then see the node in place of the client
+    #[arg(long, value_enum, default_value_t = MasqueradeArg::Needed)]
+    pub(crate) masquerade: MasqueradeArg,
     /// Do not serve spec.externalIPs (CVE-2020-8554: whoever may create Services can claim any address)
     #[arg(long)]
     pub(crate) no_external_ips: bool,
@@ -88,6 +92,29 @@ impl From<SpreadArg> for Spread {
         match spread {
             SpreadArg::LocalFirst => Self::LocalFirst,
             SpreadArg::Random => Self::Random,
+        }
+    }
+}
+
+/// What `--masquerade` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum MasqueradeArg {
+    /// That of clients whose answers would not come back: a pod that reaches itself
+    Needed,
+    /// As kube-proxy: also that of all who use external addresses, but under externalTrafficPolicy Local, and of
+    /// clients outside that use cluster IPs
+    External,
+    /// As kube-proxy with --masquerade-all: also that of pods that use cluster IPs
+    All,
+}
+
+impl MasqueradeArg {
+    /// As `CONFIG_MASQUERADE_*`.
+    pub(crate) const fn flags(self) -> u32 {
+        match self {
+            Self::Needed => 0,
+            Self::External => abi::CONFIG_MASQUERADE_EXTERNAL,
+            Self::All => abi::CONFIG_MASQUERADE_EXTERNAL | abi::CONFIG_MASQUERADE_ALL,
         }
     }
 }

@@ -8,6 +8,7 @@ mod netlink;
 mod node_ports;
 mod probes;
 mod run;
+mod sockets;
 mod writer;
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Interfaces, their addresses and default routes, followed by netlink. The only file that knows the netlink crates.
+//! Interfaces, their addresses and default routes, followed by netlink. The only file that knows the crates of rtnetlink.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -122,6 +122,22 @@ mod tests {
         assert!(is_healthy(None, None, Instant::now()));
     }
 
+    #[test]
+    fn whoever_asks_learns_of_a_writer_that_is_silent_and_of_one_that_is_back() {
+        let (status, writer) = watch::channel(WriterStatus::default());
+        let source = watch::channel(Status::default()).1;
+        let probes = AgentProbes { source, writer, source_name: "static-file" };
+        let healthy = |heartbeat: Option<Instant>| {
+            status.send_modify(|status| status.heartbeat = heartbeat);
+            probes.proxy_health().healthy
+        };
+        let long_ago = Instant::now().checked_sub(HEALTH_TIMEOUT);
+        assert_eq!(
+            [healthy(Some(Instant::now())), healthy(long_ago), healthy(Some(Instant::now()))],
+            [true, false, true]
+        );
+    }
+
     /// The component `maps` of a writer that has synced.
     fn maps(writer: WriterStatus) -> Component {
         let source = watch::channel(Status::default()).1;

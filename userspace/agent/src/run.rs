@@ -8,16 +8,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::cluster::Event;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
-use weir_datapath::{AttachOptions, Counters, Datapath, PinDir};
+use weir_datapath::{AttachOptions, Counters, Datapath, PinDir, Sockets};
 use weir_kube_watch::client::{self, ClientOptions};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
@@ -32,6 +34,7 @@ use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
 use crate::node_ports::NodePortAddresses;
 use crate::probes::{AgentProbes, WriterStatus};
+use crate::sockets::{SocketMetrics, SocketSweeper};
 use crate::writer::{Outlets, Settings, Writer};
 use crate::{host, netlink};
 
@@ -46,8 +49,8 @@ const FRAGMENT_IDLE: Duration = Duration::from_secs(30);
 
 /// The agent's life.
 pub(crate) fn run(options: Options) -> Result<()> {
-    // One thread for the writer's system calls, one for everybody else.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    // One thread for everybody but the writer.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(serve(options))
 }
 
@@ -84,10 +87,14 @@ async fn serve(options: Options) -> Result<()> {
     let probe_counters = ProbeCounters::register(metrics.root());
     let (status, writer) = watch::channel(WriterStatus::default());
     let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
+    let sweeper = SocketSweeper::new(Sockets::open(&pins)?, SocketMetrics::register(&mut metrics));
     register_collectors(&mut metrics, Counters::open(pins)?, source.clone());
 
     let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
-    let outlets = Outlets { status, health_checks, events: events.clone(), metrics: writer_metrics, kube_proxy };
+    let stranded = Arc::new(Notify::new());
+    let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
+    let outlets =
+        Outlets { status, health_checks, events: events.clone(), metrics: writer_metrics, kube_proxy, stranded };
     let writer_task = Writer::new(datapath, settings, outlets)?;
     let (found, interfaces) = watch::channel(Vec::new());
 
@@ -97,16 +104,22 @@ async fn serve(options: Options) -> Result<()> {
     let service_health = service_health.run(wanted_health_checks, stop.clone());
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
     let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir"), stop.clone());
-    let servers = tokio::spawn(async move { tokio::join!(health, scrapes, service_health) });
+    let servers = tokio::spawn(async move { tokio::join!(health, scrapes, service_health, sweeper) });
+
+    // A thread of its own: whatever system call holds the writer up, health checks are answered and tell of it.
+    let (threads, writer_stop) = (TaskTracker::new(), stop.clone());
+    let write = move || Handle::current().block_on(writer_task.run(inbox, interfaces, writer_stop));
 
     let result = tokio::select! {
-        done = flatten(tokio::spawn(writer_task.run(inbox, interfaces, stop.clone()))) => done,
+        done = flatten(threads.spawn_blocking(write)) => done,
         done = flatten(tokio::spawn(feed)) => done,
         done = flatten(tokio::spawn(netlink::follow(found))) => done,
         name = signals => { info!("{name}: stopping; traffic goes on"); Ok(()) }
     };
     stop.cancel();
     let _ = servers.await;
+    threads.close();
+    threads.wait().await;
     result
 }
 
@@ -219,11 +232,16 @@ fn settings(
             node6: abi::Addr::UNSET,
             snat_min: snat_ports.0,
             snat_max: snat_ports.1,
-            flags: flag(!drop_stale, abi::CONFIG_RESET_STALE) | flag(beside, abi::CONFIG_BESIDE),
+            flags: flag(!drop_stale, abi::CONFIG_RESET_STALE)
+                | flag(beside, abi::CONFIG_BESIDE)
+                | options.service.masquerade.flags(),
             udp_idle: ticks.ticks(Duration::from_secs(udp_idle.into())).max(1),
             tcp_idle: ticks.ticks(TCP_IDLE),
             abi_version: abi::ABI_VERSION,
             fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
+            service_networks: 0,
+            pad: 0,
+            service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         },
     })
 }

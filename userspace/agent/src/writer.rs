@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -18,6 +19,7 @@ use weir_core::cluster::{Cluster, Dirty, Event};
 use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::PlanConfig;
+use weir_core::sockets::may_strand;
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, MapStore};
 use weir_kube_watch::events::Events;
@@ -40,6 +42,7 @@ mod complaints;
 mod handover;
 mod no_local;
 mod node;
+mod service_networks;
 mod services;
 mod waiting;
 
@@ -68,6 +71,8 @@ pub(crate) struct Outlets {
     pub(crate) events: Events,
     pub(crate) metrics: WriterMetrics,
     pub(crate) kube_proxy: KubeProxyMetrics,
+    /// Told when connected UDP sockets may have lost their endpoint.
+    pub(crate) stranded: Arc<Notify>,
 }
 
 /// See the module's description.
@@ -96,6 +101,7 @@ pub(crate) struct Writer {
     health_checks: watch::Sender<HealthChecks>,
     metrics: WriterMetrics,
     kube_proxy: KubeProxyMetrics,
+    stranded: Arc<Notify>,
 }
 
 impl Writer {
@@ -104,7 +110,7 @@ impl Writer {
         let dump = datapath.store().dump()?;
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
-        let Outlets { status, health_checks, events, metrics, kube_proxy } = outlets;
+        let Outlets { status, health_checks, events, metrics, kube_proxy, stranded } = outlets;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut writer = Self {
             settings,
@@ -127,9 +133,11 @@ impl Writer {
             health_checks,
             metrics,
             kube_proxy,
+            stranded,
         };
         let known = writer.datapath.config()?;
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
+        writer.adopt_service_networks(&known);
         writer.configure(&addresses)?;
         match writer.settings.cgroup.clone() {
             Some(cgroup) => writer.datapath.attach_cgroup(&cgroup)?,
@@ -213,6 +221,9 @@ impl Writer {
             self.node_changed()?;
             self.attach();
         }
+        if dirty.nodes || dirty.service_networks {
+            self.update_service_networks()?;
+        }
         let mut services = dirty.services;
         services.append(&mut self.dirty.services);
         // Where a node lives decides which backends are hosts, and zones decide about hints.
@@ -232,6 +243,7 @@ impl Writer {
         // What was listed tells when it changed, not when we learnt of it.
         self.pending.forget_triggers();
         self.node_changed()?;
+        self.update_service_networks()?;
         self.dirty = Dirty::default();
         let services: BTreeSet<_> = self.cluster.services().map(|service| service.name.clone()).collect();
         // Before the rest, so that an address that moved to another service is free for it.
@@ -240,6 +252,8 @@ impl Writer {
         self.write_services(&services)?;
         self.datapath.rebuild_filter()?;
         self.synced = true;
+        // The agent before may have ended between a removal and the look at the sockets.
+        self.stranded.notify_one();
         self.attach();
         let took = received.elapsed();
         self.metrics.synced(took);
@@ -281,6 +295,9 @@ impl Writer {
             return Err(cause.into());
         }
         self.metrics.map_ops(ops.len());
+        if ops.iter().any(may_strand) {
+            self.stranded.notify_one();
+        }
         Ok(())
     }
 

@@ -97,8 +97,17 @@ fn flow_flags(value: u16) -> Value {
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
 
-const CONFIG_FLAGS: [(u32, &str); 3] =
-    [(abi::CONFIG_RESET_STALE, "reset_stale"), (abi::CONFIG_HOLD, "hold"), (abi::CONFIG_BESIDE, "beside")];
+const CONFIG_FLAGS: [(u32, &str); 5] = [
+    (abi::CONFIG_RESET_STALE, "reset_stale"),
+    (abi::CONFIG_HOLD, "hold"),
+    (abi::CONFIG_BESIDE, "beside"),
+    (abi::CONFIG_MASQUERADE_EXTERNAL, "masquerade_external"),
+    (abi::CONFIG_MASQUERADE_ALL, "masquerade_all"),
+];
+
+fn shown(network: abi::Network) -> String {
+    format!("{}/{}", network.addr.ip(), network.prefix())
+}
 
 /// Of `config`.
 pub(crate) fn config(config: &abi::Config) -> Value {
@@ -114,7 +123,12 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         tcp_idle,
         abi_version,
         fragment_idle,
+        service_networks,
+        pad: _,
+        service_network,
     } = config;
+    let used = usize::try_from(*service_networks).unwrap_or(usize::MAX);
+    let networks = service_network.iter().take(used).map(|network| word(shown(*network)));
     Value::Fields(vec![
         ("netnsCookie", number(*netns_cookie)),
         ("hashSeed", word(format!("{hash_seed:#018x}"))),
@@ -126,6 +140,7 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
         ("fragmentIdleTicks", number(*fragment_idle)),
+        ("serviceNetworks", Value::List(networks.collect())),
         ("abiVersion", number(*abi_version)),
     ])
 }
@@ -140,7 +155,11 @@ pub(crate) fn service(service: &abi::Service) -> Value {
     };
     let mut fields: Vec<_> = CLASSES.into_iter().zip(tiers).map(|(class, tiers)| (class, tier(tiers))).collect();
     fields.push(("endpoints", number(*endpoints)));
-    let names = [(abi::SERVICE_USED, "used"), (abi::SERVICE_SOURCE_RANGES, "source_ranges")];
+    let names = [
+        (abi::SERVICE_USED, "used"),
+        (abi::SERVICE_SOURCE_RANGES, "source_ranges"),
+        (abi::SERVICE_EXTERNAL_LOCAL, "external_local"),
+    ];
     fields.push(("flags", flags(*bits, &names)));
     fields.push(("affinityTicks", number(*affinity)));
     Value::Fields(fields)
@@ -357,6 +376,23 @@ mod tests {
         namespace=default name=dns portName=<none> port=53 protocol=UDP family=4 created=99800
         address=[fd00:96::20]:80 protocol=TCP
         ");
+    }
+
+    #[test]
+    fn the_configuration_shows_its_flags_and_the_networks_that_are_in_use() {
+        let mut service_network = [abi::Network::UNSET; abi::SERVICE_NETWORKS];
+        service_network[0] = abi::Network::new("10.96.0.0".parse().unwrap(), 16);
+        service_network[1] = abi::Network::new("fd00:96::".parse().unwrap(), 112);
+        let shown = |service_networks, flags| {
+            let known = sample::config();
+            let text = serde_json::to_value(config(&abi::Config { service_networks, service_network, flags, ..known }));
+            let text = text.unwrap();
+            (text["flags"].as_str().unwrap().to_owned(), text["serviceNetworks"].clone())
+        };
+        let flags = abi::CONFIG_BESIDE | abi::CONFIG_MASQUERADE_EXTERNAL | abi::CONFIG_MASQUERADE_ALL;
+        let networks = serde_json::json!(["10.96.0.0/16", "fd00:96::/112"]);
+        assert_eq!(shown(2, flags), ("beside|masquerade_external|masquerade_all".into(), networks));
+        assert_eq!(shown(0, 0), (String::new(), serde_json::json!([])));
     }
 
     #[test]

@@ -36,6 +36,26 @@ pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+/// A configuration with nothing in it but times.
+pub(crate) fn config() -> abi::Config {
+    abi::Config {
+        netns_cookie: 1,
+        hash_seed: 2,
+        node4: abi::Addr::UNSET,
+        node6: abi::Addr::UNSET,
+        snat_min: 0,
+        snat_max: 0,
+        flags: 0,
+        udp_idle: 60,
+        tcp_idle: 7200,
+        abi_version: abi::ABI_VERSION,
+        fragment_idle: 30,
+        service_networks: 0,
+        pad: 0,
+        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
+    }
+}
+
 fn name(text: &str) -> [u8; abi::NAME_SIZE] {
     let mut bytes = [0; abi::NAME_SIZE];
     bytes[..text.len()].copy_from_slice(text.as_bytes());

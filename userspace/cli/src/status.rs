@@ -220,19 +220,7 @@ mod tests {
         let pins = ["nic_in-2", "nic_out-2", "connect4", "connect6"].map(str::to_owned);
         Facts {
             maps_dir: "/sys/fs/bpf/weir/maps-v1".to_owned(),
-            config: abi::Config {
-                netns_cookie: 1,
-                hash_seed: 2,
-                node4: abi::Addr::UNSET,
-                node6: abi::Addr::UNSET,
-                snat_min: 0,
-                snat_max: 0,
-                flags: 0,
-                udp_idle: 60,
-                tcp_idle: 7200,
-                abi_version: abi::ABI_VERSION,
-                fragment_idle: 30,
-            },
+            config: sample::config(),
             maps: vec![
                 map("services", 100),
                 map("frontends4", 5),

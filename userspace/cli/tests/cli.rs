@@ -5,11 +5,14 @@ mod node;
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
+use node::serving::{Serving, map_id, programs_with};
 use node::{Pins, fill, text};
 use serde_json::Value;
 use weir_abi as abi;
 use weir_datapath::{AttachOptions, Role};
+use weir_testbed::wait;
 
 #[test]
 fn services_endpoints_and_maps_are_read_while_no_agent_runs() {
@@ -187,6 +190,37 @@ fn cleanup_tells_first_asks_for_consent_respects_an_agent_and_then_removes_every
     assert!(!pins.0.exists());
     assert_eq!(pins.weir_alone(&["cleanup", "--yes"]).status.code(), Some(0));
     assert_eq!(pins.weir(&["status"]).status.code(), Some(4));
+}
+
+#[test]
+fn what_a_dead_agent_left_behind_serves_until_a_cleanup_and_then_nothing_of_it_is_left() {
+    for (test, tcx) in [("serving-tcx", true), ("serving-clsact", false)] {
+        let Some(pins) = Pins::new(test) else { return };
+        if Command::new("bpftool").arg("version").output().is_err() {
+            eprintln!("SKIPPED: {test}: there is no bpftool; apt-get install bpftool");
+            return;
+        }
+        let node = Serving::leave_behind(&pins, tcx);
+        let pod = Some("node1-pod1".to_owned());
+        assert_eq!(node.answers(), [pod.clone(), pod.clone()], "{test}: no agent is needed to serve");
+        let config = map_id(&pins, "config");
+        let running = programs_with(config);
+        let some = ["weir_xdp", "weir_nic_in", "weir_nic_out", "weir_pod_in", "weir_pod_out", "weir_connect4"];
+        assert!(some.iter().all(|program| running.contains(*program)), "{test}: {running:?}");
+
+        assert_eq!(node.weir(&pins, &["cleanup", "--dry-run"]).status.code(), Some(0));
+        assert_eq!(node.answers(), [pod.clone(), pod], "{test}: to look is not to remove");
+        let done = node.weir(&pins, &["cleanup", "--yes"]);
+        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        assert_eq!(node.answers(), [None, None], "{test}");
+        // The kernel takes its time to let go of a program.
+        let left = || {
+            let left = programs_with(config);
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        };
+        wait::until_some("the programs to be gone", Duration::from_secs(10), left).unwrap();
+        assert!(!pins.0.exists(), "{test}");
+    }
 }
 
 #[test]

@@ -76,6 +76,8 @@ pub struct ServicePlan {
     pub endpoints: u32,
     /// Ticks for which a client keeps its endpoint after its last new flow; 0: no affinity.
     pub affinity: u32,
+    /// Whether clients of external addresses keep their own address whatever is masqueraded: policy `Local`.
+    pub external_local: bool,
     /// Clients that load balancer addresses admit, of the plan's family, sorted, without host bits; empty admits all.
     pub source_ranges: Vec<IpNet>,
 }
@@ -194,6 +196,7 @@ fn plan_port(
         backends,
         tiers,
         endpoints,
+        external_local: service.external_policy == TrafficPolicy::Local,
         affinity: service.affinity.map_or(0, |seconds| affinity(config.clock, seconds)),
         source_ranges,
     }

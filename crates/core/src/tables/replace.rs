@@ -136,7 +136,7 @@ impl Tables {
             (backends, self.stage_tiers(&old_content, plan, &ids, stage)?, plan.endpoints)
         };
         let source_ranges = self.stage_source_ranges(slot, &plan.source_ranges, stage);
-        let guarded = if source_ranges.is_empty() { 0 } else { abi::SERVICE_SOURCE_RANGES };
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let port = Port {
             service: service.clone(),
             port_name: Arc::clone(&plan.key.port_name),
@@ -147,7 +147,9 @@ impl Tables {
             content: abi::Service {
                 tiers,
                 endpoints,
-                flags: abi::SERVICE_USED | guarded,
+                flags: abi::SERVICE_USED
+                    | flag(!source_ranges.is_empty(), abi::SERVICE_SOURCE_RANGES)
+                    | flag(plan.external_local, abi::SERVICE_EXTERNAL_LOCAL),
                 affinity: plan.affinity,
                 pad: 0,
             },

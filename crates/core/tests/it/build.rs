@@ -8,7 +8,8 @@ use std::time::Duration;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServiceCidr, ServicePort, Slice, SlicePort,
+    TrafficPolicy,
 };
 use weir_core::plan::{PlanConfig, Spread};
 
@@ -81,6 +82,10 @@ pub(crate) fn hints(names: &[&str]) -> Box<[Arc<str>]> {
 pub(crate) fn node(node: &str, zone: &str, addresses: &[&str]) -> Node {
     let addresses = addresses.iter().map(|text| ip(text)).collect();
     Node { name: node.into(), zone: zone.into(), addresses, eligible: true }
+}
+
+pub(crate) fn service_cidr(name: &str, networks: &[&str]) -> ServiceCidr {
+    ServiceCidr { name: name.into(), networks: networks.iter().map(|text| text.parse().unwrap()).collect() }
 }
 
 pub(crate) fn cluster(services: Vec<Service>, slices: Vec<Slice>) -> Cluster {

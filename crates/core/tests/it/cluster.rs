@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use weir_core::cluster::{Cluster, Dirty, Event};
 
-use crate::build::{endpoint, ip, name, node, service, slice};
+use crate::build::{endpoint, ip, name, node, service, service_cidr, slice};
 
 fn touched(names: &[&str]) -> Dirty {
-    Dirty { services: names.iter().map(|text| name(text)).collect(), nodes: false }
+    Dirty { services: names.iter().map(|text| name(text)).collect(), nodes: false, service_networks: false }
 }
 
 #[test]
@@ -17,11 +17,13 @@ fn applying_an_object_again_touches_nothing() {
         Event::Service(service("web", &["10.96.0.1"])),
         Event::Slice(slice("web-1", "web", vec![endpoint("10.0.0.1", "here")])),
         Event::Node(node("here", "east", &["192.168.0.1"])),
+        Event::ServiceCidrs(vec![service_cidr("kubernetes", &["10.96.0.0/16"])]),
         Event::Services(vec![service("web", &["10.96.0.1"])]),
         Event::Slices(vec![slice("web-1", "web", vec![endpoint("10.0.0.1", "here")])]),
         Event::Nodes(vec![node("here", "east", &["192.168.0.1"])]),
+        Event::ServiceCidr(service_cidr("kubernetes", &["10.96.0.0/16"])),
     ];
-    for event in events.clone().into_iter().take(3) {
+    for event in events.clone().into_iter().take(4) {
         assert!(!cluster.apply(event).is_empty());
     }
     for event in events {

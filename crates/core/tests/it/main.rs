@@ -25,6 +25,7 @@ mod random;
 mod restart;
 mod sctp;
 mod select;
+mod service_networks;
 mod size;
 mod source_ranges;
 mod tables;

@@ -7,6 +7,7 @@ use weir_core::ops::FrontendKey;
 use weir_core::plan::{PlanConfig, ServicePlan, Spread, TierPlan, plan};
 
 use crate::build::{cluster, config, draining, endpoint, failing, ip, name, service, service_port, slice};
+use crate::tables::World;
 
 fn web(edit: impl FnOnce(&mut Service), endpoints: Vec<Endpoint>) -> ServicePlan {
     let mut web = service("web", &["10.96.0.1"]);
@@ -138,6 +139,17 @@ fn each_traffic_class_follows_its_own_policy() {
     assert_eq!(plan.tiers, [local.clone(), all.clone(), all.clone()]);
     let plan = web(|web| web.external_policy = TrafficPolicy::Local, endpoints());
     assert_eq!(plan.tiers, [all.clone(), local, all]);
+}
+
+#[test]
+fn the_maps_say_of_which_services_clients_keep_their_addresses_and_a_change_of_the_policy_is_written() {
+    let mut world = World::new();
+    for (policy, keeps) in
+        [(TrafficPolicy::Cluster, 0), (TrafficPolicy::Local, abi::SERVICE_EXTERNAL_LOCAL), (TrafficPolicy::Cluster, 0)]
+    {
+        world.replace("web", &[web(|web| web.external_policy = policy, vec![endpoint("10.0.0.1", "here")])]);
+        assert_eq!(world.maps.services[&1].flags, abi::SERVICE_USED | keeps, "{policy:?}");
+    }
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub(crate) fn web(service: &str, frontend: &str, endpoints: &[&str]) -> ServiceP
         backends,
         tiers: [tier.clone(), tier.clone(), tier],
         affinity: 0,
+        external_local: false,
         source_ranges: vec![],
     }
 }

@@ -5,6 +5,7 @@ use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Endpoint, Protocol, Proxy, Service, Slice, TrafficPolicy};
 use weir_core::ops::{FrontendKey, MapOp};
 use weir_core::plan::plan;
+use weir_core::sockets::{is_stranded, may_strand};
 
 use crate::build::{cluster, config, draining, endpoint, failing, hints, ip, name, service, service_port, slice};
 use crate::tables::{World, kinds};
@@ -228,4 +229,69 @@ fn a_frontend_without_a_service_loses_its_flows_with_the_prune() {
     world.restart();
     let ops = world.tables.prune(|_| true);
     assert_eq!(ops, [MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }]);
+}
+
+fn strands(ops: &[MapOp]) -> bool {
+    ops.iter().any(may_strand)
+}
+
+#[test]
+fn what_frees_flows_may_strand_sockets() {
+    let gone = [
+        Event::Slice(of_dns(vec![failing("10.0.0.1", "here"), endpoint("10.0.0.2", "far")])),
+        Event::Slice(of_dns(vec![])),
+        Event::ServiceGone(name("dns")),
+        Event::Service(dns(|dns| dns.proxy = Proxy::Other)),
+    ];
+    for event in gone {
+        let (mut cluster, mut world) = up();
+        cluster.apply(event.clone());
+        assert!(strands(&world.serve(&cluster, &config(), "dns")), "{event:?}");
+    }
+    let (_, mut world) = up();
+    world.restart();
+    assert!(strands(&world.tables.prune(|_| false)), "a service that went while the agent was away");
+    assert!(strands(&let_go(Protocol::Udp, true).1), "a frontend that moved");
+}
+
+#[test]
+fn what_keeps_flows_strands_no_sockets() {
+    let kept = [
+        Event::Slice(of_dns(vec![draining("10.0.0.1", "here"), endpoint("10.0.0.2", "far")])),
+        Event::Slice(of_dns(["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| endpoint(ip, "here")).to_vec())),
+        Event::Service(dns(|dns| dns.internal_policy = TrafficPolicy::Local)),
+    ];
+    for event in kept {
+        let (mut cluster, mut world) = up();
+        cluster.apply(event.clone());
+        assert!(!strands(&world.serve(&cluster, &config(), "dns")), "{event:?}");
+    }
+}
+
+#[test]
+fn connections_of_tcp_strand_no_sockets_of_udp() {
+    let mut cluster = cluster(vec![service("web", &["10.96.0.20"])], vec![]);
+    cluster.apply(Event::Slice(slice("web-1", "web", vec![endpoint("10.0.0.1", "here")])));
+    let mut world = World::new();
+    world.serve(&cluster, &config(), "web");
+    cluster.apply(Event::ServiceGone(name("web")));
+    let ops = world.serve(&cluster, &config(), "web");
+    assert!(!ops.is_empty() && !strands(&ops), "{ops:?}");
+}
+
+#[test]
+fn a_socket_is_stranded_when_its_endpoint_is_another_or_its_frontend_leads_elsewhere() {
+    let (_, world) = up();
+    let (slot, generation) = flow_to(&world, "10.0.0.1");
+    let backend = world.maps.backends[&slot];
+    let peer =
+        abi::SocketPeer { addr: ip("10.96.0.10").into(), port: abi::Be16::new(53), pad: 0, backend: slot, generation };
+    let leads_to = |service| abi::Frontend { service, kind: abi::KIND_CLUSTER_IP };
+    let (own, other) = (leads_to(backend.service), leads_to(backend.service + 1));
+    let next = abi::Backend { generation: generation + 1, ..backend };
+    assert!(!is_stranded(&peer, Some(&backend), Some(&own)));
+    assert!(is_stranded(&peer, Some(&next), Some(&own)), "the endpoint is gone");
+    assert!(is_stranded(&peer, None, Some(&own)), "the slot is gone");
+    assert!(is_stranded(&peer, Some(&backend), Some(&other)), "the frontend is another service's");
+    assert!(is_stranded(&peer, Some(&backend), None), "the frontend is gone");
 }

@@ -162,6 +162,9 @@ impl Node {
             tcp_idle: 7200,
             abi_version: abi::ABI_VERSION,
             fragment_idle: 30,
+            service_networks: 0,
+            pad: 0,
+            service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         };
         self.datapath.configure(&config).unwrap();
     }

@@ -4,6 +4,7 @@ mod address;
 mod endpoint_slice;
 mod node;
 mod service;
+mod service_cidr;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ pub use endpoint_slice::{TRIGGER_TIME_ANNOTATION, endpoint_slice};
 pub use node::{TO_BE_DELETED_TAINT, node};
 pub(crate) use service::AFFINITY_SECONDS;
 pub use service::{DEFAULT_AFFINITY_SECONDS, NOBODY, service};
+pub use service_cidr::service_cidr;
 
 /// Label of a Service whose traffic nobody is to balance, whatever its cluster IP.
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -82,6 +84,9 @@ pub enum Problem {
     /// A port for health checks that nobody can ask.
     #[error("spec.healthCheckNodePort: {0} is not in 1..65535; nothing answers health checks")]
     HealthCheckPort(i32),
+    /// Not a network.
+    #[error("spec.cidrs: \"{0}\" is not a network such as 10.96.0.0/16; it is left out")]
+    ServiceCidr(String),
     /// A slice of names, or of something unknown.
     #[error("addressType \"{0}\" is not IPv4 or IPv6; the whole slice is left out")]
     AddressType(String),

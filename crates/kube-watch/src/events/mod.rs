@@ -29,7 +29,7 @@ const REPEAT: Duration = Duration::from_secs(60);
 pub struct Regarding {
     /// Its kind.
     pub kind: Kind,
-    /// Its name; a Node has no namespace.
+    /// Its name; a Node and a ServiceCIDR have no namespace.
     pub name: ObjectName,
 }
 
@@ -51,6 +51,12 @@ impl Regarding {
     pub fn node(name: &str) -> Self {
         Self { kind: Kind::Nodes, name: ObjectName::new("", name) }
     }
+
+    /// A ServiceCIDR.
+    #[must_use]
+    pub fn service_cidr(name: &str) -> Self {
+        Self { kind: Kind::ServiceCidrs, name: ObjectName::new("", name) }
+    }
 }
 
 impl fmt::Display for Regarding {
@@ -58,7 +64,7 @@ impl fmt::Display for Regarding {
         let Self { kind, name } = self;
         match kind {
             Kind::Services | Kind::Slices => write!(f, "{kind} {name}"),
-            Kind::Nodes => write!(f, "{kind} {}", name.name),
+            Kind::Nodes | Kind::ServiceCidrs => write!(f, "{kind} {}", name.name),
         }
     }
 }

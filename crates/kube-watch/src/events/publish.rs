@@ -7,6 +7,7 @@ use std::time::Duration;
 use backon::{ExponentialBuilder, Retryable};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
@@ -75,7 +76,7 @@ impl Publisher {
             Ok(uid) => uid,
             Err(failure) => {
                 // Better an event that only `kubectl get events` shows than none.
-                let hint = "grant the agent `get` on services, endpointslices and nodes";
+                let hint = "grant the agent `get` on services, endpointslices, nodes and servicecidrs";
                 self.tell(object, &failure, "cannot look up the uid of an object for its event", hint);
                 None
             }
@@ -135,6 +136,7 @@ fn resource(kind: Kind) -> ApiResource {
         Kind::Services => ApiResource::erase::<Service>(&()),
         Kind::Slices => ApiResource::erase::<EndpointSlice>(&()),
         Kind::Nodes => ApiResource::erase::<Node>(&()),
+        Kind::ServiceCidrs => ApiResource::erase::<ServiceCIDR>(&()),
     }
 }
 
@@ -144,7 +146,7 @@ async fn uid(client: &Client, object: &Regarding) -> Result<Option<String>, kube
     let resource = resource(*kind);
     let api: Api<DynamicObject> = match kind {
         Kind::Services | Kind::Slices => Api::namespaced_with(client.clone(), &name.namespace, &resource),
-        Kind::Nodes => Api::all_with(client.clone(), &resource),
+        Kind::Nodes | Kind::ServiceCidrs => Api::all_with(client.clone(), &resource),
     };
     Ok(api.get_metadata_opt(&name.name).await?.and_then(|found| found.metadata.uid))
 }
@@ -191,5 +193,8 @@ mod tests {
         let node = reference(&Regarding::node("edge-1"), None);
         let shown = (node.api_version.as_deref(), node.kind.as_deref(), node.namespace.as_deref());
         assert_eq!(shown, (Some("v1"), Some("Node"), None));
+        let cidr = reference(&Regarding::service_cidr("kubernetes"), None);
+        let shown = (cidr.api_version.as_deref(), cidr.kind.as_deref(), cidr.namespace.as_deref());
+        assert_eq!(shown, (Some("networking.k8s.io/v1"), Some("ServiceCIDR"), None));
     }
 }

@@ -19,7 +19,7 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 type Result<T> = std::result::Result<T, StaticError>;
 
-/// The three lists.
+/// The lists of all kinds. No file names ServiceCIDRs: that there are none takes those of an agent before out of force.
 pub(super) fn events(document: &schema::Document) -> Result<Vec<Event>> {
     let nodes = document.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
     let mut names = Unique::new("node");
@@ -37,7 +37,8 @@ pub(super) fn events(document: &schema::Document) -> Result<Vec<Event>> {
         slices.extend(endpoints(written, &service, &nodes)?);
         services.push(service);
     }
-    Ok(vec![Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)])
+    let none = Event::ServiceCidrs(Vec::new());
+    Ok(vec![none, Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)])
 }
 
 /// Refuses what is used twice.

@@ -74,6 +74,7 @@ const fn kind(event: &Event) -> Kind {
         Event::Service(_) | Event::ServiceGone(_) | Event::Services(_) => Kind::Services,
         Event::Slice(_) | Event::SliceGone(_) | Event::Slices(_) => Kind::Slices,
         Event::Node(_) | Event::NodeGone(_) | Event::Nodes(_) => Kind::Nodes,
+        Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_) => Kind::ServiceCidrs,
     }
 }
 

@@ -49,6 +49,16 @@ impl Told {
         news
     }
 
+    /// Whether it is to be told that the server withholds the kind: once, until it shows it.
+    fn warns_once(&mut self, failure: &str, now: Instant) -> bool {
+        let news = !self.stands || self.warning.as_ref().is_none_or(|(last, _)| last != failure);
+        if news {
+            self.warning = Some((failure.to_owned(), now));
+            self.stands = true;
+        }
+        news
+    }
+
     /// Whether the end of a failure is to be told: only if the failure was.
     fn recovers(&mut self) -> bool {
         std::mem::take(&mut self.stands)
@@ -97,6 +107,15 @@ impl Contact {
             tracing::warn!(kind = %self.kind, error = %failure, "the API server cannot be watched; retrying");
         }
     }
+
+    /// The server has no such kind or does not show it, which goes on without it. `effect`: what does not happen then.
+    pub(super) fn withheld(&self, error: &watcher::Error, effect: &str) {
+        let failure = describe(self.kind, error).unwrap_or_default();
+        self.status.failed(self.kind, &failure);
+        if self.told.lock().unwrap_or_else(PoisonError::into_inner).warns_once(&failure, Instant::now()) {
+            tracing::warn!(kind = %self.kind, error = %failure, "{effect}; this is said once, and asked again seldom");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -122,6 +141,17 @@ mod tests {
         assert!(told.recovers());
         assert!(!told.warns("refused", start + Duration::from_secs(1)));
         assert!(!told.recovers(), "the log never heard of the second failure");
+    }
+
+    #[test]
+    fn a_kind_that_is_withheld_is_told_once_and_again_only_after_it_was_shown() {
+        let mut told = Told::default();
+        let start = Instant::now();
+        assert!(told.warns_once("forbidden", start));
+        assert!(!told.warns_once("forbidden", start + Duration::from_secs(3600)));
+        assert!(told.warns_once("not found", start + Duration::from_secs(3601)), "another cause");
+        assert!(told.recovers());
+        assert!(told.warns_once("not found", start + Duration::from_secs(3602)));
     }
 
     #[test]

@@ -1,16 +1,18 @@
-//! List and watch of the Kubernetes API: three streams, each converted at once, none stored.
+//! List and watch of the Kubernetes API: a stream for each kind, each converted at once, none stored.
 //!
 //! A re-list is sent as one event with the whole new list, so that the cluster is never seen half-empty, and what was
 //! deleted while the connection was down goes away with it.
 
 use std::fmt::Debug;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use backon::ExponentialBuilder;
+use backon::{BackoffBuilder, ExponentialBuilder};
 use futures::{StreamExt, TryStreamExt, future};
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
@@ -18,13 +20,13 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weir_core::cluster::Event;
-use weir_core::model::{Node, Proxy, Service, Slice};
+use weir_core::model::{Node, Proxy, Service, ServiceCidr, Slice};
 
 use crate::convert::{self, HEADLESS_LABEL, Problem};
 use crate::events::Events;
 use crate::status::{Kind, StatusWriter};
 use contact::Contact;
-use report::Objections;
+use report::{Objections, withheld};
 
 mod contact;
 mod report;
@@ -40,6 +42,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(800);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// Pauses are short again when the last failure is this long ago.
 const FORGIVEN: Duration = Duration::from_secs(120);
+/// The pause before a kind is asked for again that the server has not, or does not show. Jitter makes it up to twice as
+/// long: a cluster's nodes must not come at once.
+const SELDOM: Duration = Duration::from_secs(300);
 
 /// What to watch, and how.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -71,8 +76,9 @@ pub async fn run(
     let services = follow::<k8s::Service>(&client, &options, outlet);
     let slices = follow::<EndpointSlice>(&client, &options, outlet);
     let nodes = follow::<k8s::Node>(&client, &options, outlet);
+    let service_cidrs = follow::<ServiceCIDR>(&client, &options, outlet);
     tokio::select! {
-        _ = future::join3(services, slices, nodes) => {}
+        _ = future::join4(services, slices, nodes, service_cidrs) => {}
         () = sink.closed() => {}
     }
 }
@@ -88,6 +94,9 @@ struct Outlet<'a> {
 /// A kind of object of the API and what becomes of it.
 trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static {
     const KIND: Kind;
+    /// Set if Services can be served while the server has no such kind or does not let us see it: what does not happen
+    /// then.
+    const WITHOUT: Option<&'static str> = None;
     type Compact: Send;
 
     /// Selects on the server what cannot be served anyway. An object whose labels change out of the selection arrives
@@ -190,6 +199,39 @@ impl Watched for k8s::Node {
     }
 }
 
+impl Watched for ServiceCIDR {
+    const KIND: Kind = Kind::ServiceCidrs;
+    const WITHOUT: Option<&'static str> = Some(
+        "packets to cluster IPs that no Service has are not dropped; it takes Kubernetes 1.33 and the rights to list and \
+         watch servicecidrs of networking.k8s.io",
+    );
+    type Compact = ServiceCidr;
+
+    fn selector() -> Option<String> {
+        None
+    }
+
+    fn is_ours(&self, _: &str) -> bool {
+        true
+    }
+
+    fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<ServiceCidr> {
+        Some(convert::service_cidr(self, problems))
+    }
+
+    fn put(object: ServiceCidr) -> Event {
+        Event::ServiceCidr(object)
+    }
+
+    fn gone(&self) -> Event {
+        Event::ServiceCidrGone(convert::object_name(&self.metadata).name)
+    }
+
+    fn reset(objects: Vec<ServiceCidr>) -> Event {
+        Event::ServiceCidrs(objects)
+    }
+}
+
 fn back_off() -> impl Backoff {
     let pauses = ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
@@ -200,10 +242,35 @@ fn back_off() -> impl Backoff {
     ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), FORGIVEN)
 }
 
-/// Follows one kind until the sink is closed.
+/// Follows one kind until the sink is closed. While the server withholds one that can be done without, there are none.
 async fn follow<K: Watched>(client: &Client, options: &WatchOptions, outlet: Outlet<'_>) {
+    let contact = Contact::new(K::KIND, outlet.status.clone());
+    let pauses = ExponentialBuilder::default().with_min_delay(SELDOM).with_max_delay(SELDOM).with_jitter();
+    let mut pauses = pauses.without_max_times().build();
+    while let Ended::Withheld = follow_while_shown::<K>(client, options, outlet, &contact).await {
+        if outlet.sink.send(K::reset(Vec::new())).await.is_err() {
+            return;
+        }
+        outlet.status.delivered(K::KIND, true);
+        tokio::time::sleep(pauses.next().unwrap_or(SELDOM)).await;
+    }
+}
+
+/// Why a kind is no longer followed.
+enum Ended {
+    /// Nobody listens any more.
+    Closed,
+    /// The server has no such kind, or does not show it.
+    Withheld,
+}
+
+async fn follow_while_shown<K: Watched>(
+    client: &Client,
+    options: &WatchOptions,
+    outlet: Outlet<'_>,
+    contact: &Arc<Contact>,
+) -> Ended {
     let Outlet { sink, status, events: warnings } = outlet;
-    let contact = Contact::new(K::KIND, status.clone());
     let api = Api::<K>::all(contact.observe(client));
     let config = watcher::Config {
         label_selector: K::selector(),
@@ -225,19 +292,25 @@ async fn follow<K: Watched>(client: &Client, options: &WatchOptions, outlet: Out
         match event {
             Ok(event) => {
                 let Some(event) = delivery.event(event) else { continue };
-                let reset = matches!(event, Event::Services(_) | Event::Slices(_) | Event::Nodes(_));
+                let reset =
+                    matches!(event, Event::Services(_) | Event::Slices(_) | Event::Nodes(_) | Event::ServiceCidrs(_));
                 if sink.send(event).await.is_err() {
-                    return;
+                    return Ended::Closed;
                 }
                 status.delivered(K::KIND, reset);
             }
             Err(error) => {
                 // Half a list is no list: it starts again from its first page.
                 delivery.list.clear();
+                if let (Some(effect), Some(_)) = (K::WITHOUT, withheld(&error)) {
+                    contact.withheld(&error, effect);
+                    return Ended::Withheld;
+                }
                 contact.lost(&error);
             }
         }
     }
+    Ended::Closed
 }
 
 /// A server that came back with an empty history answers a watch with 410 Gone: a new list is all that it asks for, and no

@@ -23,6 +23,21 @@ pub(super) fn describe(kind: Kind, error: &watcher::Error) -> Option<String> {
     }
 }
 
+/// The answer 403 or 404, if that is what failed: the API does not show this kind, and asking again at once is no use.
+pub(super) fn withheld(error: &watcher::Error) -> Option<u16> {
+    let code = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => status.code,
+        watcher::Error::WatchError(status) => status.code,
+        watcher::Error::InitialListFailed(_)
+        | watcher::Error::WatchStartFailed(_)
+        | watcher::Error::WatchFailed(_)
+        | watcher::Error::NoResourceVersion => return None,
+    };
+    matches!(code, 403 | 404).then_some(code)
+}
+
 fn describe_client(kind: Kind, error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => describe_status(kind, status),
@@ -38,6 +53,7 @@ fn describe_status(kind: Kind, status: &kube::core::Status) -> String {
     let said = if status.message.is_empty() { &status.reason } else { &status.message };
     match status.code {
         401 => format!("API server does not accept our credentials: {said} (check the token or the kubeconfig)"),
+        404 => format!("API server has no {kind}: {said}"),
         403 => format!("API server does not let us list and watch {kind}: {said} (check the ClusterRole)"),
         code => format!("API server answers {code}: {said}"),
     }
@@ -95,5 +111,6 @@ const fn reason(kind: Kind) -> &'static str {
         Kind::Services => "InvalidService",
         Kind::Slices => "InvalidEndpointSlice",
         Kind::Nodes => "InvalidNode",
+        Kind::ServiceCidrs => "InvalidServiceCIDR",
     }
 }

@@ -4,6 +4,7 @@
 mod endpoint_slice;
 mod node;
 mod service;
+mod service_cidr;
 
 use std::net::IpAddr;
 

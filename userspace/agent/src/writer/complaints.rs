@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tracing::{error, info, warn};
 use weir_core::model::ObjectName;
 use weir_core::plan::Refusal;
+use weir_core::service_networks::LeftOut;
 use weir_core::tables::FrontendConflict;
 use weir_kube_watch::events::{Events, Regarding};
 
@@ -17,6 +18,7 @@ pub(super) struct Complaints {
     /// Those among them that were written without their load balancer addresses.
     closed: BTreeSet<ObjectName>,
     conflicts: BTreeSet<FrontendConflict>,
+    left_out: Vec<LeftOut>,
     /// By service: what of it cannot be served, as it was last found. Of one cause the numbers may change without being
     /// told again.
     refusals: BTreeMap<ObjectName, BTreeMap<Cause, String>>,
@@ -33,6 +35,7 @@ impl Complaints {
             failed: BTreeMap::new(),
             closed: BTreeSet::new(),
             conflicts: BTreeSet::new(),
+            left_out: Vec::new(),
             refusals: BTreeMap::new(),
         }
     }
@@ -82,6 +85,16 @@ impl Complaints {
     /// Whether a service was written without its load balancer addresses.
     pub(super) fn is_closed(&self, name: &ObjectName) -> bool {
         self.closed.contains(name)
+    }
+
+    /// All networks of ServiceCIDRs that are not in force now.
+    pub(super) fn left_out(&mut self, now: Vec<LeftOut>) {
+        for LeftOut { name, network, cause } in now.iter().filter(|one| !self.left_out.contains(one)) {
+            warn!(service_cidr = %name, %network, %cause, "packets to its unused cluster IPs are not dropped");
+            let note = format!("packets to unused cluster IPs of {network} are not dropped: {cause}");
+            self.events.warn(Regarding::service_cidr(name), "NetworkLeftOut", note);
+        }
+        self.left_out = now;
     }
 
     /// All addresses that two services claim now.

@@ -25,6 +25,7 @@ impl Handovers {
             Event::ServiceGone(name) => self.0.remove(name).is_some(),
             Event::Slice(_) | Event::SliceGone(_) | Event::Slices(_) => false,
             Event::Node(_) | Event::NodeGone(_) | Event::Nodes(_) => false,
+            Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_) => false,
         }
     }
 

@@ -92,6 +92,7 @@ mod tests {
             tiers,
             endpoints: 3,
             affinity: 0,
+            external_local: false,
             source_ranges: Vec::new(),
         }
     }

@@ -22,7 +22,7 @@ impl Waiting {
         match event {
             Kind::Services => Self { services: count, endpoints: 0 },
             Kind::Slices => Self { services: 0, endpoints: count },
-            Kind::Nodes => Self::default(),
+            Kind::Nodes | Kind::ServiceCidrs => Self::default(),
         }
     }
 
@@ -39,6 +39,7 @@ pub(super) enum Kind {
     Services,
     Slices,
     Nodes,
+    ServiceCidrs,
 }
 
 impl From<&Event> for Kind {
@@ -47,6 +48,7 @@ impl From<&Event> for Kind {
             Event::Service(_) | Event::ServiceGone(_) | Event::Services(_) => Self::Services,
             Event::Slice(_) | Event::SliceGone(_) | Event::Slices(_) => Self::Slices,
             Event::Node(_) | Event::NodeGone(_) | Event::Nodes(_) => Self::Nodes,
+            Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_) => Self::ServiceCidrs,
         }
     }
 }
@@ -83,6 +85,7 @@ impl Pending {
             }
             Event::Service(_) | Event::ServiceGone(_) | Event::Services(_) => {}
             Event::Node(_) | Event::NodeGone(_) | Event::Nodes(_) => {}
+            Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_) => {}
         }
     }
 
@@ -165,7 +168,7 @@ mod tests {
 
     #[test]
     fn services_and_slices_count_what_they_changed_and_nodes_nothing() {
-        let dirty = Dirty { services: [service()].into(), nodes: false };
+        let dirty = Dirty { services: [service()].into(), nodes: false, service_networks: false };
         assert_eq!(Waiting::of(Kind::Services, &dirty), Waiting { services: 1, endpoints: 0 });
         assert_eq!(Waiting::of(Kind::Slices, &dirty), Waiting { services: 0, endpoints: 1 });
         assert_eq!(Waiting::of(Kind::Nodes, &dirty), Waiting::default());

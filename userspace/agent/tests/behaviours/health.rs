@@ -7,11 +7,12 @@ use crate::CLUSTER;
 use crate::harness::callers::Caller;
 use crate::harness::echo::{Echo, Member, Talk, spec};
 use crate::harness::http::{self, Reply, ask_agent};
-use crate::harness::matrix::Kind;
+use crate::harness::matrix::{Kind, external};
 use crate::harness::{Cluster, SOON};
 use k8s_openapi::api::core::v1::{Node, Service, Taint};
+use weir_core::tables::MAX_SOURCE_RANGES;
 use weir_testbed::ask::PATIENCE;
-use weir_testbed::{objects, wait};
+use weir_testbed::{address, objects, wait};
 
 /// A load balancer whose external policy is Local, with the health-check node port that the API server gives it.
 fn balancer(name: &str, number: u8, policy: &str) -> Service {
@@ -172,6 +173,36 @@ fn a_health_check_port_that_is_taken_is_told_in_an_event_and_harms_nobody_else()
     }
     drop(squatters);
     cluster.objects.delete(&unlucky.service).unwrap();
+}
+
+#[test]
+fn a_load_balancer_whose_addresses_are_closed_for_want_of_room_for_its_ranges_fails_its_health_check() {
+    /// One more than a port may have.
+    const TOO_MANY: usize = MAX_SOURCE_RANGES + 1;
+    let Some(cluster) = CLUSTER.join("health checks of closed load balancers") else { return };
+    let pod = cluster.world.node(1).pod(1);
+    let with_ranges = |count: usize| {
+        let mut service = balancer("closed", 116, "Local");
+        let ranges = (1..count).map(|number| format!("192.0.{}.{}/32", number / 256, number % 256));
+        let client = address::CLIENT.v4;
+        spec(&mut service).load_balancer_source_ranges = Some(ranges.chain([format!("{client}/32")]).collect());
+        service
+    };
+    let [balancer4, _] = external(116).map(|ip| SocketAddr::new(ip, Talk::Tcp.port()));
+    let served = cluster.serve_echo(&with_ranges(3), &[Member::ready(&pod)]);
+    await_local(&cluster, &served, 1, 1);
+    cluster.objects.apply(&with_ranges(TOO_MANY)).unwrap();
+    await_local(&cluster, &served, 1, 0);
+    cluster.agents.iter().for_each(|agent| agent.await_frontend(balancer4.ip(), balancer4.port(), false));
+    cluster.await_event(&served.service, "SourceRangesNotWritten");
+    for target in served.node_ports(cluster.world.node(1), Talk::Tcp) {
+        let answer = cluster.run_as(&Caller::Outside, || Talk::Tcp.ask(target, PATIENCE));
+        assert_eq!(answer.unwrap_or_else(|e| panic!("{target}: {e}")).name, pod.name(), "the node port is not closed");
+    }
+    let served = cluster.serve_echo(&with_ranges(TOO_MANY - 1), &[Member::ready(&pod)]);
+    await_local(&cluster, &served, 1, 1);
+    let answer = cluster.run_as(&Caller::Outside, || Talk::Tcp.ask(balancer4, PATIENCE));
+    assert_eq!(answer.unwrap().name, pod.name());
 }
 
 /// Takes a port on all addresses of the thread's namespace.

@@ -8,11 +8,18 @@ mod harness;
 mod affinity;
 mod endpoints;
 mod health;
+mod masquerade;
 mod metrics;
 mod node_ports;
+mod out_of_window;
 mod sctp;
+mod service_networks;
+mod single_stack;
+mod socket_moves;
+mod sockets;
 mod source_ranges;
 mod udp;
+mod unhealthy;
 mod unused_ports;
 
 use harness::shared::Shared;

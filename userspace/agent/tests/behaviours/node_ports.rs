@@ -1,21 +1,22 @@
 //! Which addresses of a node serve node ports, and that node ports and external IPs are served without taking anything
 //! from the node.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::harness::HTTP;
+use crate::harness::clients::send_raw;
 use crate::harness::echo::Talk;
+use crate::harness::kernel::{assert_no_sctp_loaded, assert_unbound};
 use crate::harness::standalone::{self, Standalone};
-use socket2::{Domain, Protocol, Socket, Type};
 use weir_testbed::ask::{Answer, PATIENCE};
 use weir_testbed::packet::Packet;
 use weir_testbed::{address, serve};
 
-/// Node ports of the Service: HTTP and UDP.
+/// Node ports of the Service: HTTP, UDP, and SCTP, which is not served.
 const WEB: u16 = 30080;
 const DATAGRAMS: u16 = 30053;
+const STREAMS: u16 = 30132;
 /// What is not answered within this time is not served.
 const SILENCE: Duration = Duration::from_millis(300);
 
@@ -27,6 +28,7 @@ fn file() -> String {
          - name: web\n  clusterIPs: [10.96.0.1, \"fd00:96::1\"]\n  externalIPs: [203.0.113.1, \"2001:db8:203::1\"]\n  \
          ports:\n  - {{name: http, port: 80, targetPort: {HTTP}, nodePort: {WEB}}}\n  \
          - {{name: udp, port: 53, protocol: UDP, targetPort: 7001, nodePort: {DATAGRAMS}}}\n  \
+         - {{name: sctp, port: 132, protocol: SCTP, nodePort: {STREAMS}}}\n  \
          endpoints: [{{address: {}, node: node1}}, {{address: \"{}\", node: node1}}]\n",
         node.v4, node.v6, pod.v4, pod.v6
     )
@@ -132,7 +134,7 @@ fn packets_from_outside_to_localhost_are_not_translated() {
         let source = address::ROUTER_INSIDE.like(nic);
         for (target, port) in [(loopback, TO_LOOPBACK), (nic, TO_NODE)] {
             let packet = Packet::udp((source, port).into(), (target, DATAGRAMS).into(), b"who");
-            node.world.router().enter(|| send(&packet, nic)).unwrap();
+            node.world.router().enter(|| send_raw(&packet, nic)).unwrap();
         }
         let flows = |port| {
             let flows = node.agent.view().flows().unwrap();
@@ -145,39 +147,17 @@ fn packets_from_outside_to_localhost_are_not_translated() {
     }
 }
 
-/// Sends an IP packet as it is to a neighbour, which need not be its destination.
-fn send(packet: &Packet, neighbour: IpAddr) -> std::io::Result<()> {
-    let target = SocketAddr::new(neighbour, 0);
-    // IPPROTO_RAW: whoever sends brings the header along.
-    let socket = Socket::new(Domain::for_address(target), Type::RAW, Some(Protocol::from(255)))?;
-    socket.send_to(&packet.ip_bytes(), &target.into()).map(drop)
-}
-
 #[test]
 fn nothing_listens_on_a_node_port_and_a_server_of_the_node_may_take_it() {
     let Some(node) = start("listeners on node ports", &["--nodeport-addresses=all,localhost"]) else { return };
     let netns = node.world.node(1).netns();
-    let bound = || ["tcp", "tcp6", "udp", "udp6"].map(|table| (table, netns.enter(|| local_ports(table))));
-    let bound = bound();
-    assert!(bound.iter().any(|(_, ports)| ports.contains(&10256)), "the health port is not listed: {bound:?}");
-    for port in [WEB, DATAGRAMS] {
-        assert!(bound.iter().all(|(_, ports)| !ports.contains(&port)), "port {port} is bound: {bound:?}");
-    }
+    assert_unbound(netns, &[WEB, DATAGRAMS, STREAMS]);
+    assert_no_sctp_loaded();
     let _servers = [serve::http(netns, "own", WEB).unwrap(), serve::udp_echo(netns, "own", DATAGRAMS).unwrap()];
     for ip in address::node(1).both() {
         let answer = ask(&node, Caller::Outside, Talk::Http, (ip, WEB).into(), PATIENCE).unwrap();
         assert_eq!(answer.name, "node1-pod1", "the node port comes first");
     }
-}
-
-/// Local ports in a table of the thread's namespace.
-fn local_ports(table: &str) -> Vec<u16> {
-    let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
-    let ports = text.lines().skip(1).map(|line| {
-        let (_, port) = line.split_whitespace().nth(1).unwrap().rsplit_once(':').unwrap();
-        u16::from_str_radix(port, 16).unwrap()
-    });
-    ports.collect()
 }
 
 #[test]

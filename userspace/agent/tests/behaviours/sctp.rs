@@ -4,7 +4,6 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::CLUSTER;
@@ -12,6 +11,7 @@ use crate::harness::callers::Caller;
 use crate::harness::clients::fresh_port;
 use crate::harness::echo::{Echo, Member, Talk, echo, ready, spec};
 use crate::harness::http::ask_agent;
+use crate::harness::kernel::{assert_no_sctp_loaded, assert_unbound};
 use crate::harness::matrix::Kind;
 use crate::harness::{Cluster, SOON};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
@@ -161,7 +161,7 @@ fn packets_get_another_address_and_keep_their_ports_and_bytes_and_so_do_the_answ
             }
         }
     }
-    assert!(!Path::new("/proc/sys/net/sctp").exists(), "somebody has loaded the kernel's SCTP");
+    assert_no_sctp_loaded();
 }
 
 #[test]
@@ -232,4 +232,10 @@ fn a_node_port_of_sctp_is_left_out_with_an_event_and_the_cluster_ip_is_served() 
         server.receive((from, PORT), SILENCE).map(drop).ok_or_else(|| "nothing".to_owned())
     };
     wait::until_some(&format!("a packet at {} by way of {target}", pod.name()), SOON, arrived).unwrap();
+    let ports = served.service.spec.as_ref().unwrap().ports.as_ref().unwrap();
+    let node_ports: Vec<_> = ports.iter().map(|port| u16::try_from(port.node_port.unwrap()).unwrap()).collect();
+    for node in cluster.world.nodes() {
+        assert_unbound(node.netns(), &node_ports);
+    }
+    assert_no_sctp_loaded();
 }

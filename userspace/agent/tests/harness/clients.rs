@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use weir_testbed::address::{self, Pair};
 use weir_testbed::ask::{Answer, PATIENCE};
+use weir_testbed::packet::Packet;
 
 use super::Cluster;
 use super::callers::Caller;
@@ -64,6 +65,14 @@ pub(crate) fn ask_from_within(
     let text = String::from_utf8_lossy(&buffer[..length]);
     let line = text.rsplit_once("\r\n\r\n").map_or(&*text, |(_, body)| body);
     line.parse().map_err(|()| io::Error::other(format!("{text:?} is no answer")))
+}
+
+/// Sends an IP packet as it is from the calling thread's namespace to a neighbour, which need not be its destination.
+pub(crate) fn send_raw(packet: &Packet, neighbour: IpAddr) -> io::Result<()> {
+    let target = SocketAddr::new(neighbour, 0);
+    // IPPROTO_RAW: whoever sends brings the header along.
+    let socket = Socket::new(Domain::for_address(target), Type::RAW, Some(Protocol::from(255)))?;
+    socket.send_to(&packet.ip_bytes(), &target.into()).map(drop)
 }
 
 impl Cluster {

@@ -256,7 +256,14 @@ impl Cluster {
 }
 
 impl Agent {
-    fn await_endpoints(&self, service: &str, chosen: &BTreeSet<IpAddr>, kept: &dyn Fn(Talk) -> BTreeSet<IpAddr>) {
+    /// Waits until new connections from inside the cluster get these endpoints at external addresses, and those that
+    /// `kept` names for each port are held.
+    pub(crate) fn await_endpoints(
+        &self,
+        service: &str,
+        chosen: &BTreeSet<IpAddr>,
+        kept: &dyn Fn(Talk) -> BTreeSet<IpAddr>,
+    ) {
         let view = self.view();
         let what = format!("endpoints {chosen:?} of {service} in the maps of {}", self.pins.display());
         let right = || {

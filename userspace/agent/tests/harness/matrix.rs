@@ -83,7 +83,7 @@ pub(crate) fn assert_serves(cluster: &Cluster, kind: Kind, number: u8) {
 }
 
 /// What is wrong with an answer to a caller, if something is.
-fn fault(caller: &Caller, target: SocketAddr, pods: &[Pod], answer: &Answer) -> Option<String> {
+pub(crate) fn fault(caller: &Caller, target: SocketAddr, pods: &[Pod], answer: &Answer) -> Option<String> {
     let Some(server) = pods.iter().find(|pod| pod.name() == answer.name) else {
         return Some(format!("{} is none of its endpoints", answer.name));
     };

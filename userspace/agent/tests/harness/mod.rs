@@ -9,6 +9,7 @@ pub(crate) mod clients;
 pub(crate) mod echo;
 pub(crate) mod events;
 pub(crate) mod http;
+pub(crate) mod kernel;
 pub(crate) mod matrix;
 pub(crate) mod shared;
 pub(crate) mod slots;
@@ -50,6 +51,7 @@ pub(crate) struct Cluster {
 
 /// True when the machine can run these tests; else it has been said why not.
 pub(crate) fn can_run(what: &str) -> bool {
+    kernel::remember();
     require_root(what) && ApiServer::require(what)
 }
 
@@ -67,16 +69,27 @@ impl Cluster {
 
     /// The same, no agent yet.
     pub(crate) fn without_agents(nodes: u8, pods: u8) -> Self {
+        let world = Self::world(nodes, pods);
+        let api = ApiServer::start(Some(world.router())).unwrap();
+        Self::around(world, api, |_| true)
+    }
+
+    /// The nodes and pods of a cluster to come.
+    pub(crate) fn world(nodes: u8, pods: u8) -> World {
         World::sweep().unwrap();
         Cgroup::sweep().unwrap();
         bpffs::ensure_mounted().unwrap();
-        let world = World::builder().nodes(nodes).pods_per_node(pods).build().unwrap();
-        let api = ApiServer::start(Some(world.router())).unwrap();
+        World::builder().nodes(nodes).pods_per_node(pods).build().unwrap()
+    }
+
+    /// A world whose pods serve and whose nodes are registered with those of their addresses that `told` picks; no agent
+    /// yet.
+    pub(crate) fn around(world: World, api: ApiServer, told: fn(&IpAddr) -> bool) -> Self {
         let objects = api.objects().unwrap();
         let mut servers = Vec::new();
         for node in world.nodes() {
-            let ip = node.address();
-            let object = objects::node(&node.name(), &[ip.v4.into(), ip.v6.into()], None);
+            let addresses: Vec<_> = node.address().both().into_iter().filter(told).collect();
+            let object = objects::node(&node.name(), &addresses, None);
             objects.apply(&object).unwrap();
             objects.apply_status(&object).unwrap();
             for pod in node.pods() {

@@ -9,10 +9,11 @@ use weir_testbed::ask::{self, Answer};
 use weir_testbed::serve::Server;
 use weir_testbed::{Cgroup, World, bpffs, require_root};
 
-use super::{Agent, HTTP, serve_in};
+use super::{Agent, HTTP, kernel, serve_in};
 
 /// True when the machine can run tests with a standalone node; else it has been said why not.
 pub(crate) fn can_run(what: &str) -> bool {
+    kernel::remember();
     require_root(what)
 }
 

@@ -1,7 +1,10 @@
 //! A node's maps in a pin directory of their own, filled as the agent would fill them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+pub(crate) mod serving;
+
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -160,24 +163,30 @@ fn cluster() -> Cluster {
 /// Fills the maps as the agent does, and leaves them behind as a dead one would.
 pub(crate) fn fill(pins: &Pins) -> Datapath {
     let mut datapath = Datapath::open(pins.dir(), &CAPACITY).unwrap();
+    write(&mut datapath, &cluster(), &["192.168.0.11".parse().unwrap()]);
+    datapath
+}
+
+/// Writes the service `shop/web` of a cluster, as seen from the node `edge-1` with these addresses.
+fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
     let config = PlanConfig {
         node: Arc::from("edge-1"),
-        node_port_addresses: vec!["192.168.0.11".parse().unwrap()],
+        node_port_addresses: node.to_vec(),
         external_ips: true,
         spread: Spread::Random,
         clock: TickClock::new(Duration::from_millis(1)),
         handing_over: BTreeSet::new(),
     };
     let name = ObjectName::new("shop", "web");
-    let plans = plan(&cluster(), &config, &name);
+    let plans = plan(cluster, &config, &name);
     let update = Tables::new(CAPACITY).replace(&name, &plans, 1).unwrap();
     datapath.store().apply(&update.ops).unwrap();
-    let node4 = "192.168.0.11".parse::<std::net::IpAddr>().unwrap().into();
+    let first = |v6| node.iter().find(|ip| ip.is_ipv6() == v6).map_or(abi::Addr::UNSET, |ip| abi::Addr::from(*ip));
     let config = abi::Config {
         netns_cookie: 0,
         hash_seed: 1,
-        node4,
-        node6: abi::Addr::UNSET,
+        node4: first(false),
+        node6: first(true),
         snat_min: 40_000,
         snat_max: 50_000,
         flags: abi::CONFIG_RESET_STALE,
@@ -185,7 +194,9 @@ pub(crate) fn fill(pins: &Pins) -> Datapath {
         tcp_idle: 7200,
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
+        service_networks: 0,
+        pad: 0,
+        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     };
     datapath.configure(&config).unwrap();
-    datapath
 }

@@ -1,0 +1,80 @@
+//! Sockets of processes on the host that a hook has translated: which of them are left with an endpoint that is gone.
+
+use std::net::SocketAddr;
+
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_core::ops::FrontendKey;
+use weir_core::sockets;
+
+use crate::error::Result;
+use crate::keys::{self, KernelKey};
+use crate::load::{mapped, table};
+use crate::map::{Mapped, Table};
+use crate::pins::PinDir;
+use crate::view::READ_ONLY;
+
+/// What the hooks noted about sockets, and what tells whether it still holds.
+#[derive(Debug)]
+pub struct Sockets {
+    peers: Table<abi::SocketKey, abi::SocketPeer>,
+    backends: Mapped<abi::Backend>,
+    frontends4: Table<abi::FrontendKey4, abi::Frontend>,
+    frontends6: Table<abi::FrontendKey6, abi::Frontend>,
+}
+
+impl Sockets {
+    /// Opens the maps.
+    ///
+    /// # Errors
+    /// No pins there, no right to open them, or another layout.
+    pub fn open(pins: &PinDir) -> Result<Self> {
+        Ok(Self {
+            peers: table(pins, "socket_peers", 0)?,
+            backends: mapped(pins, "backends", READ_ONLY)?,
+            frontends4: table(pins, "frontends4", READ_ONLY)?,
+            frontends6: table(pins, "frontends6", READ_ONLY)?,
+        })
+    }
+
+    /// Whether a connected UDP socket is left with an endpoint that is none of its frontend's any more. `remote` is where
+    /// it is connected to, behind the translation. False for sockets that no hook is known to have translated: they
+    /// are connected to an endpoint of their owner's choice, or the kernel has dropped their entry for want of room.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn is_stranded(&self, cookie: u64, remote: SocketAddr) -> Result<bool> {
+        let Some(peer) = self.peers.get(&key(cookie, remote))? else { return Ok(false) };
+        // A slot beyond the end is one of a larger map that was replaced.
+        let backend = (peer.backend < self.backends.len()).then(|| self.backends.get(peer.backend)).transpose()?;
+        let frontend = FrontendKey { address: peer.addr.ip(), port: peer.port.get(), protocol: Protocol::Udp.number() };
+        let frontend = match keys::of_frontend(&frontend) {
+            KernelKey::V4(key) => self.frontends4.get(&key)?,
+            KernelKey::V6(key) => self.frontends6.get(&key)?,
+        };
+        Ok(sockets::is_stranded(&peer, backend.as_ref(), frontend.as_ref()))
+    }
+
+    /// Forgets that a socket was translated, if it is stranded: its owner may connect it to the same address directly.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn forget_stranded(&self, cookie: u64, remote: SocketAddr) -> Result<()> {
+        // Its owner may have been given the same address anew meanwhile.
+        if self.is_stranded(cookie, remote)? {
+            self.peers.remove(&key(cookie, remote))?;
+        }
+        Ok(())
+    }
+}
+
+/// Under which a hook notes the frontend of a UDP socket.
+fn key(cookie: u64, remote: SocketAddr) -> abi::SocketKey {
+    abi::SocketKey {
+        cookie,
+        addr: remote.ip().into(),
+        port: abi::Be16::new(remote.port()),
+        proto: Protocol::Udp.number(),
+        pad: [0; 5],
+    }
+}

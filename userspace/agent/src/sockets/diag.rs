@@ -1,0 +1,118 @@
+//! UDP sockets of our network namespace, listed and destroyed by sock_diag(7) as `ss -K` does. The only file that knows its
+//! crates.
+
+use std::io;
+use std::net::SocketAddr;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable,
+};
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_UDP};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use nix::libc;
+
+/// Length of netlink messages in a buffer: a multiple of this.
+const ALIGNMENT: usize = 4;
+
+/// A conversation with the kernel. After an error it is to be dropped: an answer may still be on its way.
+#[derive(Debug)]
+pub(super) struct Diag(Socket);
+
+/// A connected UDP socket.
+#[derive(Debug)]
+pub(super) struct Connected {
+    /// A socket of IPv6 that is connected to a v4-mapped address is one of IPv6.
+    family: u8,
+    id: SocketId,
+}
+
+impl Connected {
+    /// As `bpf_get_socket_cookie` has it.
+    pub(super) fn cookie(&self) -> u64 {
+        // Two words of the host's byte order, the lower one first: sock_diag_save_cookie of net/core/sock_diag.c.
+        let [a, b, c, d, e, f, g, h] = self.id.cookie;
+        u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << u32::BITS
+    }
+
+    /// Where it is connected to.
+    pub(super) fn remote(&self) -> SocketAddr {
+        SocketAddr::new(self.id.destination_address, self.id.destination_port)
+    }
+}
+
+impl Diag {
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+        socket.connect(&netlink_sys::SocketAddr::new(0, 0))?;
+        Ok(Self(socket))
+    }
+
+    /// All connected UDP sockets, of both families. Fails with `ENOENT` on kernels without `CONFIG_INET_UDP_DIAG`.
+    pub(super) fn connected_udp(&self) -> io::Result<Vec<Connected>> {
+        let mut found = Vec::new();
+        for (family, anyone) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+            let request = SockDiagMessage::InetRequest(of_udp(family, anyone));
+            self.send(NLM_F_REQUEST | NLM_F_DUMP, request)?;
+            self.receive(&mut found)?;
+        }
+        Ok(found)
+    }
+
+    /// Makes a socket fail with `ECONNABORTED` and forget its peer. False if it is not connected there any more. Fails with
+    /// `EPERM` without `CAP_NET_ADMIN`, and with `EOPNOTSUPP` on kernels without `CONFIG_INET_DIAG_DESTROY`.
+    pub(super) fn destroy(&self, socket: &Connected) -> io::Result<bool> {
+        let request = SockDiagMessage::InetRequest(of_udp(socket.family, socket.id.clone()));
+        self.send(NLM_F_REQUEST | NLM_F_ACK, SockDiagDestroy::new(request))?;
+        match self.receive(&mut Vec::new()) {
+            Ok(()) => Ok(true),
+            Err(cause) if cause.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    fn send<M>(&self, flags: u16, message: M) -> io::Result<()>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Into<NetlinkPayload<M>>,
+    {
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        let mut message = NetlinkMessage::new(header, message.into());
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.0.send(&bytes, 0).map(drop)
+    }
+
+    /// Reads sockets up to the end of the answer.
+    fn receive(&self, found: &mut Vec<Connected>) -> io::Result<()> {
+        loop {
+            let (bytes, _) = self.0.recv_from_full()?;
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
+                match message.payload {
+                    NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(socket)) => {
+                        let header = socket.header;
+                        found.push(Connected { family: header.family, id: header.socket_id });
+                    }
+                    NetlinkPayload::Done(end) if end.code == 0 => return Ok(()),
+                    NetlinkPayload::Done(end) => return Err(io::Error::from_raw_os_error(-end.code)),
+                    NetlinkPayload::Error(end) if end.code.is_none() => return Ok(()),
+                    NetlinkPayload::Error(end) => return Err(end.to_io()),
+                    other => return Err(io::Error::other(format!("unexpected message {other:?}"))),
+                }
+                rest = rest.get((message.header.length as usize).next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+const fn of_udp(family: u8, socket_id: SocketId) -> InetRequest {
+    // What is connected is "established" also of UDP.
+    let (extensions, states) = (ExtensionFlags::empty(), StateFlags::ESTABLISHED);
+    InetRequest { family, protocol: IPPROTO_UDP, extensions, states, socket_id }
+}
