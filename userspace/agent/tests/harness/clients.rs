@@ -11,17 +11,19 @@ use weir_testbed::address::{self, Pair};
 use weir_testbed::ask::{Answer, PATIENCE};
 use weir_testbed::packet::Packet;
 
-use super::Cluster;
 use super::callers::Caller;
 use super::echo::Talk;
+use super::{Cluster, HTTP, TCP, UDP};
 
 /// Ports of these clients: clear of the kernel's own choices, of node ports and of forwarded flows.
 const PORTS: std::ops::Range<u16> = 2000..16_000;
 
-/// A port that no other client of this process has had: its first packet begins a flow.
+/// A port that no other client of this process has had: its first packet begins a flow. None of the pods' own.
 pub(crate) fn fresh_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(PORTS.start);
-    let port = NEXT.fetch_add(1, Ordering::Relaxed);
+    let served = [HTTP, TCP, UDP];
+    let mut ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+    let port = ports.find(|port| !served.contains(port)).unwrap_or(PORTS.end);
     assert!(PORTS.contains(&port), "this process has used up its clients' ports");
     port
 }
