@@ -212,13 +212,13 @@ fn what_a_dead_agent_left_behind_serves_until_a_cleanup_and_then_nothing_of_it_i
         assert_eq!(node.answers(), [pod.clone(), pod], "{test}: to look is not to remove");
         let done = node.weir(&pins, &["cleanup", "--yes"]);
         assert_eq!(done.status.code(), Some(0), "{done:?}");
-        assert_eq!(node.answers(), [None, None], "{test}");
-        // The kernel takes its time to let go of a program.
+        // The kernel takes its time to let go of a program, and to detach it.
         let left = || {
             let left = programs_with(config);
             if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
         };
         wait::until_some("the programs to be gone", Duration::from_secs(10), left).unwrap();
+        assert_eq!(node.answers(), [None, None], "{test}");
         assert!(!pins.0.exists(), "{test}");
     }
 }

@@ -261,7 +261,11 @@ impl Node {
             run => run.unwrap(),
         };
         let after = self.counters(hook);
-        let moved: Vec<_> = (0..abi::REASON_COUNT).filter(|i| before[*i] != after[*i]).collect();
+        let mut moved: Vec<_> = (0..abi::REASON_COUNT).filter(|i| before[*i] != after[*i]).collect();
+        // The namespace's own reports of multicast listeners pass the same hooks, when they please.
+        if moved.len() > 1 {
+            moved.retain(|reason| *reason != abi::REASON_NOT_TRANSPORT as usize);
+        }
         assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
         let (old, new) = (before[moved[0]], after[moved[0]]);
         assert_eq!((new.packets - old.packets, new.bytes - old.bytes), (1, frame.len() as u64), "packets, bytes");
