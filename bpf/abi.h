@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 1,
+	ABI_VERSION = 2,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -23,6 +23,8 @@ enum abi {
 	REF_LINE = 0x80000000,
 	/* Times in flows count units of 2^TICK_SHIFT jiffies: the one clock that a program reads at no cost. */
 	TICK_SHIFT = 8,
+	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
+	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */
 	FILTER_BITS = 20,
 	FILTER_WORD_BITS = 6,
@@ -158,8 +160,21 @@ struct source_range {
 	__u32 allowed; /* HOST, always 1 */
 };
 
+/*
+ * What became of a backend's flows since the slot was taken; one cache line. All but the first is about packets, so
+ * connections of processes on the host are among the flows alone. Bytes are those of frames; the flow tables hold some
+ * of them back, of a connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of
+ * another tick.
+ */
 struct backend_counters {
-	__u64 flows; /* HOST, new flows sent here since the slot was taken */
+	__u64 flows;	  /* HOST, new flows sent here */
+	__u64 answered;	  /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
+	__u64 delay;	  /* HOST, from the last SYN or the first datagram to that answer, all together */
+	__u64 refused;	  /* HOST, flows whose first answer was a reset */
+	__u64 unanswered; /* HOST, SYNs sent again for want of any answer */
+	__u64 bytes_to;	  /* HOST, from clients */
+	__u64 bytes_from; /* HOST, back to them */
+	__u64 pad;
 };
 
 /*
@@ -213,6 +228,8 @@ struct flow {
 	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
 	__u32 created;	  /* HOST, in ticks */
 	__u32 last_seen;  /* HOST, in ticks */
+	__u32 bytes;	  /* HOST, of its packets without the first, wraps */
+	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
 };
 
 /* From backend to client. Keyed by the packet as the backend sends it. */
@@ -223,8 +240,12 @@ struct reply {
 	__be16 client_port;   /* BE */
 	__u16 flags;	      /* HOST, enum flow_flags */
 	__u16 pad;
-	__u32 backend;	 /* HOST, index into backends */
-	__u32 last_seen; /* HOST, in ticks */
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 last_seen;  /* HOST, in ticks */
+	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
+	__u32 bytes;	  /* HOST, of its packets, wraps */
+	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
 };
 
 /*
@@ -395,13 +416,13 @@ ABI_SIZE(affinity_key, 24);
 ABI_SIZE(affinity, 12);
 ABI_SIZE(source_range_key, 24);
 ABI_SIZE(source_range, 4);
-ABI_SIZE(backend_counters, 8);
+ABI_SIZE(backend_counters, 64);
 ABI_SIZE(snat_counter, 8);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
-ABI_SIZE(flow, 24);
-ABI_SIZE(reply, 48);
+ABI_SIZE(flow, 32);
+ABI_SIZE(reply, 64);
 ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 8);
 ABI_SIZE(socket_key, 32);

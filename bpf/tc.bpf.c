@@ -99,7 +99,7 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 {
 	__u64 length = ctx_length(ctx);
-	struct packet p = {};
+	struct packet p = { .frame = length };
 	struct cursor cursor;
 	int next, reason;
 

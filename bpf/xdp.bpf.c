@@ -49,7 +49,7 @@ int weir_xdp(ctx_t *ctx)
 {
 	struct cursor cursor = ctx_cursor(ctx);
 	__u64 length = ctx_length(ctx);
-	struct packet p = {};
+	struct packet p = { .frame = length };
 	int next = parse_ethernet(&cursor, &p);
 	int reason = next < 0 ? -next : REASON_NOT_IP;
 

@@ -18,11 +18,11 @@ struct request {
 	struct addr client; /* zero, if the node has no address of the family: no affinity, and in no source range */
 	__u64 hash;	    /* of the flow */
 	__u32 service;	    /* index into services */
-	__u32 kind;	    /* enum frontend_kind */
-	__u32 class;	    /* enum traffic_class */
 	__u32 backend;	    /* what it gets: index into backends */
 	__u32 generation;   /* of the backend */
-	__u32 pad;
+	__u8 kind;	    /* enum frontend_kind */
+	__u8 class;	    /* enum traffic_class */
+	__u16 pad;
 };
 
 static __always_inline void count_selection(__u32 service, __u32 backend, bool local)

@@ -9,11 +9,17 @@
 
 #include "choose.h"
 #include "forward.h"
+#include "signals.h"
 
 /* Whether a reason asks for an answer in the service's name. */
 static __always_inline bool wants_answer(int reason)
 {
 	return reason >= REASON_NO_ENDPOINTS && reason < REASON_NO_LOCAL_ENDPOINTS;
+}
+
+static __always_inline bool is_translated(int reason)
+{
+	return reason >= REASON_TO_LOCAL && reason < REASON_NO_ENDPOINTS;
 }
 
 /* A backend that is a process of this node. */
@@ -29,11 +35,13 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 
 /* Whether a packet starts over, although its flow is known: a fast client reuses ports, an idle UDP flow has ended. */
 static __always_inline bool starts_over(const struct packet *p, const struct flow *flow, const struct config *config,
-					__u32 now)
+					const bool v6)
 {
 	if (p->proto == IPPROTO_UDP)
-		return is_idle(now, flow->last_seen, config->udp_idle);
-	return p->syn && flow->flags & FLOW_CLOSING;
+		return is_idle(now_ticks(), flow->last_seen, config->udp_idle);
+	if (!p->syn)
+		return false;
+	return flow->flags & FLOW_CLOSING || (v6 ? syn_again6(p, flow) : syn_again4(p, flow));
 }
 
 static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow)
@@ -45,7 +53,9 @@ static __always_inline struct reply reply_of(const struct packet *p, const struc
 		.client_port = p->sport,
 		.flags = flow->flags,
 		.backend = flow->backend,
+		.generation = flow->generation,
 		.last_seen = flow->created,
+		.asked = p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0,
 	};
 }
 
@@ -59,7 +69,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 {
 	const struct config *config = config_get();
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	struct reply reply = reply_of(p, flow);
+	struct reply reply;
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
@@ -67,6 +77,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		flow->flags = FLOW_SNAT;
 		return 0;
 	}
+	reply = reply_of(p, flow);
 	/*
 	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
 	 * it the newer one wins.
@@ -250,8 +261,7 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 
 	if (error)
 		return -error;
-	reply->last_seen = now_ticks();
-	reply->flags |= p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED;
+	count_back(reply, p);
 	error = send(ctx, p, &to, &fib, v6);
 	return error ? -error : REASON_BACK;
 }
@@ -274,7 +284,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	const struct config *config = config_get();
 	const struct backend *backend;
 	struct flow *known, flow = {};
-	int error;
+	int error, reason;
 
 	if (!config)
 		return REASON_NO_FRONTEND;
@@ -289,14 +299,11 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	known = flow_lookup(p, v6);
 	backend = known ? flow_backend(known) : NULL;
 	if (known && backend) {
-		__u32 now = now_ticks();
-
-		if (!starts_over(p, known, config, now)) {
-			if (known->last_seen != now)
-				known->last_seen = now;
-			if (p->ending)
-				known->flags |= FLOW_CLOSING;
-			return to_backend(ctx, p, known, backend, config, v6);
+		if (!starts_over(p, known, config, v6)) {
+			reason = to_backend(ctx, p, known, backend, config, v6);
+			if (is_translated(reason))
+				count_to(known, p);
+			return reason;
 		}
 	}
 	/* Only the first piece of a datagram starts a flow or is answered. */
@@ -310,7 +317,10 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	backend = bpf_map_lookup_elem(&backends, &flow.backend);
 	if (!backend)
 		return REASON_BROKEN_TABLE;
-	return to_backend(ctx, p, &flow, backend, config, v6);
+	reason = to_backend(ctx, p, &flow, backend, config, v6);
+	if (is_translated(reason))
+		count_to(&flow, p);
+	return reason;
 }
 
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
@@ -327,10 +337,7 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))
 		return REASON_NO_REPLY;
-	if (reply->last_seen != now || !(reply->flags & FLOW_REPLIED)) {
-		reply->last_seen = now;
-		reply->flags |= FLOW_REPLIED;
-	}
+	count_back(reply, p);
 	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
 	return error ? -error : REASON_BACK;
 }

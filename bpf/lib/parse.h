@@ -97,6 +97,7 @@ struct packet {
 	__u8 piece;	     /* enum piece */
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
+	__u32 frame;	     /* bytes of the whole frame */
 	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 

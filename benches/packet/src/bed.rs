@@ -11,7 +11,7 @@ use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use weir_abi as abi;
 use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
-use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, TierPlan};
+use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, Shares, TierPlan};
 use weir_core::tables::Tables;
 use weir_datapath::{Datapath, MapStore, PinDir};
 use weir_testbed::prog_run::{Context, Run, prog_run};
@@ -160,6 +160,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             zone: "".into(),
             local: true,
             host_network: false,
+            pod: None,
         });
         let tier = TierPlan { spill: 0, local: (0..ENDPOINTS as usize).map(|i| (i, 1)).collect(), remote: Vec::new() };
         let key = FrontendKey { address: service_address(family, n), port: 80, protocol: Protocol::Tcp.number() };
@@ -169,6 +170,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             frontends: vec![(key, abi::KIND_CLUSTER_IP)],
             backends: backends.collect(),
             tiers: [tier.clone(), tier.clone(), tier],
+            shares: Shares::Planned,
             endpoints: ENDPOINTS,
             affinity: 0,
             external_local: false,

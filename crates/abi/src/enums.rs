@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -11,6 +11,8 @@ pub const LINE_DEPTH: usize = 4;
 pub const REF_LINE: u32 = 0x8000_0000;
 /// Times in flows count units of two to the power of this in jiffies; see [`crate::ticks`].
 pub const TICK_SHIFT: u32 = 8;
+/// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
+pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.
 pub const FILTER_BITS: u32 = 20;
 /// Bits of a word of the frontend filter, as a power of two.

@@ -56,6 +56,10 @@ pub struct Flow {
     pub created: u32,
     /// In ticks.
     pub last_seen: u32,
+    /// Of its packets without the first, wraps.
+    pub bytes: u32,
+    /// Those of them that `backend_counters` lack so far.
+    pub held: u32,
 }
 
 /// From backend to client. Keyed by the packet as the backend sends it.
@@ -76,8 +80,16 @@ pub struct Reply {
     pub pad: u16,
     /// Index into backends.
     pub backend: u32,
+    /// Of the backend when it was selected.
+    pub generation: u32,
     /// In ticks.
     pub last_seen: u32,
+    /// In units of delay, wraps: when an answer began to be awaited. 0: none is.
+    pub asked: u32,
+    /// Of its packets, wraps.
+    pub bytes: u32,
+    /// Those of them that `backend_counters` lack so far.
+    pub held: u32,
 }
 
 /// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.

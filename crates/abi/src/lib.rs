@@ -165,12 +165,28 @@ pub struct SourceRange {
     pub allowed: u32,
 }
 
-/// See `struct backend_counters` in `bpf/abi.h`.
+/// What became of a backend's flows since the slot was taken. All but the first is about packets, so connections of
+/// processes on the host are among the flows alone. Bytes are those of frames; the flow tables hold some of them back, of a
+/// connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of another tick.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct BackendCounters {
-    /// New flows sent here since the slot was taken.
+    /// New flows sent here.
     pub flows: u64,
+    /// Flows whose first answer was a SYN-ACK, an INIT ACK or a datagram.
+    pub answered: u64,
+    /// From the last SYN or the first datagram to that answer, all together, in units of `2^DELAY_SHIFT` nanoseconds.
+    pub delay: u64,
+    /// Flows whose first answer was a reset.
+    pub refused: u64,
+    /// SYNs sent again for want of any answer.
+    pub unanswered: u64,
+    /// Bytes from clients.
+    pub bytes_to: u64,
+    /// Bytes back to them.
+    pub bytes_from: u64,
+    /// Zero.
+    pub pad: u64,
 }
 
 /// See `struct snat_counter` in `bpf/abi.h`.

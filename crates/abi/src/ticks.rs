@@ -1,14 +1,21 @@
-//! The clock of flows: ticks of `2^TICK_SHIFT` jiffies, about a quarter of a second to two and a half.
+//! The clocks of the programs. That of flows counts ticks of `2^TICK_SHIFT` jiffies, about a quarter of a second to two
+//! and a half; that of delays units of `2^DELAY_SHIFT` nanoseconds, which costs a program 15 ns.
 //!
 //! A program reads jiffies at no cost. From outside they follow from the monotonic clock and the length of a jiffy, which
 //! is the resolution of the coarse clocks (`clock_getres(CLOCK_MONOTONIC_COARSE)`).
 
 use core::time::Duration;
 
-use crate::TICK_SHIFT;
+use crate::{DELAY_SHIFT, TICK_SHIFT};
 
 /// Jiffies begin so long before they reach 2^32 (`INITIAL_JIFFIES` of include/linux/jiffies.h).
 const WRAP_AFTER: Duration = Duration::from_secs(300);
+
+/// A time of the programs' clock of delays: that of `backend_counters`, for example.
+#[must_use]
+pub const fn delay(units: u64) -> Duration {
+    Duration::from_nanos(units.saturating_mul(1 << DELAY_SHIFT))
+}
 
 /// Converts between ticks and time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -52,13 +52,13 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
-        BackendCounters = "backend_counters" { flows }
+        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, pad }
         SnatCounter = "snat_counter" { next, pad }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
-        Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen }
-        Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, last_seen }
+        Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
+        Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, generation, last_seen, asked, bytes, held }
         FragmentKey = "fragment_key" { src, dst, id, proto, pad }
         Fragment = "fragment" { sport, dport, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
@@ -85,6 +85,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         SERVICE_NETWORKS,
         NAME_SIZE,
         TICK_SHIFT,
+        DELAY_SHIFT,
         SNAT_COUNTERS,
         FILTER_BITS,
         FILTER_WORD_BITS,

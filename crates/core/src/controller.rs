@@ -32,7 +32,8 @@ pub struct Controller {
     kind: Kind,
     policy: Box<dyn Policy>,
     ejections: Ejections,
-    ages: HashMap<SocketAddr, Duration>,
+    /// Of all endpoints, in their order.
+    ages: Vec<(SocketAddr, Duration)>,
     written: Vec<(usize, SocketAddr, f64)>,
 }
 
@@ -40,7 +41,7 @@ impl Controller {
     /// One that knows nothing yet. All endpoints are equally new to it.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
-        let (ejections, ages) = (Ejections::default(), HashMap::new());
+        let (ejections, ages) = (Ejections::default(), Vec::new());
         Self { kind, policy: kind.start(), ejections, ages, written: Vec::new() }
     }
 
@@ -93,15 +94,22 @@ impl Controller {
     }
 
     fn grow_older(&mut self, elapsed: Duration, addresses: &[SocketAddr]) {
-        let age = |address: &SocketAddr| self.ages.get(address).map_or(Duration::ZERO, |age| *age + elapsed);
+        if addresses.iter().eq(self.ages.iter().map(|(address, _)| address)) {
+            self.ages.iter_mut().for_each(|(_, age)| *age += elapsed);
+            return;
+        }
+        let known: HashMap<SocketAddr, Duration> = self.ages.drain(..).collect();
+        let age = |address: &SocketAddr| known.get(address).map_or(Duration::ZERO, |age| *age + elapsed);
         self.ages = addresses.iter().map(|address| (*address, age(address))).collect();
     }
 
     /// What of its share each endpoint may have, by the time since it came or came back, against the one that has been
     /// there longest: where all are new, nobody is.
     fn factors(&self, endpoints: &[Endpoint]) -> Vec<f64> {
-        let factor = |address: &SocketAddr| {
-            let age = self.ages.get(address).copied().unwrap_or_default();
+        // They are some of all endpoints, in the same order.
+        let mut ages = self.ages.iter();
+        let mut factor = |address: &SocketAddr| {
+            let age = ages.find(|(other, _)| other == address).map(|(_, age)| *age).unwrap_or_default();
             let age = self.ejections.trial(address).map_or(age, |trial| trial.min(age));
             (RAMP_START + (1.0 - RAMP_START) * age.div_duration_f64(RAMP)).min(1.0)
         };

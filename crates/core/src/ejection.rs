@@ -25,6 +25,8 @@ pub struct Outcome {
     pub answered: u32,
     /// SYNs that it never answered, and flows that it reset at once.
     pub failed: u32,
+    /// Its node answers nobody any more: it is out for as long as that lasts.
+    pub silent: bool,
 }
 
 /// Where an endpoint stands.
@@ -38,7 +40,7 @@ enum Standing {
     Trial { passed: Duration, failures: u32, backoff: Duration },
 }
 
-/// Which endpoints of a service are out.
+/// Which endpoints of a service are out, or might be soon: those without a failure are not kept.
 #[derive(Clone, Debug, Default)]
 pub struct Ejections(HashMap<SocketAddr, Standing>);
 
@@ -46,11 +48,15 @@ impl Ejections {
     /// After a tick: whether each endpoint is in. `endpoints` are all that may be used, `outcomes` theirs in the same
     /// order. What is no endpoint any more is forgotten.
     pub fn tick(&mut self, elapsed: Duration, endpoints: &[SocketAddr], outcomes: &[Outcome]) -> Vec<bool> {
-        let mut next = HashMap::with_capacity(endpoints.len());
+        let mut next = HashMap::new();
         for (index, endpoint) in endpoints.iter().enumerate() {
-            let standing = self.0.remove(endpoint).unwrap_or(Standing::In { failures: 0 });
+            // Hashing is what a tick costs: mostly nobody failed, and there is nothing to look up.
+            let before = if self.0.is_empty() { None } else { self.0.remove(endpoint) };
             let outcome = outcomes.get(index).copied().unwrap_or_default();
-            next.insert(*endpoint, standing.after(elapsed, outcome));
+            let standing = before.unwrap_or(Standing::BLAMELESS).after(elapsed, outcome);
+            if standing != Standing::BLAMELESS {
+                next.insert(*endpoint, standing);
+            }
         }
         self.0 = next;
         self.cap(endpoints);
@@ -102,7 +108,13 @@ impl Ejections {
 }
 
 impl Standing {
+    /// That of an endpoint that nothing is known of.
+    const BLAMELESS: Self = Self::In { failures: 0 };
+
     fn after(self, elapsed: Duration, outcome: Outcome) -> Self {
+        if outcome.silent {
+            return self.silent();
+        }
         let add = |failures: u32| {
             // Who answers more than it fails is in order.
             if outcome.answered > outcome.failed { 0 } else { failures.saturating_add(outcome.failed) }
@@ -115,6 +127,16 @@ impl Standing {
                 (0, passed) if passed >= TRIAL => Self::In { failures: 0 },
                 (failures, passed) => Self::Trial { passed, failures, backoff },
             },
+        }
+    }
+
+    /// The first to be thrown out, and no time passes for who is out.
+    const fn silent(self) -> Self {
+        let failures = u32::MAX;
+        match self {
+            Self::In { .. } => Self::In { failures },
+            Self::Trial { passed, failures: _, backoff } => Self::Trial { passed, failures, backoff },
+            Self::Out { .. } => self,
         }
     }
 

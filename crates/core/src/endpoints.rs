@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::model::{Endpoint, Family, Protocol, Slice};
+use crate::model::{Endpoint, Family, PodUid, Protocol, Slice};
 
 /// An endpoint of one service port, with the port number of the slice that it came from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,13 +25,15 @@ pub struct ResolvedEndpoint<'a> {
     pub zone_hints: &'a [Arc<str>],
     /// Nodes whose clients should use it.
     pub node_hints: &'a [Arc<str>],
+    /// The Pod that it is.
+    pub pod: Option<PodUid>,
 }
 
 impl<'a> ResolvedEndpoint<'a> {
     /// An endpoint of a slice at one of the slice's ports.
     #[must_use]
     pub fn new(endpoint: &'a Endpoint, port: u16) -> Self {
-        let Endpoint { address, node, ready, serving, terminating, zone_hints, node_hints } = endpoint;
+        let Endpoint { address, node, ready, serving, terminating, zone_hints, node_hints, pod } = endpoint;
         Self {
             address: *address,
             port,
@@ -41,6 +43,7 @@ impl<'a> ResolvedEndpoint<'a> {
             terminating: *terminating,
             zone_hints,
             node_hints,
+            pod: *pod,
         }
     }
 

@@ -118,3 +118,43 @@ fn subtree(
     lines.push((id, line));
     Some(id | abi::REF_LINE)
 }
+
+/// What a reference leads to: each backend with its part of the 32-bit range, in the tree's order. None if a line is
+/// missing or lies deeper than the kernel looks. Building these parts again makes the same tree.
+pub(crate) fn parts<'a>(reference: u32, get: &impl Fn(u32) -> Option<&'a abi::Line>) -> Option<Vec<(u32, u32)>> {
+    let mut bounds = Vec::new();
+    if reference != 0 {
+        collect(Bound { id: reference, upper: u32::MAX }, abi::LINE_DEPTH, get, &mut bounds)?;
+    }
+    let mut below = 0_u64;
+    let part = |bound: &Bound| {
+        let end = u64::from(bound.upper) + 1;
+        let part = end.saturating_sub(below);
+        below = end;
+        // A backend alone has 2^32, and no weight to share with anybody.
+        (bound.id, u32::try_from(part).unwrap_or(u32::MAX))
+    };
+    Some(bounds.iter().map(part).collect())
+}
+
+fn collect<'a>(
+    bound: Bound,
+    levels: usize,
+    get: &impl Fn(u32) -> Option<&'a abi::Line>,
+    bounds: &mut Vec<Bound>,
+) -> Option<()> {
+    if bound.id & abi::REF_LINE == 0 {
+        bounds.push(bound);
+        return Some(());
+    }
+    let line = get(bound.id & !abi::REF_LINE).filter(|_| levels > 0)?;
+    for (id, upper) in line.r#ref.iter().zip(&line.cumulative) {
+        // The last one of a line goes up to where the line itself ends.
+        let last = *upper == u32::MAX;
+        collect(Bound { id: *id, upper: if last { bound.upper } else { *upper } }, levels - 1, get, bounds)?;
+        if last {
+            return Some(());
+        }
+    }
+    Some(())
+}

@@ -30,6 +30,9 @@ pub enum Lie {
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Share(f64);
 
+// Never NaN: each is equal to itself.
+impl Eq for Share {}
+
 impl Share {
     /// None of it.
     pub const NONE: Self = Self(0.0);
@@ -104,15 +107,18 @@ pub struct NodeLoad {
     pub pressure: Option<Sample<Share>>,
     /// Cores that the node can give, its quota considered. 0 if unknown.
     pub capacity: f64,
+    /// What the network of `network` carries, in bits per second each way. 0 if unknown.
+    pub bandwidth: f64,
 }
 
 impl NodeLoad {
-    /// The load itself, if its capacity can be true.
+    /// The load itself, if what it says that the node has can be true.
     ///
     /// # Errors
-    /// [`Lie::Amount`] if the capacity is not a number, negative or infinite.
+    /// [`Lie::Amount`] if that is not a number, negative or infinite.
     pub fn checked(self) -> Result<Self, Lie> {
         amount("a capacity in cores", self.capacity)?;
+        amount("a bandwidth in bits per second", self.bandwidth)?;
         Ok(self)
     }
 }
@@ -138,6 +144,16 @@ impl ServiceLoad {
         amount("spare flows per second", self.spare)?;
         Ok(self)
     }
+}
+
+/// What other nodes send of a service straight to the endpoints of this one, as they tell: they translate those flows,
+/// so that this node's datapath never counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Inbound {
+    /// How many nodes.
+    pub spillers: u32,
+    /// New flows per second of all of them together.
+    pub flows_per_second: f64,
 }
 
 fn amount(what: &'static str, claimed: f64) -> Result<f64, Lie> {
@@ -167,7 +183,7 @@ pub struct PeerReport {
     pub node: Arc<str>,
     /// How busy it is. The samples' ages are those when the report was made.
     pub load: NodeLoad,
-    /// Its services; one may be missing if the report did not hold them all.
+    /// Its services in the order of their numbers; one may be missing if the report did not hold them all.
     pub services: Vec<(ServiceId, ServiceLoad)>,
     /// Round-trip time to it, without the time that the peer held the probe. None if it was never measured.
     pub rtt: Option<Duration>,
@@ -179,6 +195,7 @@ impl PeerReport {
     /// What it says of a service.
     #[must_use]
     pub fn service(&self, id: ServiceId) -> Option<&ServiceLoad> {
-        self.services.iter().find(|(other, _)| *other == id).map(|(_, load)| load)
+        let at = self.services.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(&self.services[at].1)
     }
 }

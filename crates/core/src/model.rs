@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+
+use crate::settings::Overrides;
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -115,6 +118,8 @@ pub struct Service {
     pub health_check_port: Option<u16>,
     /// Who serves it.
     pub proxy: Proxy,
+    /// What its annotations want of the steering. Most Services want nothing.
+    pub overrides: Option<Box<Overrides>>,
 }
 
 /// Who serves a Service, by its label `service.kubernetes.io/service-proxy-name`.
@@ -186,6 +191,59 @@ pub struct Endpoint {
     pub zone_hints: Box<[Arc<str>]>,
     /// `hints.forNodes`.
     pub node_hints: Box<[Arc<str>]>,
+    /// The Pod that it is (`targetRef`); None of an endpoint that is none.
+    pub pod: Option<PodUid>,
+}
+
+/// `metadata.uid` of a Pod, by which its cgroup is found: a UUID (RFC 9562) as the API server makes them. Nothing is
+/// known of the load of a Pod whose uid is written in another form.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PodUid([u8; 16]);
+
+/// Digits between the dashes of a UUID.
+const UUID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+
+/// A text that is no UUID in lower case.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("not a UUID in lower case, such as 9b7b5d0a-3f6e-4f0c-8d57-0a1b2c3d4e5f")]
+pub struct NotUuid;
+
+impl FromStr for PodUid {
+    type Err = NotUuid;
+
+    fn from_str(text: &str) -> Result<Self, NotUuid> {
+        let mut digits = Vec::with_capacity(32);
+        let mut groups = text.split('-');
+        for length in UUID_GROUPS {
+            let group = groups.next().filter(|group| group.len() == length).ok_or(NotUuid)?;
+            digits.extend(group.bytes());
+        }
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(NotUuid),
+        };
+        let mut bytes = [0; 16];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        if groups.next().is_some() { Err(NotUuid) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = self.0.iter();
+        for (group, length) in UUID_GROUPS.into_iter().enumerate() {
+            if group > 0 {
+                f.write_str("-")?;
+            }
+            for byte in bytes.by_ref().take(length / 2) {
+                write!(f, "{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A ServiceCIDR: where the API server takes cluster IPs from.
@@ -209,4 +267,15 @@ pub struct Node {
     /// Whether load balancers outside should send it traffic: it is neither being deleted nor marked for it by the
     /// cluster autoscaler (KEP-3836).
     pub eligible: bool,
+    /// What it has.
+    pub capacity: NodeCapacity,
+}
+
+/// What a node has, the system's part included: `status.capacity`. 0 is unknown.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct NodeCapacity {
+    /// CPU, in thousandths of a core.
+    pub millicores: u32,
+    /// Memory.
+    pub bytes: u64,
 }

@@ -1,7 +1,7 @@
 //! A big cluster stays within its budgets of time and memory. The times hold for optimised builds only.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
+use weir_core::load::{Inbound, NodeLoad, PeerReport, Sample, ServiceId, Share};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, PodUid, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
+    TrafficPolicy,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
+use weir_core::settings::Settings;
+use weir_core::steering::{BackendCounts, Facts, PodUse, ServiceCounts, Steering, Target};
 use weir_core::tables::Tables;
 
 const SERVICES: u32 = 10_000;
@@ -65,6 +69,7 @@ fn service(index: u32) -> Service {
         source_ranges: vec![],
         health_check_port: None,
         proxy: Proxy::Ours,
+        overrides: None,
     }
 }
 
@@ -77,6 +82,7 @@ fn slice(index: u32) -> Slice {
         terminating: false,
         zone_hints: Box::default(),
         node_hints: Box::default(),
+        pod: None,
     };
     let service = name(index);
     Slice {
@@ -96,7 +102,8 @@ fn cluster() -> Cluster {
     for index in 0..NODES {
         let zone = format!("zone-{}", index % 3).into();
         let addresses = vec![address([192, 168, 0, 0], index)];
-        cluster.apply(Event::Node(Node { name: format!("node-{index}").into(), zone, addresses, eligible: true }));
+        let (name, capacity) = (format!("node-{index}").into(), NodeCapacity::default());
+        cluster.apply(Event::Node(Node { name, zone, addresses, eligible: true, capacity }));
     }
     cluster
 }
@@ -149,4 +156,104 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
         tables.replace(&name, &plan(&cluster, &config, &name), 1).unwrap();
     }
     within(Duration::from_millis(1), "one endpoint less", clock.elapsed());
+    steer(&cluster, &config, &tables);
+}
+
+/// What the loop knows: the first of the services are used, and all nodes tell what they can take.
+struct World {
+    in_use: u32,
+    flows: u64,
+    reports: HashMap<Arc<str>, PeerReport>,
+}
+
+impl World {
+    fn new() -> Self {
+        let cpu = Some(Sample::fresh(Share::clamped(0.5)));
+        let load = NodeLoad { cpu, capacity: 4.0, ..NodeLoad::default() };
+        let report = |index| {
+            let node: Arc<str> = format!("node-{index}").into();
+            let rtt = Some(Duration::from_micros(200 + 50 * u64::from(index)));
+            (Arc::clone(&node), PeerReport { node, load, services: vec![], rtt, age: Duration::ZERO })
+        };
+        Self { in_use: 0, flows: 0, reports: (0..NODES).map(report).collect() }
+    }
+}
+
+impl Facts for World {
+    fn own(&self) -> NodeLoad {
+        self.reports["node-1"].load
+    }
+
+    fn report(&self, node: &str) -> Option<&PeerReport> {
+        self.reports.get(node)
+    }
+
+    fn report_interval(&self, _node: &str) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn is_silent(&self, _node: &str) -> bool {
+        false
+    }
+
+    fn is_alarmed(&self) -> bool {
+        false
+    }
+
+    fn service(&self, slot: u32) -> ServiceCounts {
+        ServiceCounts { local: if slot <= self.in_use { self.flows } else { 0 }, remote: 0 }
+    }
+
+    fn backend(&self, slot: u32) -> BackendCounts {
+        let flows = if slot <= self.in_use * ENDPOINTS { self.flows } else { 0 };
+        BackendCounts { flows, answered: flows, failed: 0 }
+    }
+
+    fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {
+        0
+    }
+
+    fn pod(&self, _pod: PodUid) -> Option<PodUse> {
+        None
+    }
+
+    fn inbound(&self, _service: ServiceId) -> Inbound {
+        Inbound::default()
+    }
+}
+
+/// The loop over all services: its memory, and its part of a core while nobody and while a thousand are used.
+fn steer(cluster: &Cluster, config: &PlanConfig, tables: &Tables) {
+    const TICK: Duration = Duration::from_millis(250);
+    const TICKS: u32 = 40;
+    let mut world = World::new();
+    let start = ALLOCATED.load(Ordering::Relaxed);
+    let mut steering = Steering::new(Arc::clone(&config.node));
+    for index in 0..SERVICES {
+        let name = name(index);
+        let target = |plan| {
+            let (slot, backends) = tables.slots_of(&plan).expect("it was written");
+            let backends: Vec<_> = backends.into_iter().map(|id| (id, tables.generation(id))).collect();
+            let settings = Settings::default().of(&name, None);
+            Target::new(&plan, &config.node, slot, &backends, settings, [0; 3], 1)
+        };
+        let targets = plan(cluster, config, &name).into_iter().map(target).collect();
+        steering.put(&name, targets, &world);
+    }
+    let idle = ALLOCATED.load(Ordering::Relaxed) - start;
+    println!("steering of {SERVICES} services: {} KiB", idle / 1024);
+    assert!(idle < 24 * MIB, "steering takes {idle} bytes");
+
+    for (in_use, budget) in [(0, 2), (1000, 10)] {
+        world.in_use = in_use;
+        let clock = Instant::now();
+        for _ in 0..TICKS {
+            world.flows += 2;
+            drop(steering.tick(TICK, &world));
+        }
+        let part = clock.elapsed() / TICKS;
+        // In thousandths of a core.
+        within(TICK * budget / 1000, &format!("a tick with {in_use} services in use"), part);
+    }
+    println!("with 1000 in use: {} KiB more", (ALLOCATED.load(Ordering::Relaxed) - start - idle) / 1024);
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use aya::programs::{Program, ProgramFd};
+use aya::programs::{Program, ProgramError, ProgramFd};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use tracing::{info, warn};
 use weir_abi as abi;
@@ -20,6 +21,9 @@ use crate::pins::{PinDir, PinLock};
 use crate::resize;
 use crate::store::KernelStore;
 use crate::sys;
+
+/// Times that a program is given to the kernel, as in libbpf (`PROG_LOAD_ATTEMPTS`).
+const LOAD_ATTEMPTS: u32 = 5;
 
 static XDP: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/xdp.bpf.o"));
 static TC: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tc.bpf.o"));
@@ -272,13 +276,19 @@ fn load(
     }
     let mut ebpf = loader.load(bytes).map_err(|e| failed(object, &e))?;
     for (name, program) in ebpf.programs_mut() {
-        let loaded = match program {
-            Program::Xdp(program) => program.load(),
-            Program::SchedClassifier(program) => program.load(),
-            Program::CgroupSockAddr(program) => program.load(),
-            _ => continue,
-        };
-        loaded.map_err(|e| failed(object, &e))?;
+        let mut attempts = 1;
+        loop {
+            let loaded = match program {
+                Program::Xdp(program) => program.load(),
+                Program::SchedClassifier(program) => program.load(),
+                Program::CgroupSockAddr(program) => program.load(),
+                _ => Ok(()),
+            };
+            match loaded {
+                Err(e) if was_interrupted(&e) && attempts < LOAD_ATTEMPTS => attempts += 1,
+                loaded => break loaded.map_err(|e| failed(object, &e))?,
+            }
+        }
         let fd = program.fd().map_err(|e| failed(object, &e))?;
         let fd = fd.try_clone();
         programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
@@ -286,12 +296,19 @@ fn load(
     Ok(ebpf)
 }
 
+/// Whether the verifier gave up because a signal came for the thread: it says `EAGAIN` then (bpf_check() in
+/// kernel/bpf/verifier.c).
+fn was_interrupted(error: &ProgramError) -> bool {
+    let ProgramError::LoadError { io_error, .. } = error else { return false };
+    io_error.kind() == io::ErrorKind::WouldBlock
+}
+
 /// The whole chain of causes; a refusal for want of rights gets its own error.
 fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
     let mut reason = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        if let Some(io) = inner.downcast_ref::<std::io::Error>()
+        if let Some(io) = inner.downcast_ref::<io::Error>()
             && matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES))
             && !reason.contains("processed")
         {

@@ -124,9 +124,18 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// # Errors
     /// When the system call fails.
     pub fn entries(&self) -> Result<Vec<(K, V)>> {
+        let mut entries = Vec::new();
+        self.visit(|key, value| entries.push((*key, *value)))?;
+        Ok(entries)
+    }
+
+    /// Shows all entries to `visit`, as [`Table::entries`] but without keeping them.
+    ///
+    /// # Errors
+    /// When the system call fails, after some entries were visited.
+    pub fn visit(&self, mut visit: impl FnMut(&K, &V)) -> Result<()> {
         let mut keys = vec![blank::<K>(); BATCH];
         let mut values = vec![blank::<V>(); BATCH];
-        let mut entries = Vec::new();
         let mut token = None;
         loop {
             let (count, next) = match sys::lookup_batch(self.fd.as_fd(), token, &mut keys, &mut values) {
@@ -139,10 +148,10 @@ impl<K: Pod, V: Pod> Table<K, V> {
                 }
                 Err(e) => return Err(self.error("list", e)),
             };
-            entries.extend(keys.iter().copied().zip(values.iter().copied()).take(count));
+            keys.iter().zip(&values).take(count).for_each(|(key, value)| visit(key, value));
             match next {
                 Some(next) => token = Some(next),
-                None => return Ok(entries),
+                None => return Ok(()),
             }
         }
     }

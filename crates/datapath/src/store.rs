@@ -60,7 +60,7 @@ fn full(map: &'static str, size: u32) -> impl Fn(Error) -> Error {
 
 impl KernelStore {
     fn apply_one(&self, op: &MapOp) -> Result<()> {
-        let counters = abi::BackendCounters { flows: 0 };
+        let counters = abi::BackendCounters::default();
         let service_counters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
         match op {
             MapOp::PutBackend { id, backend } => self.backends.set(*id, backend),

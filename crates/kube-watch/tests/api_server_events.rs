@@ -147,6 +147,30 @@ async fn a_slice_that_cannot_be_served_has_one_event_that_describe_finds() {
     assert_eq!(regarding("edge-1").await.kind.as_deref(), Some("Node"));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_annotation_has_an_event_of_its_own() {
+    if !ApiServer::require("events of a real API server") {
+        return;
+    }
+    let (api, objects) = start();
+    role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat()).unwrap();
+    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
+    let mut watching = Watching::start(agent.clone(), Events::start(agent, "edge-1"));
+    let mut web = service("web", 80, "TCP");
+    web.metadata.annotations = Some([("weir.dev/policy".to_owned(), "ripe".to_owned())].into());
+    let web = objects.apply(&web).unwrap();
+    watching.until("the first lists", Cluster::synced).await;
+
+    let event = first_about(&admin, "web").await;
+    assert_eq!(event.regarding.unwrap().uid, web.metadata.uid);
+    assert_eq!((event.type_.as_deref(), event.reason.as_deref()), (Some("Warning"), Some("WrongAnnotation")));
+    let note = event.note.unwrap();
+    assert!(
+        note.starts_with("annotation weir.dev/policy: policy \"ripe\" does not exist: use waterfill, rap"),
+        "{note}"
+    );
+}
+
 /// What the log says.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);

@@ -4,7 +4,9 @@
 use std::net::IpAddr;
 
 use weir_core::cluster::Event;
+use weir_core::load::Share;
 use weir_core::model::{self, Family, ObjectName, Protocol, Proxy, TrafficPolicy};
+use weir_core::policies::Kind;
 use weir_kube_watch::static_file::parse;
 
 const GOOD: &str = "\
@@ -57,8 +59,15 @@ fn ip(text: &str) -> IpAddr {
 fn nodes_and_services_are_what_the_file_says() {
     let Parsed { nodes, services, .. } = good(GOOD);
     let addresses = vec![ip("192.0.2.11"), ip("2001:db8::11")];
-    assert_eq!(nodes[0], model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses, eligible: true });
-    assert_eq!(nodes[1], model::Node { name: "edge-2".into(), zone: "".into(), addresses: vec![], eligible: true });
+    let capacity = model::NodeCapacity::default();
+    assert_eq!(
+        nodes[0],
+        model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses, eligible: true, capacity }
+    );
+    assert_eq!(
+        nodes[1],
+        model::Node { name: "edge-2".into(), zone: "".into(), addresses: vec![], eligible: true, capacity }
+    );
     let port =
         |name: &str, protocol, port, node_port| model::ServicePort { name: name.into(), protocol, port, node_port };
     let expected = model::Service {
@@ -73,6 +82,7 @@ fn nodes_and_services_are_what_the_file_says() {
         source_ranges: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
         health_check_port: None,
         proxy: Proxy::Ours,
+        overrides: None,
     };
     assert_eq!(services, [expected]);
 }
@@ -221,6 +231,11 @@ fn words_that_mean_nothing_are_refused() {
             "externalTrafficPolicy: local",
             "line 13, column 28: externalTrafficPolicy: \"local\" is neither Cluster nor Local",
         ),
+        (
+            "10.0.1.5, node: edge-1",
+            "10.0.1.5, node: edge-1, pod: web-0",
+            "line 18, column 48: pod: \"web-0\" is not a UUID in lower case, such as 9b7b5d0a-3f6e-4f0c-8d57-0a1b2c3d4e5f",
+        ),
         ("10.0.1.5, node: edge-1", "10.0.1.5, node: edge-9", "line 18, column 35: node: \"edge-9\" is not in `nodes`"),
         ("- name: web", "- name: ''", "line 7, column 11: services[].name: a name must not be empty"),
     ] {
@@ -264,6 +279,31 @@ fn bad_affinity_and_source_ranges_are_refused_with_their_place_and_field() {
         ),
     ] {
         assert_eq!(mistake(&with(old, new)), expected);
+    }
+}
+
+#[test]
+fn annotations_of_ours_are_settings_and_those_of_others_are_ignored() {
+    let annotations = "{weir.dev/policy: rap, weir.dev/target: 0.7, example.com/owner: someone}";
+    let Parsed { services, .. } =
+        good(&with("    namespace: shop", &format!("    namespace: shop\n    annotations: {annotations}")));
+    let overrides = services[0].overrides.as_deref().unwrap();
+    assert_eq!((overrides.policy, overrides.target.map(Share::get)), (Some(Kind::Rap), Some(0.7)));
+}
+
+#[test]
+fn bad_annotations_are_refused_with_their_place_and_name() {
+    for (annotation, expected) in [
+        ("target: 70", "line 9, column 36: annotations: annotation weir.dev/target: \"70\" is not a number above 0"),
+        (
+            "targt: 1",
+            "line 9, column 35: annotations: annotation weir.dev/targt: there is no setting of this name; did",
+        ),
+    ] {
+        let text =
+            with("    namespace: shop", &format!("    namespace: shop\n    annotations: {{weir.dev/{annotation}}}"));
+        let mistake = mistake(&text);
+        assert!(mistake.starts_with(expected), "{mistake}");
     }
 }
 

@@ -3,9 +3,9 @@
 //! ```text
 //!  0 held, µs         4 age of the report, ms (65535: no report)
 //!  6 cpu, memory, network, pressure        each: share in 1/65534 (65535: unknown), age in ms
-//! 22 capacity (f32)  26 services in all    28 spilled in all
-//! 30 spilled here    31 services here      counts
-//! 32 spilled: ids    …  services: id, flows/s (f32), open flows, spare flows/s (f32)
+//! 22 capacity (f32)  26 bandwidth (f32)    30 services in all    32 spilled in all
+//! 34 spilled here    35 services here      counts
+//! 36 spilled: id, flows/s (f32)        …  services: id, flows/s (f32), open flows, spare flows/s (f32)
 //! ```
 
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::counters::Refusal;
 use crate::wire::{self, Reader};
 
 /// Bytes before the lists.
-pub(crate) const FIXED: usize = 32;
+pub(crate) const FIXED: usize = 36;
 /// Bytes of a service that is spilled.
-pub(crate) const SPILLED: usize = 8;
+pub(crate) const SPILLED: usize = 12;
 /// Bytes of a service that is reported.
 pub(crate) const SERVICE: usize = 20;
 
@@ -29,8 +29,8 @@ const NO_REPORT: u16 = u16::MAX;
 pub struct Body {
     /// From the probe's arrival until this reply was made; zero in a probe. Up to 71 minutes, in microseconds.
     pub held: Duration,
-    /// Services whose flows the sender spills to the receiver, as many as fit. At most 255.
-    pub spilled: Vec<ServiceId>,
+    /// Services whose flows the sender spills to the receiver, with new flows per second, as many as fit. At most 255.
+    pub spilled: Vec<(ServiceId, f64)>,
     /// How many of those there are. At most 65535.
     pub spilled_in_all: u16,
     /// How busy the sender is. None if it does not know, or has not found out lately.
@@ -74,10 +74,14 @@ impl Body {
             bytes.extend(wire::share(share));
         }
         bytes.extend(wire::amount(load.capacity));
+        bytes.extend(wire::amount(load.bandwidth));
         bytes.extend(known.map_or(0, |report| report.services_in_all).to_be_bytes());
         bytes.extend(spilled_in_all.to_be_bytes());
         bytes.extend([claims, entries]);
-        bytes.extend(spilled.iter().take(claims.into()).flat_map(|id| id.0.to_be_bytes()));
+        for (id, flows_per_second) in spilled.iter().take(claims.into()) {
+            bytes.extend(id.0.to_be_bytes());
+            bytes.extend(wire::amount(*flows_per_second));
+        }
         for (id, load) in services.iter().take(entries.into()) {
             bytes.extend(id.0.to_be_bytes());
             bytes.extend(wire::amount(load.flows_per_second));
@@ -98,8 +102,7 @@ impl Body {
         if spilled > spilled_in_all || services > services_in_all {
             return Err(Refusal::Malformed);
         }
-        let ids = (0..spilled).map(|_| reader.u64().map(ServiceId)).collect::<Option<_>>();
-        let spilled = ids.ok_or(Refusal::Malformed)?;
+        let spilled = (0..spilled).map(|_| claim(&mut reader)).collect::<Result<_, _>>()?;
         let services = (0..services).map(|_| service(&mut reader)).collect::<Result<_, _>>()?;
         let load = load.checked().map_err(|_lie| Refusal::Lie)?;
         let report = (age != NO_REPORT).then(|| Report {
@@ -134,6 +137,7 @@ impl Fixed {
                 network: reader.share()?,
                 pressure: reader.share()?,
                 capacity: reader.amount()?,
+                bandwidth: reader.amount()?,
             },
             services_in_all: reader.u16()?,
             spilled_in_all: reader.u16()?,
@@ -141,6 +145,13 @@ impl Fixed {
             services: reader.u8()?.into(),
         })
     }
+}
+
+fn claim(reader: &mut Reader<'_>) -> Result<(ServiceId, f64), Refusal> {
+    let mut read = || Some((ServiceId(reader.u64()?), reader.amount()?));
+    let (id, flows_per_second) = read().ok_or(Refusal::Malformed)?;
+    let load = ServiceLoad { flows_per_second, ..ServiceLoad::default() };
+    Ok((id, load.checked().map_err(|_lie| Refusal::Lie)?.flows_per_second))
 }
 
 fn service(reader: &mut Reader<'_>) -> Result<(ServiceId, ServiceLoad), Refusal> {

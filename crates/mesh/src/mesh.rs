@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::load::{NodeLoad, PeerReport, ServiceId, ServiceLoad};
+use weir_core::load::{Inbound, NodeLoad, PeerReport, ServiceId, ServiceLoad};
 
 use crate::body::{Body, SERVICE, SPILLED};
 use crate::budget::{self, size_on_wire};
@@ -136,20 +136,21 @@ impl Mesh {
         self.published = Some(Published::new(load, services, now.steady));
     }
 
-    /// The services whose flows this node spills to a peer from now on. Told to it, so that it can divide what it
-    /// spares.
-    pub fn spill(&mut self, node: &str, services: impl IntoIterator<Item = ServiceId>) {
+    /// The services whose flows this node spills to a peer from now on, with new flows per second. Told to it, so that
+    /// it can divide what it spares, and knows what its endpoints get past its own datapath. Rates that cannot be true
+    /// are left out.
+    pub fn spill(&mut self, node: &str, services: impl IntoIterator<Item = (ServiceId, f64)>) {
         if let Some(peer) = self.peers.get_mut(&NodeId::of(node)) {
+            let possible = |(_, rate): &(ServiceId, f64)| rate.is_finite() && *rate >= 0.0;
+            let services: BTreeMap<_, _> = services.into_iter().filter(possible).collect();
             peer.spilled = services.into_iter().collect();
-            peer.spilled.sort_unstable();
-            peer.spilled.dedup();
         }
     }
 
-    /// For each service, how many nodes told within the last 5 s that they spill to this one.
+    /// For each service, what nodes told within the last 5 s that they spill to this one.
     #[must_use]
-    pub fn spillers(&self, now: Now) -> HashMap<ServiceId, u32> {
-        self.remotes.spillers(now.steady)
+    pub fn inbound(&self, now: Now) -> HashMap<ServiceId, Inbound> {
+        self.remotes.inbound(now.steady)
     }
 
     /// What the peers told, by node; nothing older than 30 s.
@@ -220,12 +221,15 @@ impl Mesh {
 
     /// What a packet of this length tells a node.
     fn body(&mut self, to: NodeId, length: usize, held: Duration, now: Now) -> Body {
+        let own = self.own_services();
         let all = self.peers.get(&to).map_or(&[][..], |peer| &peer.spilled);
         let room = length.saturating_sub(ENVELOPE);
         let remote = self.remotes.entry(to, now.steady);
-        let slots = (room / SPILLED_PART / SPILLED).min(u8::MAX.into());
+        // What the services do not need is free.
+        let part = (room / SPILLED_PART).max(room.saturating_sub(own * SERVICE));
+        let slots = (part / SPILLED).min(u8::MAX.into());
         let spilled = services::in_turn(all, slots, &mut remote.spilling);
-        let wanted: Vec<_> = remote.spilled.fresh(SPILL_LIFE, now.steady).map(|(id, ())| id).collect();
+        let wanted: Vec<_> = remote.spilled.fresh(SPILL_LIFE, now.steady).map(|(id, _)| id).collect();
         let slots = (room - spilled.len() * SPILLED) / SERVICE;
         let published = self.published.as_ref();
         Body {
@@ -269,6 +273,9 @@ impl Mesh {
         }
         let order = self.remotes.admit(&header, now.steady)?;
         let body = Body::decode(body)?;
+        if let Some(peer) = self.peers.get_mut(&header.sender) {
+            peer.heard(now.steady);
+        }
         let held = now.wall.saturating_sub(arrived);
         match header.kind {
             Kind::Probe => {
@@ -308,7 +315,7 @@ impl Mesh {
             Order::Late => return,
             Order::Newest => {}
         }
-        let spilled = body.spilled.iter().map(|id| (*id, ()));
+        let spilled = body.spilled.iter().copied();
         let remote = self.remotes.entry(header.sender, now.steady);
         remote.spilled.merge(spilled, body.spilled_is_complete(), SPILL_LIFE, now.steady);
         if let (Some(peer), Some(report)) = (self.peers.get_mut(&header.sender), &body.report) {

@@ -14,6 +14,9 @@ use crate::services::Merged;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Probes that may be open: one per interval, unless a peer is both near and in turn.
 const OPEN: usize = 8;
+/// After this time without anything from it a peer that is probed all the time is silent: three intervals, so that two
+/// packets each way were lost, and new flows stay away from a node within 2 s of its loss.
+const SILENCE: Duration = Duration::from_millis(1500);
 /// After so many probes without an answer a peer is nobody's neighbour.
 const SILENT: u32 = 3;
 /// The distance is the least of so many measurements: queues and busy agents only ever add to it.
@@ -40,8 +43,10 @@ pub(crate) struct ClockMoved;
 pub(crate) struct Peer {
     pub(crate) name: Arc<str>,
     pub(crate) address: SocketAddr,
-    /// Services that this node spills to it, by number.
-    pub(crate) spilled: Vec<ServiceId>,
+    /// Services that this node spills to it, by number, with new flows per second.
+    pub(crate) spilled: Vec<(ServiceId, f64)>,
+    /// When something authentic came from it last.
+    heard: Option<Duration>,
     /// How many services it has, as far as it told.
     pub(crate) services_in_all: u16,
     open: Vec<Open>,
@@ -72,6 +77,18 @@ pub struct PeerState {
     pub unanswered: u32,
     /// How long ago its last report was made.
     pub report_age: Option<Duration>,
+    /// How long ago something authentic came from it, a probe of its own included.
+    pub heard: Option<Duration>,
+}
+
+impl PeerState {
+    /// Whether it was heard once and does not answer any more: 1.5 s after the last packet of one that is near, three
+    /// turns of another one.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        let missed = if self.near { 1 } else { 2 };
+        self.heard.is_some_and(|heard| heard > SILENCE) && self.unanswered >= missed
+    }
 }
 
 impl Peer {
@@ -80,6 +97,7 @@ impl Peer {
             name,
             address,
             spilled: Vec::new(),
+            heard: None,
             services_in_all: 0,
             open: Vec::new(),
             unanswered: 0,
@@ -98,7 +116,13 @@ impl Peer {
             self.open.clear();
             self.measured.clear();
             self.unanswered = 0;
+            self.heard = None;
         }
+    }
+
+    /// Something authentic came from it.
+    pub(crate) const fn heard(&mut self, now: Duration) {
+        self.heard = Some(now);
     }
 
     /// The key for the next probe: after one without an answer, the other one. While a key is replaced, a peer may not
@@ -184,6 +208,7 @@ impl Peer {
             // The last one may still be on its way.
             unanswered: self.unanswered.saturating_sub(1),
             report_age: self.report_age(now),
+            heard: self.heard.map(|heard| now.saturating_sub(heard)),
         }
     }
 }

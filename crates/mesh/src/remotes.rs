@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use weir_core::load::ServiceId;
+use weir_core::load::{Inbound, ServiceId};
 
 use crate::budget::Budget;
 use crate::config::Config;
@@ -26,8 +26,8 @@ pub(crate) struct Remote {
     used: Duration,
     /// Of what is sent to it, probes and replies.
     pub(crate) budget: Budget,
-    /// Services that it spills to this node.
-    pub(crate) spilled: Merged<()>,
+    /// Services that it spills to this node, with new flows per second.
+    pub(crate) spilled: Merged<f64>,
     /// Where the services told to it stand.
     pub(crate) services: Cursor,
     /// Where the services spilled to it stand.
@@ -78,13 +78,15 @@ impl Remotes {
         }))
     }
 
-    /// For each service, how many nodes spill to this one.
-    pub(crate) fn spillers(&self, now: Duration) -> HashMap<ServiceId, u32> {
-        let mut spillers = HashMap::new();
-        for (id, ()) in self.known.values().flat_map(|remote| remote.spilled.fresh(SPILL_LIFE, now)) {
-            *spillers.entry(id).or_default() += 1;
+    /// For each service, what nodes spill to this one.
+    pub(crate) fn inbound(&self, now: Duration) -> HashMap<ServiceId, Inbound> {
+        let mut inbound: HashMap<ServiceId, Inbound> = HashMap::new();
+        for (id, rate) in self.known.values().flat_map(|remote| remote.spilled.fresh(SPILL_LIFE, now)) {
+            let Inbound { spillers, flows_per_second } = inbound.entry(id).or_default();
+            *spillers += 1;
+            *flows_per_second += rate;
         }
-        spillers
+        inbound
     }
 
     /// Forgets who was silent for so long that the time in its old packets protects from them: a packet may be `skew`

@@ -94,11 +94,11 @@ fn heavier(left: &ServiceLoad, right: &ServiceLoad) -> Ordering {
 }
 
 /// So many of the services, from where the turn stands.
-pub(crate) fn in_turn(services: &[ServiceId], slots: usize, cursor: &mut Cursor) -> Vec<ServiceId> {
-    let next = cursor.0.map_or(0, |last| services.partition_point(|id| *id <= last));
+pub(crate) fn in_turn(services: &[(ServiceId, f64)], slots: usize, cursor: &mut Cursor) -> Vec<(ServiceId, f64)> {
+    let next = cursor.0.map_or(0, |last| services.partition_point(|(id, _)| *id <= last));
     let (before, after) = services.split_at(next.min(services.len()));
     let chosen: Vec<_> = after.iter().chain(before).take(slots).copied().collect();
-    cursor.0 = chosen.last().copied();
+    cursor.0 = chosen.last().map(|(id, _)| *id);
     chosen
 }
 

@@ -1,7 +1,7 @@
 //! How busy this node, its pods and the other nodes are, with the age of each sample.
 //!
 //! A [`Source`] reads one thing from one place: [`cpu`], [`memory`], [`network`] and [`pressure`] of the node from
-//! /proc and /sys, [`cgroup`] of a quota or a pod, [`flows`] from the datapath's counters. A [`Gauge`] keeps what a
+//! /proc and /sys, [`cgroup`] of a quota or a pod, [`open_flows`] from the datapath's tables. A [`Gauge`] keeps what a
 //! source said last and counts how it failed. [`Node`] and [`Pods`] put gauges together. [`metrics_api`] is the slow
 //! fallback: remote, and of many nodes at once, hence no `Source`.
 //!
@@ -12,7 +12,6 @@
 
 pub mod cgroup;
 pub mod cpu;
-pub mod flows;
 mod gauge;
 pub mod memory;
 mod meter;

@@ -65,6 +65,8 @@ pub struct Network {
     named: Vec<Link>,
     found: Vec<Metered>,
     found_at: Option<Instant>,
+    /// Of the link that was the busiest.
+    rate: f64,
 }
 
 #[derive(Debug)]
@@ -79,7 +81,13 @@ impl Network {
     #[must_use]
     pub fn new(proc: &Path, sys: &Path, links: Vec<Link>) -> Self {
         let (counters, sys) = (TextFile::new(proc.join("net/dev")), sys.join("class/net"));
-        Self { counters, sys, named: links, found: Vec::new(), found_at: None }
+        Self { counters, sys, named: links, found: Vec::new(), found_at: None, rate: 0.0 }
+    }
+
+    /// What the busiest link can carry, in bits per second each way; 0 before the first reading.
+    #[must_use]
+    pub const fn rate(&self) -> f64 {
+        self.rate
     }
 
     fn find_links(&mut self, now: Instant) -> Result<(), Failure> {
@@ -157,7 +165,9 @@ impl Source for Network {
                 return Err(Failure::Lie { object: object(), cause: Lie::Share(used) });
             }
             let used = Share::clamped(used);
-            busiest = Some(busiest.map_or(used, |busiest| if used > busiest { used } else { busiest }));
+            if busiest.is_none_or(|busiest| used > busiest) {
+                (busiest, self.rate) = (Some(used), link.rate);
+            }
         }
         Ok(busiest)
     }

@@ -90,6 +90,7 @@ impl Node {
             network: network.sample(now),
             pressure: pressure.as_ref().and_then(|pressure| pressure.sample(now)),
             capacity: cpu.map_or(0.0, |cpu| cpu.value.capacity),
+            bandwidth: network.source().rate(),
         }
     }
 

@@ -9,3 +9,4 @@ pub mod logging;
 pub mod metrics;
 pub mod server;
 pub mod service_health;
+pub mod weights;

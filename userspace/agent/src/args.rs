@@ -28,6 +28,8 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) service: ServiceOptions,
     #[command(flatten)]
+    pub(crate) steering: SteeringOptions,
+    #[command(flatten)]
     pub(crate) datapath: DatapathOptions,
     #[command(flatten)]
     pub(crate) sizes: SizeOptions,
@@ -62,9 +64,15 @@ pub(crate) struct SourceOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Services")]
 pub(crate) struct ServiceOptions {
-    /// Which endpoints new connections get
+    /// Which endpoints new connections get where the load does not decide: see --mesh-key-file, --config and the
+    /// annotation `weir.dev/policy`. Of services that it does, the policy that nobody has named: `waterfill` for
+    /// local-first, `random` for random
     #[arg(long, value_enum, default_value_t = SpreadArg::LocalFirst)]
     pub(crate) spread: SpreadArg,
+    /// Configuration file: settings of all Services and of those of a namespace; read again when it changes. Annotations
+    /// `weir.dev/...` of a Service come before it
+    #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// Node addresses that serve node ports, and their health checks: `primary` (the node's InternalIPs), `all` (every
     /// address of the node's interfaces but loopback and link-local ones), `localhost` (127.0.0.1 and ::1, for
     /// processes on the host), or CIDRs of which addresses of the node's interfaces are taken; several add up
@@ -117,6 +125,28 @@ impl MasqueradeArg {
             Self::All => abi::CONFIG_MASQUERADE_EXTERNAL | abi::CONFIG_MASQUERADE_ALL,
         }
     }
+}
+
+/// How load is measured and told. Shares follow it for all Services if there is a mesh key or a configuration file, else
+/// only for those with an annotation `weir.dev/...`.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Steering")]
+pub(crate) struct SteeringOptions {
+    /// File with the key that the agents of a cluster share: they probe each other, and tell each other their load. One
+    /// key a line, in base64 or hexadecimal digits; two while it is replaced. Read again when it changes
+    #[arg(long, env = "WEIR_MESH_KEY_FILE", value_name = "FILE")]
+    pub(crate) mesh_key_file: Option<PathBuf>,
+    /// UDP port at which agents probe each other, the same on all nodes
+    // Clear of kube-proxy's (10249, 10256), the SNAT range and node ports.
+    #[arg(long, value_name = "PORT", default_value_t = 10299, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) mesh_port: u16,
+    /// Control group that is this node, where it may not use all of its machine: its path below the root of cgroups. It
+    /// must have a CPU quota
+    #[arg(long, value_name = "PATH")]
+    pub(crate) node_cgroup: Option<PathBuf>,
+    /// Where kubelet puts the groups of pods, if not at the root: its --cgroup-root
+    #[arg(long, value_name = "PATH", default_value = "")]
+    pub(crate) kubelet_cgroup_root: String,
 }
 
 /// Programs and interfaces.

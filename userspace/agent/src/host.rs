@@ -4,6 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::libc;
@@ -57,10 +58,14 @@ pub(crate) fn is_cgroup(dir: &Path) -> bool {
     statfs(dir).is_ok_and(|status| status.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Seconds since boot.
+/// Time since boot, without sleep.
+pub(crate) fn uptime() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default()
+}
+
+/// Seconds of it.
 pub(crate) fn uptime_seconds() -> u32 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
-    now.ok().and_then(|time| u32::try_from(time.tv_sec()).ok()).unwrap_or_default()
+    u32::try_from(uptime().as_secs()).unwrap_or(u32::MAX)
 }
 
 /// The clock of flows.

@@ -1,6 +1,7 @@
 //! `weir-agent`: wiring only. What it decides is in `weir-core`, what it does in the crates below it.
 
 mod args;
+mod configuration;
 mod health_checks;
 mod host;
 mod metrics;
@@ -9,6 +10,7 @@ mod node_ports;
 mod probes;
 mod run;
 mod sockets;
+mod steering;
 mod writer;
 
 use std::process::ExitCode;

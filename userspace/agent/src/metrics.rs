@@ -307,7 +307,7 @@ impl Collector for SourceCollector {
     }
 }
 
-fn encode(
+pub(crate) fn encode(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,

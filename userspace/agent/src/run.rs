@@ -19,24 +19,28 @@ use weir_core::cluster::Event;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
-use weir_datapath::{AttachOptions, Counters, Datapath, PinDir, Sockets};
+use weir_datapath::{AttachOptions, Counters, Datapath, PinDir, Sockets, View};
 use weir_kube_watch::client::{self, ClientOptions};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
 use weir_kube_watch::watch::WatchOptions;
 use weir_kube_watch::{static_file, watch as kube};
+use weir_signals::NodeOptions;
+use weir_signals::metrics_api::MetricsApi;
 use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::metrics::Metrics;
 use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
 use crate::args::{DatapathOptions, Options, SourceOptions};
+use crate::configuration::{self, Configuration};
 use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
 use crate::node_ports::NodePortAddresses;
 use crate::probes::{AgentProbes, WriterStatus};
 use crate::sockets::{SocketMetrics, SocketSweeper};
-use crate::writer::{Outlets, Settings, Writer};
-use crate::{host, netlink};
+use crate::steering::{Ends, Key, SteeringLoop, SteeringOptions};
+use crate::writer::{Outlets, Settings, Steered, Writer};
+use crate::{args, host, netlink};
 
 /// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
 const QUEUE: usize = 1024;
@@ -64,9 +68,12 @@ async fn serve(options: Options) -> Result<()> {
         Some(name) => name.clone(),
         None => host::name()?,
     };
+    let (configuration, in_force) = Configuration::open(options.service.config.as_deref()).await?;
+    let [reload_services, reload_configuration] = reload_signals()?;
     let (changes, inbox) = mpsc::channel(QUEUE);
     let (source_status, source) = StatusWriter::new();
-    let Source { events, feed } = open_source(options.source.clone(), &node, changes, source_status).await?;
+    let opened = open_source(options.source.clone(), &node, changes, source_status, reload_services);
+    let Source { events, feed, metrics_api } = opened.await?;
     let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
     if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
         warn!("--nodeport-addresses localhost does nothing without socket hooks; see --cgroup");
@@ -85,16 +92,30 @@ async fn serve(options: Options) -> Result<()> {
     let writer_metrics = WriterMetrics::register(&mut metrics);
     let kube_proxy = KubeProxyMetrics::register(&mut metrics);
     let probe_counters = ProbeCounters::register(metrics.root());
+    let configuration = configuration.follow(reload_configuration, configuration::good(&mut metrics));
     let (status, writer) = watch::channel(WriterStatus::default());
     let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
     let sweeper = SocketSweeper::new(Sockets::open(&pins)?, SocketMetrics::register(&mut metrics));
-    register_collectors(&mut metrics, Counters::open(pins)?, source.clone());
+    register_collectors(&mut metrics, Counters::open(pins.clone())?, source.clone());
+
+    let (steering, Ends { feed: steer, writes }) = steering(&options, &node, &pins, metrics_api)?;
+    steering.register(&mut metrics, View::open(pins.clone())?);
+    let weights = steering.router();
 
     let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
+    let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
+    let steered = Steered::new(steer, in_force, all, options.service.spread.into());
     let stranded = Arc::new(Notify::new());
     let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
-    let outlets =
-        Outlets { status, health_checks, events: events.clone(), metrics: writer_metrics, kube_proxy, stranded };
+    let outlets = Outlets {
+        status,
+        health_checks,
+        events: events.clone(),
+        metrics: writer_metrics,
+        kube_proxy,
+        stranded,
+        steered,
+    };
     let writer_task = Writer::new(datapath, settings, outlets)?;
     let (found, interfaces) = watch::channel(Vec::new());
 
@@ -103,16 +124,18 @@ async fn serve(options: Options) -> Result<()> {
     let service_health = HealthCheckServers::new(&node, Arc::clone(&probes), events);
     let service_health = service_health.run(wanted_health_checks, stop.clone());
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
-    let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir"), stop.clone());
+    let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir").merge(weights), stop.clone());
     let servers = tokio::spawn(async move { tokio::join!(health, scrapes, service_health, sweeper) });
 
     // A thread of its own: whatever system call holds the writer up, health checks are answered and tell of it.
     let (threads, writer_stop) = (TaskTracker::new(), stop.clone());
-    let write = move || Handle::current().block_on(writer_task.run(inbox, interfaces, writer_stop));
+    let write = move || Handle::current().block_on(writer_task.run(inbox, interfaces, writes, writer_stop));
 
     let result = tokio::select! {
         done = flatten(threads.spawn_blocking(write)) => done,
         done = flatten(tokio::spawn(feed)) => done,
+        done = flatten(tokio::spawn(configuration)) => done,
+        done = flatten(tokio::spawn(steering.run(stop.clone()))) => done,
         done = flatten(tokio::spawn(netlink::follow(found))) => done,
         name = signals => { info!("{name}: stopping; traffic goes on"); Ok(()) }
     };
@@ -139,11 +162,26 @@ fn stop_signal() -> Result<impl Future<Output = &'static str>> {
     })
 }
 
+/// Each is notified at every SIGHUP from now on: one for each file that is read again.
+fn reload_signals() -> Result<[Arc<Notify>; 2]> {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
+    let readers: [Arc<Notify>; 2] = Default::default();
+    let notified = readers.clone();
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            notified.iter().for_each(|reader| reader.notify_one());
+        }
+    });
+    Ok(readers)
+}
+
 /// Where Services come from, and who is told what is wrong with them.
 struct Source {
     /// Feeds the writer until it is gone.
     feed: BoxFuture<'static, Result<()>>,
     events: Events,
+    /// Only of an API server.
+    metrics_api: Option<MetricsApi>,
 }
 
 /// The file or the API server.
@@ -152,18 +190,11 @@ async fn open_source(
     node: &str,
     changes: mpsc::Sender<Event>,
     status: StatusWriter,
+    reload: Arc<Notify>,
 ) -> Result<Source> {
-    let mut hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
-    let reload = Arc::new(Notify::new());
-    let notify = Arc::clone(&reload);
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            notify.notify_one();
-        }
-    });
     if let Some(path) = options.static_file {
         let feed = async move { Ok(static_file::follow(&path, changes, status, reload).await?) }.boxed();
-        return Ok(Source { feed, events: Events::disabled() });
+        return Ok(Source { feed, events: Events::disabled(), metrics_api: None });
     }
     let client = ClientOptions {
         kubeconfig: options.kubeconfig.or_else(default_kubeconfig),
@@ -172,18 +203,38 @@ async fn open_source(
     };
     let client = client::connect(&client).await?;
     let events = Events::start(client.clone(), node);
+    let metrics_api = Some(MetricsApi::new(client.clone()));
     let watch = WatchOptions { service_proxy_name: options.service_proxy_name, ..WatchOptions::default() };
     let warnings = events.clone();
     let follow = async move {
         kube::run(client, watch, changes, status, warnings).await;
         Ok(())
     };
-    Ok(Source { feed: follow.boxed(), events })
+    Ok(Source { feed: follow.boxed(), events, metrics_api })
 }
 
 /// As kubectl does, for an agent that is run by hand.
 fn default_kubeconfig() -> Option<PathBuf> {
     std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The loop that follows the load.
+fn steering(
+    options: &Options,
+    node: &str,
+    pins: &PinDir,
+    metrics_api: Option<MetricsApi>,
+) -> Result<(SteeringLoop, Ends)> {
+    let args::SteeringOptions { mesh_key_file, mesh_port, node_cgroup, kubelet_cgroup_root } = options.steering.clone();
+    let steering = SteeringOptions {
+        node: node.into(),
+        signals: NodeOptions { group: node_cgroup, ..NodeOptions::default() },
+        kubelet_root: kubelet_cgroup_root,
+        idle: host::tick_clock()?.ticks(Duration::from_secs(options.datapath.udp_idle.into())),
+        metrics_api,
+    };
+    let key = mesh_key_file.map(|file| Key { file, port: mesh_port });
+    SteeringLoop::new(steering, || View::open(pins.clone()), key)
 }
 
 fn settings(

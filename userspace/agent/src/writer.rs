@@ -20,6 +20,7 @@ use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::PlanConfig;
 use weir_core::sockets::may_strand;
+use weir_core::steering::Write;
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, MapStore};
 use weir_kube_watch::events::Events;
@@ -32,6 +33,7 @@ use crate::probes::WriterStatus;
 use complaints::Complaints;
 use handover::Handovers;
 use no_local::NoLocalServices;
+pub(crate) use steered::Steered;
 use waiting::Pending;
 
 pub(crate) use no_local::NoLocal;
@@ -44,6 +46,7 @@ mod no_local;
 mod node;
 mod service_networks;
 mod services;
+mod steered;
 mod waiting;
 
 /// How long a slot rests before somebody else may own it: longer than any packet stays in a program or a queue.
@@ -73,6 +76,7 @@ pub(crate) struct Outlets {
     pub(crate) kube_proxy: KubeProxyMetrics,
     /// Told when connected UDP sockets may have lost their endpoint.
     pub(crate) stranded: Arc<Notify>,
+    pub(crate) steered: Steered,
 }
 
 /// See the module's description.
@@ -81,6 +85,7 @@ pub(crate) struct Writer {
     datapath: Datapath,
     cluster: Cluster,
     tables: Tables,
+    steered: Steered,
     dirty: Dirty,
     pending: Pending,
     handovers: Handovers,
@@ -110,13 +115,14 @@ impl Writer {
         let dump = datapath.store().dump()?;
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
-        let Outlets { status, health_checks, events, metrics, kube_proxy, stranded } = outlets;
+        let Outlets { status, health_checks, events, metrics, kube_proxy, stranded, steered } = outlets;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut writer = Self {
             settings,
             datapath,
             cluster: Cluster::default(),
             tables,
+            steered,
             dirty: Dirty::default(),
             pending: Pending::default(),
             handovers: Handovers::default(),
@@ -152,8 +158,10 @@ impl Writer {
         mut self,
         mut events: mpsc::Receiver<Event>,
         mut interfaces: watch::Receiver<Vec<Interface>>,
+        mut shares: mpsc::Receiver<Vec<Write>>,
         stop: CancellationToken,
     ) -> Result<()> {
+        let mut settings = self.steered.settings.clone();
         let mut grace = tokio::time::interval(GRACE);
         // Ticks that were missed must not come at once: slots would not have rested.
         grace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -180,6 +188,11 @@ impl Writer {
                     if self.synced {
                         self.write(Instant::now())?;
                     }
+                }
+                Some(decided) = shares.recv() => self.steer(decided)?,
+                Ok(()) = settings.changed() => {
+                    self.settings_changed();
+                    self.write(Instant::now())?;
                 }
                 _ = grace.tick() => {
                     self.tables.release();

@@ -11,11 +11,12 @@ use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
+use weir_telemetry::weights::{PATH, Weights};
 
 /// For one question, the connection included.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of an answer that are read.
-const LIMIT: usize = 1 << 20;
+/// Bytes of an answer that are read: the weights of thousands of services are megabytes.
+const LIMIT: usize = 64 << 20;
 
 /// What the agent says of itself.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -58,6 +59,21 @@ pub(crate) fn ask(address: SocketAddr) -> Result<Agent> {
         },
         Err(error) => Agent::Silent(format!("{address}: {error:#}")),
     })
+}
+
+/// What it says of its weights; of all services or of one, as NAMESPACE/NAME.
+pub(crate) fn weights(address: SocketAddr, service: Option<&str>) -> Result<Weights> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot ask the agent")?;
+    let path = service.map_or_else(|| PATH.to_owned(), |service| format!("{PATH}?service={service}"));
+    let silent =
+        || format!("weir-agent does not answer at {address}: only it knows why shares are what they are; see --agent");
+    let (status, body) = runtime.block_on(get(address, &path)).with_context(silent)?;
+    anyhow::ensure!(
+        status == 200,
+        "{address}{PATH} answers {status}: what runs there is no weir-agent of this version"
+    );
+    serde_json::from_slice(&body)
+        .with_context(|| format!("{address}{PATH} is not what weir-agent of this version says"))
 }
 
 async fn get(address: SocketAddr, path: &str) -> Result<(u16, Bytes)> {

@@ -94,6 +94,12 @@ pub(crate) enum Command {
     /// Count packets that were dropped or refused, by hook and reason
     #[command(after_help = "Examples:\n  weir drops -w\n  weir drops -a -o json")]
     Drops(DropsArgs),
+    /// Show how new flows are divided among nodes by their load, as the agent last decided
+    #[command(after_help = "Examples:\n  weir weights -A -w\n  weir weights shop/web -o json")]
+    Weights(WeightsArgs),
+    /// Say in words and numbers why a service's new flows go where they go
+    #[command(after_help = "Examples:\n  weir explain shop/web\n  weir explain web -n shop -o json")]
+    Explain(ExplainArgs),
     /// Look into the kernel's maps
     #[command(subcommand)]
     Map(MapCommand),
@@ -165,6 +171,43 @@ pub(crate) struct FlowsArgs {
     /// How often.
     #[command(flatten)]
     pub(crate) watch: Watch,
+}
+
+/// Options of `weights`.
+#[derive(Args, Debug)]
+pub(crate) struct WeightsArgs {
+    /// Only of this service: NAME or NAMESPACE/NAME
+    pub(crate) service: Option<String>,
+    /// Where to look.
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// How often.
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub(crate) agent: AgentAddress,
+}
+
+/// Options of `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// The service: NAME or NAMESPACE/NAME
+    pub(crate) service: String,
+    /// Its namespace
+    #[arg(short, long, default_value = "default")]
+    pub(crate) namespace: String,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub(crate) agent: AgentAddress,
+}
+
+/// Where the agent answers.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct AgentAddress {
+    /// Where the agent serves metrics
+    #[arg(long = "agent", default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
+    pub(crate) address: SocketAddr,
 }
 
 /// Options of `drops`.

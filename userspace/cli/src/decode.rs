@@ -203,8 +203,17 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 
 /// Of `backend_counters`.
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
-    let abi::BackendCounters { flows } = counters;
-    Value::Fields(vec![("flows", number(*flows))])
+    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, pad: _ } = counters;
+    let fields = [
+        ("flows", flows),
+        ("answered", answered),
+        ("delayUnits", delay),
+        ("refused", refused),
+        ("unanswered", unanswered),
+        ("bytesTo", bytes_to),
+        ("bytesFrom", bytes_from),
+    ];
+    Value::Fields(fields.map(|(name, count)| (name, number(*count))).into())
 }
 
 /// Key and value of `frontends4` and `frontends6`.
@@ -239,7 +248,7 @@ pub(crate) fn node_name(name: &abi::NodeName) -> Value {
 /// Key and value of `flows4` and `flows6`.
 pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
-    let abi::Flow { backend, generation, service, flags: bits, snat_port, created, last_seen } = flow;
+    let abi::Flow { backend, generation, service, flags: bits, snat_port, created, last_seen, bytes, held } = flow;
     let key = vec![
         ("source", end(client.ip(), *client_port)),
         ("destination", end(frontend.ip(), *frontend_port)),
@@ -253,6 +262,8 @@ pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
         ("snatPort", number(snat_port.get())),
         ("createdTicks", number(*created)),
         ("lastSeenTicks", number(*last_seen)),
+        ("bytes", number(*bytes)),
+        ("bytesHeld", number(*held)),
     ];
     (Value::Fields(key), Value::Fields(value))
 }
@@ -268,13 +279,30 @@ pub(crate) fn reply_key(from: SocketAddr, to: SocketAddr, protocol: u8) -> Value
 
 /// Value of `replies4` and `replies6`.
 pub(crate) fn reply(reply: &abi::Reply) -> Value {
-    let abi::Reply { frontend, client, frontend_port, client_port, flags: bits, pad: _, backend, last_seen } = reply;
+    let abi::Reply {
+        frontend,
+        client,
+        frontend_port,
+        client_port,
+        flags: bits,
+        pad: _,
+        backend,
+        generation,
+        last_seen,
+        asked,
+        bytes,
+        held,
+    } = reply;
     Value::Fields(vec![
         ("frontend", end(frontend.ip(), frontend_port.get())),
         ("client", end(client.ip(), client_port.get())),
         ("flags", flow_flags(*bits)),
         ("backend", number(*backend)),
+        ("generation", number(*generation)),
         ("lastSeenTicks", number(*last_seen)),
+        ("askedUnits", number(*asked)),
+        ("bytes", number(*bytes)),
+        ("bytesHeld", number(*held)),
     ])
 }
 

@@ -173,7 +173,7 @@ fn rows(
 
 fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, nodes: NodeAddresses, now: Now) -> FlowRow {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
-    let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen } = flow;
+    let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen, bytes: _, held: _ } = flow;
     let live = index.backends.get(id).copied().filter(|backend| backend.generation == *generation);
     // A slot keeps its address until its next owner comes, with a generation one higher.
     let gone = || index.vacant.get(id).copied().filter(|slot| slot.generation == generation.wrapping_add(1));
@@ -268,6 +268,8 @@ mod tests {
                 snat_port,
                 created: sample::tick(500),
                 last_seen: sample::tick(60),
+                bytes: 0,
+                held: 0,
             },
         }
     }
@@ -282,7 +284,11 @@ mod tests {
             flags,
             pad: 0,
             backend: entry.flow.backend,
+            generation: entry.flow.generation,
             last_seen: sample::tick(2),
+            asked: 0,
+            bytes: 0,
+            held: 0,
         };
         (key, reply)
     }

@@ -7,6 +7,7 @@ mod decode;
 mod drops;
 mod endpoints;
 mod exit;
+mod explain;
 mod flows;
 mod index;
 mod links;
@@ -21,6 +22,7 @@ mod share;
 mod status;
 mod time;
 mod watch;
+mod weights;
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -30,7 +32,7 @@ use clap::{CommandFactory, FromArgMatches};
 use serde::Serialize;
 use weir_datapath::{PinDir, View};
 
-use args::{Cli, Command, FlowsArgs, MapCommand, Watch};
+use args::{Cli, Command, FlowsArgs, MapCommand, Watch, WeightsArgs};
 use exit::Answer;
 use output::Output;
 
@@ -81,6 +83,9 @@ fn run(cli: &Cli, name: &str) -> Result<Answer> {
             output.print(&text)?;
             Ok(Answer::Yes)
         }
+        Command::Weights(args @ WeightsArgs { watch: Watch { watch: false, .. }, .. }) => weights::run(args, &output),
+        Command::Weights(args) => forever(watch::repeat(args.watch, output, |output| weights::frame(args, output))?),
+        Command::Explain(args) => explain::run(args, &output),
         Command::Map(MapCommand::List) => maps::list(&open()?, &output),
         Command::Map(MapCommand::Dump { name, raw }) => maps::dump(&open()?, name, *raw, &output),
         Command::Cleanup(args) => cleanup::run(&pins, args, &output),

@@ -92,14 +92,14 @@ fn flows_in_the_kernel_are_joined_with_their_replies() {
     let (tcp, now) = ([6, 0, 0, 0], 1u32.to_ne_bytes());
     let mapped = |ip: [u8; 4]| [[0; 4], [0; 4], [0, 0, 0xff, 0xff], ip].concat();
     let key = [&client[..], &vip, &client_port, &vip_port, &tcp].concat();
-    put(&pins, "flows4", &key, &[&id[..], &generation, &service, &[0; 4], &now, &now].concat());
+    put(&pins, "flows4", &key, &[&id[..], &generation, &service, &[0; 4], &now, &now, &[0; 8]].concat());
     let flow = || pins.json(&["flows", "--service", "shop/web"])["items"][0].clone();
     assert_eq!((&flow()["state"], &flow()["backend"]), (&"new".into(), &"10.244.1.5:8080".into()));
 
     let key = [&backend[..], &client, &target_port, &client_port, &tcp].concat();
     let ends = [&mapped(vip)[..], &mapped(client), &vip_port, &client_port].concat();
     let replied = abi::FLOW_REPLIED.to_ne_bytes();
-    put(&pins, "replies4", &key, &[&ends[..], &replied, &[0; 2], &id, &now].concat());
+    put(&pins, "replies4", &key, &[&ends[..], &replied, &[0; 2], &id, &generation, &now, &[0; 12]].concat());
     let flow = flow();
     assert_eq!(flow["client"], "10.244.1.40:5000");
     assert_eq!(flow["frontend"], "10.96.0.20:80");

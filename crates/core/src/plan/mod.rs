@@ -15,7 +15,7 @@ use weir_abi::ticks::TickClock;
 
 use crate::cluster::Cluster;
 use crate::endpoints::{self, Categories, Location, ResolvedEndpoint};
-use crate::model::{Family, ObjectName, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
+use crate::model::{Family, ObjectName, PodUid, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
 use crate::ops::FrontendKey;
 pub(crate) use frontends::has_family;
 pub use refusal::{Refusal, refusals};
@@ -59,6 +59,14 @@ pub struct PlanKey {
     pub family: Family,
 }
 
+impl PlanKey {
+    /// What sorts before all plans of a service.
+    pub(crate) fn first_of(service: &ObjectName) -> Self {
+        let (port_name, protocol, family) = (Arc::default(), Protocol::Tcp, Family::V4);
+        Self { service: service.clone(), port_name, protocol, family }
+    }
+}
+
 /// What one port of a service should be in one family.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ServicePlan {
@@ -72,6 +80,8 @@ pub struct ServicePlan {
     pub backends: Vec<BackendPlan>,
     /// Where new flows go, by `abi::CLASS_*`.
     pub tiers: [TierPlan; abi::CLASS_COUNT],
+    /// Who decides on the shares.
+    pub shares: Shares,
     /// Endpoints usable from somewhere; 0 rejects, more drops where the tiers of a class are empty.
     pub endpoints: u32,
     /// Ticks for which a client keeps its endpoint after its last new flow; 0: no affinity.
@@ -97,6 +107,19 @@ pub struct BackendPlan {
     pub local: bool,
     /// Whether its address is a node's own.
     pub host_network: bool,
+    /// The Pod that it is.
+    pub pod: Option<PodUid>,
+}
+
+/// Who decides how new flows are divided among the endpoints of the tiers.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Shares {
+    /// The plan.
+    #[default]
+    Planned,
+    /// What watches the load ([`crate::steering`]): what the maps hold stays for endpoints that stay, until it decides
+    /// again. The plan says which endpoints may be used, and how a new service begins.
+    Steered,
 }
 
 /// Where new flows of one traffic class go.
@@ -195,6 +218,7 @@ fn plan_port(
         frontends,
         backends,
         tiers,
+        shares: Shares::Planned,
         endpoints,
         external_local: service.external_policy == TrafficPolicy::Local,
         affinity: service.affinity.map_or(0, |seconds| affinity(config.clock, seconds)),
@@ -226,6 +250,7 @@ fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'
         zone: node.map_or_else(Arc::default, |node| Arc::clone(&node.zone)),
         local: is_local(cluster, config, endpoint),
         host_network: cluster.is_node_address(endpoint.address),
+        pod: endpoint.pod,
     }
 }
 

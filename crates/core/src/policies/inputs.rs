@@ -37,8 +37,8 @@ pub struct Node<'a> {
     pub local: bool,
     /// What it told; None for this node, and for one that tells nothing.
     pub report: Option<&'a PeerReport>,
-    /// Bandwidth of its network in bits per second; 0 if unknown.
-    pub bandwidth: f64,
+    /// How often it reports, if not as [`Parameters::report_interval`] says: a node without an agent is slower.
+    pub interval: Option<Duration>,
 }
 
 /// A usable endpoint.
@@ -109,7 +109,7 @@ pub struct Parameters {
     pub max_rtt: Option<Duration>,
     /// What the requests need most (`weir.dev/request-class`).
     pub request_class: Factors<Level>,
-    /// How often peers report: under a second by the mesh, 15 s by metrics.k8s.io. Ages are judged by it.
+    /// How often nodes report: under a second by the mesh, 15 s by metrics.k8s.io. Ages are judged by it.
     pub report_interval: Duration,
 }
 
@@ -175,6 +175,13 @@ impl Inputs<'_> {
         self.nodes[self.endpoints[endpoint].node].local
     }
 
+    /// What a report of a node, of some age, is good for; None: nothing.
+    #[must_use]
+    pub fn reading(&self, node: usize, age: Duration) -> Option<Reading> {
+        let report_interval = self.nodes[node].interval.unwrap_or(self.parameters.report_interval);
+        Parameters { report_interval, ..*self.parameters }.reading(age)
+    }
+
     /// Index of this node, if it has usable endpoints.
     #[must_use]
     pub fn here(&self) -> Option<usize> {
@@ -188,7 +195,7 @@ impl Inputs<'_> {
         if *local {
             return self.own.load.checked().ok();
         }
-        let report = report.filter(|report| self.parameters.reading(report.age).is_some())?;
+        let report = report.filter(|report| self.reading(node, report.age).is_some())?;
         report.load.checked().ok()
     }
 

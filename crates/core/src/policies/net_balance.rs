@@ -89,8 +89,8 @@ impl Policy for NetBalance {
 }
 
 fn network(inputs: &Inputs<'_>, node: usize) -> Option<Network> {
-    let share = inputs.load_of(node)?.network?.value.get();
-    let told = inputs.nodes[node].bandwidth;
-    let bandwidth = if told.is_finite() && told > 0.0 { told } else { UNKNOWN_BANDWIDTH };
+    let told = inputs.load_of(node)?;
+    let share = told.network?.value.get();
+    let bandwidth = if told.bandwidth > 0.0 { told.bandwidth } else { UNKNOWN_BANDWIDTH };
     Some(Network { load: share * bandwidth, bandwidth })
 }

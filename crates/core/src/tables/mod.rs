@@ -12,6 +12,7 @@ mod pool;
 mod prune;
 mod replace;
 mod source_ranges;
+mod steer;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use crate::last_resort::keeps_endpoints;
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::ObjectName;
 use crate::ops::{FrontendKey, MapOp, SourceRange};
-use crate::plan::{BackendPlan, ServicePlan};
+use crate::plan::{BackendPlan, ServicePlan, Shares, TierPlan};
 
 /// What a replacement is going to write, and the slots that it has taken for that.
 #[derive(Debug, Default)]
@@ -133,7 +133,11 @@ impl Tables {
             (old_backends, old_content.tiers, old_content.endpoints)
         } else {
             let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
-            (backends, self.stage_tiers(&old_content, plan, &ids, stage)?, plan.endpoints)
+            let tiers = match plan.shares {
+                Shares::Planned => &plan.tiers,
+                Shares::Steered => &self.kept_shares(&old_content, plan, &ids),
+            };
+            (backends, self.stage_tiers(&old_content, plan, tiers, &ids, stage)?, plan.endpoints)
         };
         let source_ranges = self.stage_source_ranges(slot, &plan.source_ranges, stage);
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
@@ -161,7 +165,7 @@ impl Tables {
         Ok(slot)
     }
 
-    fn find_port(&self, service: &ObjectName, plan: &ServicePlan) -> Option<u32> {
+    pub(super) fn find_port(&self, service: &ObjectName, plan: &ServicePlan) -> Option<u32> {
         let is_it = |port: &Port| {
             port.port_name == plan.key.port_name && port.protocol == plan.key.protocol && port.family == plan.key.family
         };
@@ -253,12 +257,13 @@ impl Tables {
         &mut self,
         old: &abi::Service,
         plan: &ServicePlan,
+        planned: &[TierPlan; abi::CLASS_COUNT],
         ids: &[u32],
         stage: &mut Stage,
     ) -> Result<[abi::Tiers; abi::CLASS_COUNT], TablesError> {
         let mut built = Vec::new();
         let mut tiers = NO_SERVICE.tiers;
-        for ((new, old_tiers), tier) in tiers.iter_mut().zip(&old.tiers).zip(&plan.tiers) {
+        for ((new, old_tiers), tier) in tiers.iter_mut().zip(&old.tiers).zip(planned) {
             new.spill = u32::from(tier.spill);
             for (reference, old_reference, entries) in
                 [(&mut new.local, old_tiers.local, &tier.local), (&mut new.remote, old_tiers.remote, &tier.remote)]
@@ -310,7 +315,7 @@ impl Tables {
     }
 
     /// Whether building the entries into the slots of an old tree would write what they hold already.
-    fn says_the_same(&self, root: u32, entries: &[(u32, u32)]) -> bool {
+    pub(super) fn says_the_same(&self, root: u32, entries: &[(u32, u32)]) -> bool {
         let Some(slots) = self.line_slots(root) else { return false };
         let mut slots = slots.into_iter();
         let Some(tree) = lines::build(entries, &mut || slots.next()) else { return false };
@@ -357,7 +362,7 @@ fn classes(plan: &ServicePlan) -> Vec<u8> {
 
 /// A backend as the map holds it, without generation and node.
 fn content(plan: &BackendPlan, classes: u8, proto: u8, service: u32) -> abi::Backend {
-    let BackendPlan { address, port, node: _, zone: _, local, host_network } = plan;
+    let BackendPlan { address, port, node: _, zone: _, local, host_network, pod: _ } = plan;
     let flag = |set: &bool, flag: u8| if *set { flag } else { 0 };
     let place = flag(local, abi::BACKEND_LOCAL) | flag(host_network, abi::BACKEND_HOST_NETWORK);
     abi::Backend {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServiceCidr, ServicePort, Slice, SlicePort,
-    TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServiceCidr, ServicePort, Slice,
+    SlicePort, TrafficPolicy,
 };
 use weir_core::plan::{PlanConfig, Spread};
 
@@ -35,6 +35,7 @@ pub(crate) fn service(service: &str, cluster_ips: &[&str]) -> Service {
         source_ranges: Vec::new(),
         health_check_port: None,
         proxy: Proxy::Ours,
+        overrides: None,
     }
 }
 
@@ -64,6 +65,7 @@ pub(crate) fn endpoint(address: &str, node: &str) -> Endpoint {
         terminating: false,
         zone_hints: Box::default(),
         node_hints: Box::default(),
+        pod: None,
     }
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn hints(names: &[&str]) -> Box<[Arc<str>]> {
 
 pub(crate) fn node(node: &str, zone: &str, addresses: &[&str]) -> Node {
     let addresses = addresses.iter().map(|text| ip(text)).collect();
-    Node { name: node.into(), zone: zone.into(), addresses, eligible: true }
+    Node { name: node.into(), zone: zone.into(), addresses, eligible: true, capacity: NodeCapacity::default() }
 }
 
 pub(crate) fn service_cidr(name: &str, networks: &[&str]) -> ServiceCidr {

@@ -23,6 +23,8 @@ fn a_lie_names_what_was_claimed() {
     assert!(lie.to_string().contains("a share of -3.5 is claimed"), "{lie}");
     let lie = NodeLoad { capacity: f64::INFINITY, ..NodeLoad::default() }.checked().unwrap_err();
     assert!(lie.to_string().contains("a capacity in cores of inf"), "{lie}");
+    let lie = NodeLoad { bandwidth: -1.0, ..NodeLoad::default() }.checked().unwrap_err();
+    assert!(lie.to_string().contains("a bandwidth in bits per second of -1"), "{lie}");
 }
 
 #[test]

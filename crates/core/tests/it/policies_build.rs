@@ -18,7 +18,6 @@ pub(crate) struct Scene {
     pub(crate) parameters: Parameters,
     pub(crate) peers: Vec<Option<PeerReport>>,
     pub(crate) endpoints: Vec<Endpoint>,
-    pub(crate) bandwidth: Vec<f64>,
     pub(crate) relies_on: Option<NodeLoad>,
     pub(crate) elapsed: Duration,
 }
@@ -31,7 +30,6 @@ impl Scene {
             own: Own { load: node_load(cpu), pods: None },
             offered: Offered::default(),
             parameters: Parameters::default(),
-            bandwidth: vec![0.0; peers.len() + 1],
             peers: peers.into_iter().map(Some).collect(),
             endpoints,
             relies_on: None,
@@ -52,12 +50,12 @@ impl Scene {
 
     pub(crate) fn ask<R>(&self, question: impl FnOnce(&Inputs<'_>) -> R) -> R {
         let name = |index: usize| Arc::from(format!("n{index}"));
-        let here = Node { name: name(0), local: true, report: None, bandwidth: self.bandwidth[0] };
+        let here = Node { name: name(0), local: true, report: None, interval: None };
         let others = self.peers.iter().enumerate().map(|(index, report)| Node {
             name: name(index + 1),
             local: false,
             report: report.as_ref(),
-            bandwidth: self.bandwidth[index + 1],
+            interval: None,
         });
         let nodes: Vec<_> = [here].into_iter().chain(others).collect();
         question(&Inputs {
@@ -94,7 +92,7 @@ pub(crate) fn share(number: f64) -> Option<Sample<Share>> {
 
 /// A node of 2 cores.
 pub(crate) fn node_load(cpu: f64) -> NodeLoad {
-    NodeLoad { cpu: share(cpu), memory: share(0.3), network: None, pressure: None, capacity: 2.0 }
+    NodeLoad { cpu: share(cpu), memory: share(0.3), network: None, pressure: None, capacity: 2.0, bandwidth: 0.0 }
 }
 
 /// The report of a node that takes `spare` flows per second.

@@ -8,8 +8,8 @@ use weir_core::ejection::{Ejections, FAILURES, FIRST_BACKOFF, Outcome, TRIAL};
 
 use crate::policies_build::{TICK, endpoint};
 
-const FAILS: Outcome = Outcome { answered: 0, failed: FAILURES };
-const ANSWERS: Outcome = Outcome { answered: 5, failed: 0 };
+const FAILS: Outcome = Outcome { answered: 0, failed: FAILURES, silent: false };
+const ANSWERS: Outcome = Outcome { answered: 5, failed: 0, silent: false };
 
 fn addresses(count: usize) -> Vec<SocketAddr> {
     (0..count).map(|backend| endpoint(backend, 0).address).collect()
@@ -28,7 +28,7 @@ fn time_out(ejections: &mut Ejections, endpoints: &[SocketAddr]) -> Duration {
 fn three_failures_without_an_answer_throw_an_endpoint_out() {
     let all = addresses(2);
     let mut ejections = Ejections::default();
-    let fails_once = Outcome { answered: 0, failed: 1 };
+    let fails_once = Outcome { answered: 0, failed: 1, silent: false };
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [true, true]);
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [true, true]);
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [false, true]);
@@ -39,8 +39,14 @@ fn an_answer_forgives_failures_before_it() {
     let all = addresses(2);
     let mut ejections = Ejections::default();
     for _ in 0..10 {
-        assert_eq!(ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 2 }, ANSWERS]), [true, true]);
-        assert_eq!(ejections.tick(TICK, &all, &[Outcome { answered: 2, failed: 1 }, ANSWERS]), [true, true]);
+        assert_eq!(
+            ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 2, silent: false }, ANSWERS]),
+            [true, true]
+        );
+        assert_eq!(
+            ejections.tick(TICK, &all, &[Outcome { answered: 2, failed: 1, silent: false }, ANSWERS]),
+            [true, true]
+        );
     }
 }
 
@@ -48,7 +54,7 @@ fn an_answer_forgives_failures_before_it() {
 fn never_more_than_half_are_out_and_the_worst_go_first() {
     let all = addresses(5);
     let mut ejections = Ejections::default();
-    let outcomes = [3, 9, 4, 8, 5].map(|failed| Outcome { answered: 0, failed });
+    let outcomes = [3, 9, 4, 8, 5].map(|failed| Outcome { answered: 0, failed, silent: false });
     assert_eq!(ejections.tick(TICK, &all, &outcomes), [true, false, true, false, true]);
     assert_eq!(ejections.tick(TICK, &all[..1], &outcomes), [true], "the only one is never out");
 }
@@ -70,7 +76,10 @@ fn a_failure_on_trial_doubles_the_time_and_a_trial_that_holds_forgets_it() {
     ejections.tick(TICK, &all, &[FAILS, ANSWERS]);
     assert_eq!(time_out(&mut ejections, &all), FIRST_BACKOFF - TICK);
     assert_eq!(ejections.trial(&all[0]), Some(Duration::ZERO));
-    assert_eq!(ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 1 }, ANSWERS]), [false, true]);
+    assert_eq!(
+        ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 1, silent: false }, ANSWERS]),
+        [false, true]
+    );
     assert_eq!(time_out(&mut ejections, &all), 2 * FIRST_BACKOFF - TICK);
 
     ejections.tick(TRIAL, &all, &[ANSWERS, ANSWERS]);
@@ -88,7 +97,7 @@ proptest! {
         let mut ejections = Ejections::default();
         for (count, outcomes) in ticks {
             let outcomes: Vec<_> =
-                outcomes.into_iter().map(|(answered, failed)| Outcome { answered, failed }).collect();
+                outcomes.into_iter().map(|(answered, failed)| Outcome { answered, failed, silent: false }).collect();
             let within = ejections.tick(TICK, &all[..count], &outcomes);
             prop_assert!(within.iter().filter(|within| **within).count() >= count.div_ceil(2));
         }

@@ -243,6 +243,17 @@ fn net_balance_fills_the_emptiest_network_and_knows_no_silent_node() {
     assert!(divided.shares[2] > 0.3 && divided.shares[0] > 0.2 && divided.shares[3] == 0.0, "{divided:?}");
 }
 
+#[test]
+fn net_balance_gives_a_wider_network_more_of_a_large_load() {
+    let (mut narrow, mut wide) = (peer(1, 0.1, 0.0, 1), peer(2, 0.1, 0.0, 1));
+    (narrow.load.network, narrow.load.bandwidth) = (share(0.1), 1e9);
+    (wide.load.network, wide.load.bandwidth) = (share(0.1), 4e9);
+    let mut scene = Scene::new(0.1, vec![narrow, wide]).offers(10_000.0, 0.0).without_local_endpoints();
+    scene.own.load.network = None;
+    let divided = scene.decide(&mut NetBalance);
+    assert!((divided.shares[1] - 0.8).abs() < 0.05, "as wide as it is: {divided:?}");
+}
+
 // The others.
 
 #[test]

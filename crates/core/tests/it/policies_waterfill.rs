@@ -52,6 +52,28 @@ fn exactly_the_excess_leaves_when_the_offered_load_steps_up_and_that_within_two_
 }
 
 #[test]
+fn a_step_within_a_tick_is_known_in_full_at_the_next_one() {
+    let peers = vec![peer(1, 0.1, 500.0, 1)];
+    let mut policy = at_ease(peers.clone());
+    let ticks = [140.0, 160.0].map(|offered| scene(offered, offered, 0.0, peers.clone()).decide(&mut policy));
+    let reason = &ticks[1].reasons[0];
+    assert!(matches!(reason, Reason::Excess { offered, .. } if (offered - 160.0).abs() < 1e-9), "{reason:?}");
+}
+
+#[test]
+fn what_pods_use_more_after_their_last_reading_is_not_taken_for_others() {
+    let mut policy = at_ease(vec![peer(1, 0.1, 500.0, 1)]);
+    let decisions = [250, 500, 750].map(|age| {
+        let mut scene = scene(79.0, 79.0, 0.0, vec![peer(1, 0.1, 500.0, 1)]);
+        let cores = PodsLoad { cores: 0.8, limit: None };
+        scene.own.pods = Some(Sample { value: cores, age: Duration::from_millis(age) });
+        scene.decide(&mut policy)
+    });
+    let Reason::Local { demand, .. } = decisions[2].reasons[0] else { panic!("{:?}", decisions[2].reasons) };
+    assert!((demand - 0.79).abs() < 1e-6, "{demand}: 79 flows a second of a hundredth each");
+}
+
+#[test]
 fn what_others_use_of_the_node_is_not_the_services_room() {
     let mut policy = Waterfill::default();
     let peers = vec![peer(1, 0.1, 500.0, 1)];
@@ -280,7 +302,7 @@ prop_compose! {
         let mut report = peer(1, 0.0, 0.0, 0);
         let load = |share: Option<f64>| share.map(|number| Sample::fresh(Share::new(number).unwrap()));
         let (cpu, memory, network) = (load(cpu), load(memory), load(memory));
-        report.load = NodeLoad { cpu, memory, network, capacity, pressure: None };
+        report.load = NodeLoad { cpu, memory, network, capacity, ..NodeLoad::default() };
         report.services =
             spare.map(|spare| (SERVICE, ServiceLoad { spare, ..ServiceLoad::default() })).into_iter().collect();
         report.rtt = rtt.map(Duration::from_millis);

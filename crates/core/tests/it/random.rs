@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
-use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, TierPlan};
+use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, Shares, TierPlan};
 use weir_core::tables::{TablesError, Update};
 
 use crate::build::{ip, name};
@@ -36,6 +36,8 @@ enum Step {
     /// The process ends after a part (of 256) of the operations is written.
     Crash(usize, Vec<ServicePlan>, u8),
     Prune(BTreeSet<usize>),
+    /// Shares of all services move, some endpoints get none; then all is planned again.
+    Steer(Vec<u32>),
     Release,
     Restart,
 }
@@ -68,6 +70,7 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
                 zone: if kind / 4 == 0 { "east".into() } else { "west".into() },
                 local: kind % 4 == 0,
                 host_network: *kind > 8,
+                pod: None,
             });
             let backends = backends.collect::<Vec<_>>();
             let [one, two, three] = &tiers;
@@ -83,6 +86,7 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
                 port: 80 + odd,
                 frontends: frontends.chain(unused_ports).collect(),
                 tiers: [one, two, third].map(|(spill, choices, _)| tier_plan(*spill, choices, backends.len())),
+                shares: Shares::Planned,
                 endpoints: u32::try_from(backends.len()).unwrap(),
                 backends,
                 affinity,
@@ -134,6 +138,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => planned.prop_map(|(service, plans)| Step::Replace(service, plans)),
         1 => crash,
         1 => prop::collection::btree_set(service, 2..4).prop_map(Step::Prune),
+        2 => prop::collection::vec(prop_oneof![Just(0), 1..9_u32], 1..8).prop_map(Step::Steer),
         3 => Just(Step::Release),
         1 => Just(Step::Restart),
     ]
@@ -202,6 +207,49 @@ impl History {
         }
     }
 
+    /// Gives all backends of each slot a weight and a tier of its class, whether or not the plan allows that.
+    fn steer(&mut self, weights: &[u32]) {
+        let mut weights = weights.iter().copied().cycle();
+        for slot in 1..SMALL.services {
+            let backends = self.world.maps.used_backends().into_iter().filter(|(_, backend)| backend.service == slot);
+            let (local, remote): (Vec<_>, Vec<_>) =
+                backends.partition(|(_, backend)| backend.flags & abi::BACKEND_LOCAL != 0);
+            let mut entries = |tier: &[(u32, abi::Backend)]| -> Vec<(usize, u32)> {
+                tier.iter().map(|(id, _)| (*id as usize, weights.next().unwrap_or_default())).collect()
+            };
+            let tier = TierPlan { spill: 0x1234, local: entries(&local), remote: entries(&remote) };
+            // Where there is no room for lines, nothing changes.
+            let ops = self.world.tables.steer(slot, &[Some(tier.clone()), None, Some(tier)]).unwrap_or_default();
+            self.apply(&ops);
+        }
+    }
+
+    /// Plans everything anew. Steered lines may leave no room for a plan beside them; then its service goes before it.
+    fn plan_again(&mut self) {
+        let wanted = self.wanted.clone();
+        let mut failed = Vec::new();
+        for (service, plans) in &wanted {
+            if self.replace(*service, plans).is_err() {
+                failed.push((*service, plans));
+            }
+            self.release();
+            self.release();
+        }
+        let kept = |known: &usize| failed.iter().all(|(service, _)| service != known);
+        let ops = self
+            .world
+            .tables
+            .prune(|service| wanted.keys().any(|known| kept(known) && *service == name(SERVICES[*known])));
+        self.apply(&ops);
+        self.release();
+        self.release();
+        for (service, plans) in failed {
+            self.replace(service, plans).unwrap();
+            self.release();
+            self.release();
+        }
+    }
+
     fn step(&mut self, step: Step) {
         match step {
             Step::Replace(service, plans) => {
@@ -222,6 +270,12 @@ impl History {
                 self.apply(&ops);
                 self.world.maps.check_flows().unwrap();
                 self.wanted.retain(|service, _| keep.contains(service));
+            }
+            Step::Steer(weights) => {
+                self.steer(&weights);
+                self.release();
+                self.release();
+                self.plan_again();
             }
             Step::Release => self.release(),
             Step::Restart => {

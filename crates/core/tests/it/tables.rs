@@ -6,7 +6,7 @@ use weir_abi as abi;
 use weir_core::cluster::Cluster;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
-use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, ServicePlan, TierPlan, plan};
+use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, ServicePlan, Shares, TierPlan, plan};
 use weir_core::tables::{FrontendConflict, Tables, TablesError, Update};
 
 use crate::build::{ip, name};
@@ -28,6 +28,7 @@ pub(crate) fn web(service: &str, frontend: &str, endpoints: &[&str]) -> ServiceP
         endpoints: u32::try_from(backends.len()).unwrap(),
         backends,
         tiers: [tier.clone(), tier.clone(), tier],
+        shares: Shares::Planned,
         affinity: 0,
         external_local: false,
         source_ranges: vec![],
@@ -42,6 +43,7 @@ pub(crate) fn backend(address: &str, node: &str) -> BackendPlan {
         zone: "west".into(),
         local: false,
         host_network: false,
+        pod: None,
     }
 }
 

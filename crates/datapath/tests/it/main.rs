@@ -18,6 +18,7 @@ mod pods;
 mod refusals;
 mod sctp;
 mod service_networks;
+mod signals;
 mod snat;
 mod sockets;
 mod source_ranges;

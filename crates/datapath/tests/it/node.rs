@@ -18,8 +18,8 @@ use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node as ClusterNode, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
-    TrafficPolicy,
+    Endpoint, Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice,
+    SlicePort, TrafficPolicy,
 };
 use weir_core::ops::FrontendKey;
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
@@ -131,6 +131,7 @@ impl Node {
             zone: "".into(),
             addresses: address::node(n).both().to_vec(),
             eligible: true,
+            capacity: NodeCapacity::default(),
         });
         cluster.apply(Event::Nodes(nodes.collect()));
         let config = PlanConfig {
@@ -306,6 +307,7 @@ pub(crate) fn web() -> Service {
         source_ranges: Vec::new(),
         health_check_port: None,
         proxy: Proxy::Ours,
+        overrides: None,
     }
 }
 
@@ -323,6 +325,7 @@ fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -
         terminating: !ready,
         zone_hints: Box::default(),
         node_hints: Box::default(),
+        pod: None,
     };
     Slice {
         name: ObjectName::new("shop", format!("{}-{}", service.name, family.number())),

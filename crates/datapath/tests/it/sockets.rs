@@ -163,3 +163,17 @@ fn a_node_port_at_a_loopback_address_is_for_sockets() {
         assert_eq!(host.endpoints(to), [case.ip(address::pod(1, 1))]);
     }
 }
+
+#[test]
+fn what_a_process_connects_to_is_told_as_a_new_flow_and_nothing_else() {
+    let Some(mut host) = Host::new("signals of sockets") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        host.connect(case, case.at(CLUSTER_IP, PORT)).unwrap();
+        let (_, frontend) = host.node.frontend(case.at(CLUSTER_IP, PORT), case.protocol);
+        let backends = host.node.view.dump().unwrap().backends;
+        let (slot, _) = backends.iter().find(|(_, backend)| backend.service == frontend.service).unwrap();
+        let expected = abi::BackendCounters { flows: 1, ..abi::BackendCounters::default() };
+        assert_eq!(host.node.view.backend_counters(*slot).unwrap(), expected, "{case:?}");
+    }
+}

@@ -303,7 +303,7 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
 fn a_map_of_another_layout_at_a_pin_is_never_used() {
     let Some(pins) = Pins::new("foreign maps") else { return };
     for (name, shape) in [
-        ("flows4", ["type", "lru_hash", "key", "16", "value", "32", "entries", "8192"]),
+        ("flows4", ["type", "lru_hash", "key", "16", "value", "24", "entries", "8192"]),
         ("services", ["type", "array", "key", "4", "value", "64", "entries", "64"]),
         ("frontends6", ["type", "hash", "key", "8", "value", "8", "entries", "256"]),
     ] {

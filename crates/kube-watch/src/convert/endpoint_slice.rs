@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::discovery::v1 as k8s;
-use weir_core::model::{Endpoint, Family, ObjectName, Slice, SlicePort};
+use weir_core::model::{Endpoint, Family, ObjectName, PodUid, Slice, SlicePort};
 
 use super::{HEADLESS_LABEL, Problem, SERVICE_NAME_LABEL, address, label, object_name, port, protocol, text};
 
@@ -56,6 +57,11 @@ fn slice_port(object: &k8s::EndpointPort, problems: &mut Vec<Problem>) -> Option
     })
 }
 
+/// A uid of another form finds no cgroup either.
+fn pod(target: &ObjectReference) -> Option<PodUid> {
+    target.uid.as_deref().filter(|_| target.kind.as_deref() == Some("Pod"))?.parse().ok()
+}
+
 fn endpoint(
     object: &k8s::Endpoint,
     family: Family,
@@ -84,5 +90,6 @@ fn endpoint(
         terminating: conditions.and_then(|conditions| conditions.terminating).unwrap_or(false),
         zone_hints: zones.iter().map(|zone| Arc::from(zone.name.as_str())).collect(),
         node_hints: nodes.iter().map(|node| Arc::from(node.name.as_str())).collect(),
+        pod: object.target_ref.as_ref().and_then(pod),
     })
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use weir_core::model::{ObjectName, Protocol, Proxy};
+use weir_core::settings::Wrong;
 
 pub(crate) use address::parse_range;
 pub use endpoint_slice::{TRIGGER_TIME_ANNOTATION, endpoint_slice};
@@ -84,6 +85,9 @@ pub enum Problem {
     /// A port for health checks that nobody can ask.
     #[error("spec.healthCheckNodePort: {0} is not in 1..65535; nothing answers health checks")]
     HealthCheckPort(i32),
+    /// An annotation of ours that takes no effect.
+    #[error(transparent)]
+    Annotation(#[from] Wrong),
     /// Not a network.
     #[error("spec.cidrs: \"{0}\" is not a network such as 10.96.0.0/16; it is left out")]
     ServiceCidr(String),

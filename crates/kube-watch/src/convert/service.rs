@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::api::core::v1 as k8s;
 use weir_core::model::{Family, Service, ServicePort, TrafficPolicy};
+use weir_core::settings::Overrides;
 
 use super::address::parse_range;
 use super::{HEADLESS_LABEL, Problem, address, label, object_name, port, protocol, proxy, text};
@@ -53,7 +54,16 @@ pub fn service(object: &k8s::Service, proxy_name: &str, problems: &mut Vec<Probl
         source_ranges: source_ranges(spec, problems),
         health_check_port: health_check_port(spec, problems),
         proxy: proxy(&object.metadata, proxy_name),
+        overrides: overrides(object, problems),
     })
+}
+
+/// What the annotations want of the steering.
+fn overrides(object: &k8s::Service, problems: &mut Vec<Problem>) -> Option<Box<Overrides>> {
+    let annotations = object.metadata.annotations.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    let (overrides, wrong) = Overrides::of_annotations(&object_name(&object.metadata), annotations);
+    problems.extend(wrong.into_iter().map(Problem::Annotation));
+    overrides
 }
 
 /// For how many seconds a client keeps its endpoint.

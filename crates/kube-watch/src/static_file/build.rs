@@ -1,5 +1,6 @@
 //! The file's meaning: checks every value and makes the objects of the model.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,16 +9,19 @@ use ipnet::IpNet;
 use serde_saphyr::{Location, Spanned};
 use weir_core::cluster::Event;
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
+    TrafficPolicy,
 };
+use weir_core::settings::Overrides;
 
-use super::{StaticError, schema};
+use super::schema;
 use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS, parse_range};
+use crate::file::FileError;
 
 /// The namespace of a Service that names none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-type Result<T> = std::result::Result<T, StaticError>;
+type Result<T> = std::result::Result<T, FileError>;
 
 /// The lists of all kinds. No file names ServiceCIDRs: that there are none takes those of an agent before out of force.
 pub(super) fn events(document: &schema::Document) -> Result<Vec<Event>> {
@@ -60,7 +64,7 @@ impl<K: Eq + std::hash::Hash> Unique<K> {
             }
             Entry::Occupied(entry) => {
                 let (what, first) = (self.what, entry.get().line());
-                Err(StaticError::at(location, format!("{what} \"{shown}\" exists already, in line {first}")))
+                Err(FileError::at(location, format!("{what} \"{shown}\" exists already, in line {first}")))
             }
         }
     }
@@ -99,10 +103,9 @@ impl Frontends {
         let protocol = protocol_name(key.2);
         match self.0.insert(key, service.name.clone()) {
             None => Ok(()),
-            Some(owner) => Err(StaticError::at(
-                place,
-                format!("{shown}/{protocol} of {} is used by {owner} already", service.name),
-            )),
+            Some(owner) => {
+                Err(FileError::at(place, format!("{shown}/{protocol} of {} is used by {owner} already", service.name)))
+            }
         }
     }
 }
@@ -113,13 +116,16 @@ fn node(written: &schema::Node) -> Result<Node> {
         zone: Arc::from(written.zone.as_deref().unwrap_or_default()),
         addresses: addresses("nodes[].addresses", &written.addresses)?,
         eligible: true,
+        capacity: NodeCapacity::default(),
     })
 }
 
 fn service(written: &schema::Service) -> Result<Service> {
     let namespace = written.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let name = ObjectName::new(namespace, name("services[].name", &written.name)?);
     let service = Service {
-        name: ObjectName::new(namespace, name("services[].name", &written.name)?),
+        overrides: overrides(&name, &written.annotations)?,
+        name,
         cluster_ips: addresses("clusterIPs", &written.cluster_ips)?,
         external_ips: addresses("externalIPs", &written.external_ips)?,
         load_balancer_ips: addresses("loadBalancerIPs", &written.load_balancer_ips)?,
@@ -133,7 +139,7 @@ fn service(written: &schema::Service) -> Result<Service> {
     };
     let place = written.name.referenced;
     if service.ports.is_empty() {
-        return Err(StaticError::at(place, format!("service {} has no ports", service.name)));
+        return Err(FileError::at(place, format!("service {} has no ports", service.name)));
     }
     let no_address =
         service.cluster_ips.is_empty() && service.external_ips.is_empty() && service.load_balancer_ips.is_empty();
@@ -142,7 +148,7 @@ fn service(written: &schema::Service) -> Result<Service> {
             "service {} cannot be reached: give it clusterIPs, externalIPs or loadBalancerIPs, or each port a nodePort",
             service.name
         );
-        return Err(StaticError::at(place, message));
+        return Err(FileError::at(place, message));
     }
     let mut names = Unique::new("port");
     for (port, written) in service.ports.iter().zip(&written.ports) {
@@ -150,6 +156,18 @@ fn service(written: &schema::Service) -> Result<Service> {
         names.claim(Arc::clone(&port.name), &port.name, place)?;
     }
     Ok(service)
+}
+
+/// What the annotations want of the steering. Those of others are ignored.
+fn overrides(service: &ObjectName, written: &BTreeMap<String, Spanned<String>>) -> Result<Option<Box<Overrides>>> {
+    for (annotation, value) in written {
+        let (_, wrong) = Overrides::of_annotations(service, [(annotation.as_str(), value.value.as_str())]);
+        if let Some(wrong) = wrong.first() {
+            return Err(FileError::at(value.referenced, format!("annotations: {wrong}")));
+        }
+    }
+    let annotations = written.iter().map(|(annotation, value)| (annotation.as_str(), value.value.as_str()));
+    Ok(Overrides::of_annotations(service, annotations).0)
 }
 
 /// For how many seconds a client keeps its endpoint.
@@ -161,21 +179,21 @@ fn affinity(written: &schema::Service) -> Result<Option<u32>> {
             "ClientIP" => true,
             other => {
                 let message = format!("sessionAffinity: \"{other}\" is neither None nor ClientIP");
-                return Err(StaticError::at(value.referenced, message));
+                return Err(FileError::at(value.referenced, message));
             }
         },
     };
     let Some(seconds) = &written.session_affinity_seconds else { return Ok(kept.then_some(DEFAULT_AFFINITY_SECONDS)) };
     if !kept {
         let message = "sessionAffinitySeconds: needs sessionAffinity: ClientIP";
-        return Err(StaticError::at(seconds.referenced, message));
+        return Err(FileError::at(seconds.referenced, message));
     }
     match u32::try_from(seconds.value) {
         Ok(value) if AFFINITY_SECONDS.contains(&value) => Ok(Some(value)),
         _ => {
             let (least, most) = (AFFINITY_SECONDS.start(), AFFINITY_SECONDS.end());
             let message = format!("sessionAffinitySeconds: {} is not in {least}..{most}", seconds.value);
-            Err(StaticError::at(seconds.referenced, message))
+            Err(FileError::at(seconds.referenced, message))
         }
     }
 }
@@ -185,14 +203,14 @@ fn source_ranges(written: &schema::Service) -> Result<Vec<IpNet>> {
     if let (Some(first), true) = (ranges.first(), written.load_balancer_ips.is_empty()) {
         // Whoever writes them wants something guarded.
         let message = "loadBalancerSourceRanges: there are no loadBalancerIPs, and other addresses admit everybody";
-        return Err(StaticError::at(first.referenced, message));
+        return Err(FileError::at(first.referenced, message));
     }
     ranges.iter().map(source_range).collect()
 }
 
 fn source_range(written: &Spanned<String>) -> Result<IpNet> {
     let wrong = || format!("loadBalancerSourceRanges: \"{}\" is not a range such as 192.0.2.0/24", written.value);
-    parse_range(&written.value).ok_or_else(|| StaticError::at(written.referenced, wrong()))
+    parse_range(&written.value).ok_or_else(|| FileError::at(written.referenced, wrong()))
 }
 
 fn service_port(written: &schema::Port) -> Result<ServicePort> {
@@ -237,11 +255,15 @@ fn endpoint(written: &schema::Endpoint, nodes: &[Node]) -> Result<Endpoint> {
         Some(name) => {
             // Without this a slip of the pen would turn a local endpoint into a remote one.
             let known = nodes.iter().find(|node| *node.name == *name.value);
-            let unknown = || StaticError::at(name.referenced, format!("node: \"{}\" is not in `nodes`", name.value));
+            let unknown = || FileError::at(name.referenced, format!("node: \"{}\" is not in `nodes`", name.value));
             Some(Arc::clone(&known.ok_or_else(unknown)?.name))
         }
     };
     let ready = written.ready.unwrap_or(true);
+    let uid = |written: &Spanned<String>| {
+        let wrong = |cause| FileError::at(written.referenced, format!("pod: \"{}\" is {cause}", written.value));
+        written.value.parse().map_err(wrong)
+    };
     Ok(Endpoint {
         address: address("address", &written.address)?,
         node,
@@ -250,6 +272,7 @@ fn endpoint(written: &schema::Endpoint, nodes: &[Node]) -> Result<Endpoint> {
         terminating: written.terminating.unwrap_or(false),
         zone_hints: Box::default(),
         node_hints: Box::default(),
+        pod: written.pod.as_ref().map(uid).transpose()?,
     })
 }
 
@@ -259,7 +282,7 @@ fn endpoint_ports(endpoint: &schema::Endpoint, written: &schema::Service, servic
         endpoint.ports.iter().find(|(name, _)| !service.ports.iter().any(|p| *p.name == ***name))
     {
         let message = format!("ports: service {} has no port named \"{name}\"", service.name);
-        return Err(StaticError::at(place.referenced, message));
+        return Err(FileError::at(place.referenced, message));
     }
     let ports = service.ports.iter().zip(&written.ports).map(|(served, written)| {
         let number = match (endpoint.ports.get(&*served.name), &written.target_port) {
@@ -274,7 +297,7 @@ fn endpoint_ports(endpoint: &schema::Endpoint, written: &schema::Service, servic
 
 fn name<'a>(field: &str, value: &'a Spanned<String>) -> Result<&'a str> {
     if value.value.is_empty() {
-        return Err(StaticError::at(value.referenced, format!("{field}: a name must not be empty")));
+        return Err(FileError::at(value.referenced, format!("{field}: a name must not be empty")));
     }
     Ok(&value.value)
 }
@@ -286,14 +309,14 @@ fn addresses(field: &str, values: &[Spanned<String>]) -> Result<Vec<IpAddr>> {
 fn address(field: &str, value: &Spanned<String>) -> Result<IpAddr> {
     match value.value.parse::<IpAddr>() {
         Ok(ip) => Ok(ip.to_canonical()),
-        Err(_) => Err(StaticError::at(value.referenced, format!("{field}: \"{}\" is not an IP address", value.value))),
+        Err(_) => Err(FileError::at(value.referenced, format!("{field}: \"{}\" is not an IP address", value.value))),
     }
 }
 
 fn port(field: &str, value: &Spanned<i64>) -> Result<u16> {
     match u16::try_from(value.value) {
         Ok(port @ 1..) => Ok(port),
-        _ => Err(StaticError::at(value.referenced, format!("{field}: {} is not in 1..65535", value.value))),
+        _ => Err(FileError::at(value.referenced, format!("{field}: {} is not in 1..65535", value.value))),
     }
 }
 
@@ -303,7 +326,7 @@ fn protocol(value: Option<&Spanned<String>>) -> Result<Protocol> {
         "TCP" => Ok(Protocol::Tcp),
         "UDP" => Ok(Protocol::Udp),
         "SCTP" => Ok(Protocol::Sctp),
-        other => Err(StaticError::at(value.referenced, format!("protocol: \"{other}\" is none of TCP, UDP and SCTP"))),
+        other => Err(FileError::at(value.referenced, format!("protocol: \"{other}\" is none of TCP, UDP and SCTP"))),
     }
 }
 
@@ -320,6 +343,6 @@ fn traffic_policy(field: &str, value: Option<&Spanned<String>>) -> Result<Traffi
     match value.value.as_str() {
         "Cluster" => Ok(TrafficPolicy::Cluster),
         "Local" => Ok(TrafficPolicy::Local),
-        other => Err(StaticError::at(value.referenced, format!("{field}: \"{other}\" is neither Cluster nor Local"))),
+        other => Err(FileError::at(value.referenced, format!("{field}: \"{other}\" is neither Cluster nor Local"))),
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct Node {
 pub(super) struct Service {
     pub(super) namespace: Option<String>,
     pub(super) name: Spanned<String>,
+    #[serde(default)]
+    pub(super) annotations: BTreeMap<String, Spanned<String>>,
     #[serde(default, rename = "clusterIPs")]
     pub(super) cluster_ips: Vec<Spanned<String>>,
     #[serde(default, rename = "externalIPs")]
@@ -67,6 +69,8 @@ pub(super) struct Endpoint {
     pub(super) ready: Option<bool>,
     pub(super) serving: Option<bool>,
     pub(super) terminating: Option<bool>,
+    /// Uid of the Pod that it is, after which its control groups are called.
+    pub(super) pod: Option<Spanned<String>>,
     /// Where it serves a port of the Service, by the port's name, if not at the `targetPort`.
     #[serde(default)]
     pub(super) ports: BTreeMap<String, Spanned<i64>>,

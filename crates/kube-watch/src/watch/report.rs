@@ -94,8 +94,15 @@ impl Objections {
         for problem in &problems {
             tracing::warn!(kind = %self.kind, object = %name, %problem, "refused a part of an object");
         }
-        let note = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        self.events.warn(Regarding { kind: self.kind, name: name.clone() }, reason(self.kind), note);
+        // Whoever looks for an annotation that does nothing need not read about addresses.
+        let (annotations, parts): (Vec<_>, Vec<_>) =
+            problems.iter().partition(|problem| matches!(problem, Problem::Annotation(_)));
+        for (reason, told) in [(reason(self.kind), parts), (WRONG_ANNOTATION, annotations)] {
+            if !told.is_empty() {
+                let note = told.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                self.events.warn(Regarding { kind: self.kind, name: name.clone() }, reason, note);
+            }
+        }
         self.raised.insert(name, problems);
     }
 
@@ -104,6 +111,9 @@ impl Objections {
         self.raised.remove(name);
     }
 }
+
+/// The reason of an event about annotations of ours that take no effect.
+const WRONG_ANNOTATION: &str = "WrongAnnotation";
 
 /// The reason of an event about an object of which something was refused.
 const fn reason(kind: Kind) -> &'static str {

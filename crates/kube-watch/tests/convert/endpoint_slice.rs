@@ -7,6 +7,8 @@ use weir_kube_watch::convert::{self, Problem};
 
 use crate::{ip, patched};
 
+const POD: &str = "9b7b5d0a-3f6e-4f0c-8d57-0a1b2c3d4e5f";
+
 fn web_slice() -> Value {
     json!({
         "metadata": {
@@ -20,6 +22,7 @@ fn web_slice() -> Value {
             "addresses": ["10.0.1.5"],
             "conditions": {"ready": true, "serving": true, "terminating": false},
             "nodeName": "edge-1",
+            "targetRef": {"kind": "Pod", "name": "web-0", "uid": POD},
             "hints": {"forZones": [{"name": "hall-a"}], "forNodes": [{"name": "edge-1"}]},
         }],
     })
@@ -47,6 +50,7 @@ fn a_slice_keeps_its_service_ports_endpoints_and_hints() {
             terminating: false,
             zone_hints: Box::new(["hall-a".into()]),
             node_hints: Box::new(["edge-1".into()]),
+            pod: Some(POD.parse().unwrap()),
         }],
         triggered: None,
     };

@@ -24,9 +24,23 @@ fn a_node_is_known_by_its_internal_addresses_and_its_zone() {
             {"type": "InternalIP", "address": "2001:db8::11"},
         ]},
     }));
+    let capacity = model::NodeCapacity::default();
     let addresses = vec![ip("192.0.2.11"), ip("2001:db8::11")];
-    assert_eq!(node, model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses, eligible: true });
+    assert_eq!(node, model::Node { name: "edge-1".into(), zone: "hall-a".into(), addresses, eligible: true, capacity });
     assert_eq!(problems, []);
+}
+
+#[test]
+fn a_node_has_what_its_status_says_and_what_is_no_number_is_unknown() {
+    let capacity = |cpu: &str, memory: &str| {
+        let capacity = json!({"cpu": cpu, "memory": memory, "pods": "110"});
+        let (node, problems) = node(json!({"metadata": {"name": "edge-1"}, "status": {"capacity": capacity}}));
+        assert_eq!(problems, []);
+        (node.capacity.millicores, node.capacity.bytes)
+    };
+    assert_eq!(capacity("4", "16393244Ki"), (4000, 16_786_681_856));
+    assert_eq!(capacity("3920m", "1G"), (3920, 1_000_000_000));
+    assert_eq!(capacity("-4", "many"), (0, 0));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use weir_core::model::{self, ObjectName, Protocol, Proxy, TrafficPolicy};
+use weir_core::policies::Kind;
 use weir_kube_watch::convert::{self, Problem};
 
 use crate::{ip, patched};
@@ -54,6 +55,7 @@ fn a_service_keeps_its_addresses_ports_and_policies() {
         source_ranges: vec![],
         health_check_port: Some(32000),
         proxy: Proxy::Ours,
+        overrides: None,
     };
     assert_eq!((service, problems), (Some(expected), vec![]));
 }
@@ -255,4 +257,29 @@ fn policies_that_are_unset_or_unknown_are_cluster() {
     }
     let local = service(&json!({"spec": {"internalTrafficPolicy": "Local"}})).0.unwrap();
     assert_eq!(local.internal_policy, TrafficPolicy::Local);
+}
+
+#[test]
+fn annotations_of_ours_are_settings_and_those_of_others_are_ignored() {
+    let annotations = json!({"weir.dev/policy": "rap", "weir.dev/relies-on": "store", "example.com/owner": "someone"});
+    let (service, problems) = service(&json!({"metadata": {"annotations": annotations}}));
+    let overrides = service.unwrap().overrides.unwrap();
+    assert_eq!((overrides.policy, overrides.relies_on), (Some(Kind::Rap), Some(ObjectName::new("shop", "store"))));
+    assert_eq!(problems, []);
+}
+
+#[test]
+fn a_wrong_annotation_is_a_problem_and_the_service_is_served() {
+    let annotations = json!({"weir.dev/target": "80", "weir.dev/max-split": "0.5"});
+    let (service, problems) = service(&json!({"metadata": {"annotations": annotations}}));
+    assert_eq!(service.unwrap().overrides, None);
+    let problems: Vec<_> = problems.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        problems,
+        [
+            "annotation weir.dev/max-split: there is no setting of this name; did you mean max-spill?; it does nothing",
+            "annotation weir.dev/target: \"80\" is not a number above 0 and up to 1: write 0.8 for 80 %; the namespace's \
+             setting or the default stays in force",
+        ]
+    );
 }

@@ -26,13 +26,14 @@ fn amount() -> impl Strategy<Value = f64> {
 }
 
 fn report() -> impl Strategy<Value = Report> {
-    let load = (share(), share(), share(), share(), amount());
-    let load = load.prop_map(|(cpu, memory, network, pressure, capacity)| NodeLoad {
+    let load = (share(), share(), share(), share(), amount(), amount());
+    let load = load.prop_map(|(cpu, memory, network, pressure, capacity, bandwidth)| NodeLoad {
         cpu,
         memory,
         network,
         pressure,
         capacity,
+        bandwidth,
     });
     let service = (any::<u64>(), amount(), any::<u32>(), amount());
     let service = service.prop_map(|(id, flows_per_second, open_flows, spare)| {
@@ -48,7 +49,7 @@ fn report() -> impl Strategy<Value = Report> {
 }
 
 pub(crate) fn body() -> impl Strategy<Value = Body> {
-    let spilled = prop::collection::vec(any::<u64>().prop_map(ServiceId), 0..20);
+    let spilled = prop::collection::vec((any::<u64>().prop_map(ServiceId), amount()), 0..20);
     (any::<u32>(), spilled, 0..1000_u16, prop::option::of(report())).prop_map(|(held, spilled, more, report)| Body {
         held: Duration::from_micros(held.into()),
         spilled_in_all: more + u16::try_from(spilled.len()).expect("few"),
@@ -99,14 +100,18 @@ fn numbers_that_cannot_be_true_are_lies() {
     let load = NodeLoad { capacity: 2.0, ..NodeLoad::default() };
     let report = Report { age: Duration::ZERO, load, services: vec![service(1)], services_in_all: 1 };
     let bytes = Body { report: Some(report), ..Body::default() }.encode();
-    let (capacity, flows, spare) = (22, 40, 48);
-    for place in [capacity, flows, spare] {
+    let (capacity, bandwidth, flows, spare) = (22, 26, 44, 52);
+    for place in [capacity, bandwidth, flows, spare] {
         for lie in [f32::NAN, f32::INFINITY, -1.0] {
             let mut bytes = bytes.clone();
             bytes[place..place + 4].copy_from_slice(&lie.to_be_bytes());
             assert_eq!(Body::decode(&bytes), Err(Refusal::Lie), "{lie} at {place}");
         }
     }
+    let spilled = Body { spilled: vec![(ServiceId(1), 4.0)], spilled_in_all: 1, ..Body::default() };
+    let mut bytes = spilled.encode();
+    bytes[44..48].copy_from_slice(&(-4.0_f32).to_be_bytes());
+    assert_eq!(Body::decode(&bytes), Err(Refusal::Lie), "a negative rate");
 }
 
 #[test]

@@ -74,6 +74,26 @@ fn a_node_that_vanishes_stops_being_fresh_and_comes_back() {
 }
 
 #[test]
+fn a_node_that_vanishes_is_silent_within_two_seconds_and_nobody_else_ever_is() {
+    let mut world = world(30);
+    for _ in 0..200 {
+        world.run(millis(100));
+        for of in 1..30 {
+            assert!(!world.peer(0, of).is_silent(), "{:?}", world.peer(0, of));
+        }
+    }
+    let near = (1..30).find(|of| world.peer(0, *of).near).expect("a neighbour");
+    world.cut = vec![near];
+    world.run(millis(1700));
+    assert!(world.peer(0, near).is_silent(), "{:?}", world.peer(0, near));
+    world.run(millis(10_000));
+    assert!(world.peer(0, near).is_silent(), "it stays so: {:?}", world.peer(0, near));
+    world.cut.clear();
+    world.run(millis(8000));
+    assert!(!world.peer(0, near).is_silent(), "{:?}", world.peer(0, near));
+}
+
+#[test]
 fn an_agent_that_stalls_is_not_believed_to_be_idle() {
     let mut world = world(2);
     world.nodes[1].tells = Some((busy(0.9), vec![]));

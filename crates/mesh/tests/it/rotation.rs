@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_core::load::{NodeLoad, ServiceId, ServiceLoad};
+use weir_core::load::{Inbound, NodeLoad, ServiceId, ServiceLoad};
 use weir_mesh::{Config, Cursor, Published};
 
 use crate::world::{NEW, World, busy, keys, millis, name, service};
@@ -89,32 +89,33 @@ fn a_peer_hears_of_all_services_part_by_part() {
 }
 
 #[test]
-fn a_node_knows_how_many_spill_to_it() {
+fn a_node_knows_how_many_spill_how_much_to_it() {
     let mut world = World::new(4, Config::default(), &keys(&[NEW]));
     world.run(millis(3000));
     let (web, dns) = (ServiceId(1), ServiceId(2));
-    world.nodes[1].mesh.spill(&name(0), [web, dns]);
-    world.nodes[2].mesh.spill(&name(0), [web]);
-    world.nodes[3].mesh.spill(&name(1), [web]);
+    world.nodes[1].mesh.spill(&name(0), [(web, 10.0), (dns, 2.5)]);
+    world.nodes[2].mesh.spill(&name(0), [(web, 30.0)]);
+    world.nodes[3].mesh.spill(&name(1), [(web, 5.0)]);
     world.run(millis(1000));
-    let spillers = |world: &World, node: usize| {
-        world.nodes[node].mesh.spillers(world.now(node)).into_iter().collect::<BTreeMap<_, _>>()
+    let told = |spillers, flows_per_second| Inbound { spillers, flows_per_second };
+    let inbound = |world: &World, node: usize| {
+        world.nodes[node].mesh.inbound(world.now(node)).into_iter().collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(spillers(&world, 0), BTreeMap::from([(web, 2), (dns, 1)]));
-    assert_eq!(spillers(&world, 1), BTreeMap::from([(web, 1)]));
+    assert_eq!(inbound(&world, 0), BTreeMap::from([(web, told(2, 40.0)), (dns, told(1, 2.5))]));
+    assert_eq!(inbound(&world, 1), BTreeMap::from([(web, told(1, 5.0))]));
 
-    world.nodes[1].mesh.spill(&name(0), [dns]);
+    world.nodes[1].mesh.spill(&name(0), [(dns, 4.0)]);
     world.run(millis(1000));
-    assert_eq!(spillers(&world, 0), BTreeMap::from([(web, 1), (dns, 1)]));
+    assert_eq!(inbound(&world, 0), BTreeMap::from([(web, told(1, 30.0)), (dns, told(1, 4.0))]));
     world.cut = vec![1, 2];
     world.run(millis(6000));
-    assert_eq!(spillers(&world, 0), BTreeMap::new(), "they are silent");
+    assert_eq!(inbound(&world, 0), BTreeMap::new(), "they are silent");
 }
 
 #[test]
 fn a_node_that_spills_hundreds_of_services_tells_of_all() {
     let mut world = World::new(2, Config::default(), &keys(&[NEW]));
-    world.nodes[1].mesh.spill(&name(0), (0..40).map(ServiceId));
+    world.nodes[1].mesh.spill(&name(0), (0..40).map(|id| (ServiceId(id), 1.0)));
     world.run(millis(10_000));
-    assert_eq!(world.nodes[0].mesh.spillers(world.now(0)).len(), 40);
+    assert_eq!(world.nodes[0].mesh.inbound(world.now(0)).len(), 40);
 }

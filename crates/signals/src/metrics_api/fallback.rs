@@ -94,7 +94,7 @@ impl Fallback {
         };
         let cpu = sample(usage.cores, capacity.cores);
         let memory = sample(usage.bytes, capacity.bytes);
-        let load = NodeLoad { cpu, memory, network: None, pressure: None, capacity: capacity.cores };
+        let load = NodeLoad { cpu, memory, network: None, pressure: None, capacity: capacity.cores, bandwidth: 0.0 };
         Ok(Told { load: load.checked().map_err(lie)?, at: usage.at, first: now })
     }
 

@@ -2,7 +2,6 @@
 //! the fallback for nodes that run no agent, and never drives the loop alone.
 
 mod fallback;
-pub mod quantity;
 
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use kube::Client;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use weir_core::load::Lie;
+use weir_core::quantity;
 
 pub use fallback::{Capacity, Fallback, SKEW};
 

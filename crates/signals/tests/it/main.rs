@@ -5,7 +5,6 @@ mod build;
 mod cgroups;
 mod cpu;
 mod fallback;
-mod flows;
 mod gauge;
 mod memory;
 mod metrics_api;

@@ -58,6 +58,7 @@ fn of_several_links_the_busiest_counts_with_the_rates_that_were_named() {
     network.read(at(0)).unwrap();
     tree.write("proc/net/dev", dev(&[("slow", 25_000, 0), ("fast", 0, 125_000)]));
     assert!(near(value(&mut network, at(1000)).get(), 0.2), "200 kbit/s of 1 Mbit/s, against 1 of 100 Mbit/s");
+    assert!(near(network.rate(), 1e6), "the share is of that link");
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl FlowTable for Table {
 }
 
 fn flow(backend: u32, generation: u32, flags: u16, last_seen: u32) -> Flow {
-    Flow { backend, generation, service: 1, flags, snat_port: Be16::new(0), created: 0, last_seen }
+    Flow { backend, generation, service: 1, flags, snat_port: Be16::new(0), created: 0, last_seen, bytes: 0, held: 0 }
 }
 
 fn open(tick: u32, flows: Vec<Flow>) -> HashMap<(u32, u32), u32> {

@@ -6,7 +6,8 @@ use procfs_core::{CpuPressure, ExplicitSystemInfo, KernelStats, Meminfo};
 use proptest::array::{uniform10, uniform16};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use weir_signals::{cpu, memory, metrics_api::quantity, network, pressure};
+use weir_core::quantity;
+use weir_signals::{cpu, memory, network, pressure};
 
 /// Counters below this do not overflow when they are added.
 const COUNTER: std::ops::Range<u64> = 0..1 << 60;

@@ -72,6 +72,7 @@ mod tests {
             source_ranges: Vec::new(),
             health_check_port: None,
             proxy,
+            overrides: None,
         }
     }
 

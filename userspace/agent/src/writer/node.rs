@@ -33,6 +33,7 @@ impl Writer {
             return Ok(());
         }
         self.configure(&node)?;
+        self.publish_nodes();
         let served = node_ports::served(&self.settings.nodeport_addresses, &node, &self.interfaces);
         if served != self.settings.plan.node_port_addresses {
             info!(addresses = ?served, "serving node ports");
@@ -71,14 +72,15 @@ fn is_eligible(cluster: &Cluster, node: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use weir_core::cluster::Event;
-    use weir_core::model::Node;
+    use weir_core::model::{Node, NodeCapacity};
 
     use super::*;
 
     fn cluster(nodes: &[(&str, bool)]) -> Cluster {
         let mut cluster = Cluster::default();
         for (name, eligible) in nodes {
-            let node = Node { name: (*name).into(), zone: "".into(), addresses: Vec::new(), eligible: *eligible };
+            let (eligible, capacity) = (*eligible, NodeCapacity::default());
+            let node = Node { name: (*name).into(), zone: "".into(), addresses: Vec::new(), eligible, capacity };
             cluster.apply(Event::Node(node));
         }
         cluster

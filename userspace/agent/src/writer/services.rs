@@ -7,7 +7,7 @@ use anyhow::Result;
 use tracing::info;
 use weir_core::health::health_checks;
 use weir_core::model::{ObjectName, Proxy, Service};
-use weir_core::plan::{plan, refusals};
+use weir_core::plan::{Shares, plan, refusals};
 
 use super::Writer;
 use crate::health_checks::HealthChecks;
@@ -41,11 +41,16 @@ impl Writer {
     fn forget(&mut self, name: &ObjectName) {
         self.complaints.forget(name);
         self.no_local.replace(name, &[]);
+        self.steered.publish(&self.tables, &self.settings.plan.node, name, &[], None);
         self.pending.take_triggers(name);
     }
 
     fn write_service(&mut self, name: &ObjectName) -> Result<()> {
-        let plans = plan(&self.cluster, &self.settings.plan, name);
+        let mut plans = plan(&self.cluster, &self.settings.plan, name);
+        let settings = self.cluster.service(name).and_then(|service| self.steered.settings_of(service));
+        if settings.is_some() {
+            plans.iter_mut().for_each(|plan| plan.shares = Shares::Steered);
+        }
         let update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
             Ok(update) => update,
             Err(cause) => {
@@ -61,6 +66,7 @@ impl Writer {
         }
         self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
         self.no_local.replace(name, &plans);
+        self.steered.publish(&self.tables, &self.settings.plan.node, name, &plans, settings.as_ref());
         for trigger in self.pending.take_triggers(name) {
             self.kube_proxy.programmed(trigger.family, trigger.at);
         }

@@ -15,7 +15,8 @@ use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
+    TrafficPolicy,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
@@ -98,6 +99,7 @@ fn endpoint(address: &str, node: &str, ready: bool) -> Endpoint {
         terminating: !ready,
         zone_hints: Box::default(),
         node_hints: Box::default(),
+        pod: None,
     }
 }
 
@@ -120,6 +122,7 @@ fn cluster() -> Cluster {
         zone: "a".into(),
         addresses: vec![address.parse().unwrap()],
         eligible: true,
+        capacity: NodeCapacity::default(),
     };
     let events = [
         Event::Nodes(vec![node("edge-1", "192.168.0.11"), node("edge-2", "192.168.0.12")]),
@@ -140,6 +143,7 @@ fn cluster() -> Cluster {
             source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
             health_check_port: None,
             proxy: Proxy::Ours,
+            overrides: None,
         }]),
         Event::Slices(vec![
             slice(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{Family, Node, ObjectName, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
+use weir_core::model::{Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
 use weir_datapath::{AttachOptions, Datapath, Role};
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{Cgroup, World, address, ask};
@@ -85,7 +85,8 @@ fn cluster_ips() -> [IpAddr; 2] {
 fn cluster() -> Cluster {
     let mut cluster = Cluster::default();
     let addresses = address::node(1).both().to_vec();
-    let node = Node { name: "edge-1".into(), zone: "a".into(), addresses, eligible: true };
+    let capacity = NodeCapacity::default();
+    let node = Node { name: "edge-1".into(), zone: "a".into(), addresses, eligible: true, capacity };
     let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
     let service = Service {
         name: ObjectName::new("shop", "web"),
@@ -99,6 +100,7 @@ fn cluster() -> Cluster {
         source_ranges: Vec::new(),
         health_check_port: None,
         proxy: Proxy::Ours,
+        overrides: None,
     };
     let [v4, v6] = address::pod(1, 1).both().map(|ip| endpoint(&ip.to_string(), "edge-1", true));
     let slices = vec![slice("web-4", Family::V4, vec![v4]), slice("web-6", Family::V6, vec![v6])];

@@ -12,12 +12,42 @@ use crate::policies::{Inputs, Offered, Own, PodsLoad, Reading};
 #[derive(Clone, Debug, Default)]
 pub(super) struct OwnState {
     offered: Smoothed,
+    /// The last tick showed a significant rise, and as likely as not only a part of it.
+    rose: bool,
     inbound: Smoothed,
     done: History,
     open_flows: Option<u32>,
     cpu: Meter,
     network: Meter,
     pods: Meter,
+    others: Others,
+}
+
+/// CPU in use by others than the service's pods. Pods are read more seldom than the node, and a reading is about the time
+/// since the one before: only over that time can the two be compared, or each step of the load would look like others'.
+#[derive(Clone, Copy, Debug, Default)]
+struct Others {
+    /// Of the node, since the last reading of the pods.
+    used: f64,
+    span: Duration,
+    /// Of that reading.
+    age: Option<Duration>,
+    share: f64,
+}
+
+impl Others {
+    /// The pods' part of the node's utilisation now.
+    fn part(&mut self, used: f64, pods: Sample<f64>, elapsed: Duration) -> f64 {
+        self.used += used * elapsed.as_secs_f64();
+        self.span += elapsed;
+        let is_new = self.age.is_none_or(|age| pods.age < age + elapsed / 2);
+        self.age = Some(pods.age);
+        if is_new {
+            let mean = if self.span.is_zero() { used } else { self.used / self.span.as_secs_f64() };
+            (self.share, self.used, self.span) = ((mean - pods.value).max(0.0), 0.0, Duration::ZERO);
+        }
+        (used - self.share).max(0.0)
+    }
 }
 
 /// What this node takes, now.
@@ -51,20 +81,21 @@ impl Room {
 }
 
 impl OwnState {
-    /// The offered load, smoothed: a significant rise at once, all else slowly.
+    /// The offered load, smoothed: a significant rise at once, and what the tick after shows of it; all else slowly.
     pub(super) fn offered(&mut self, offered: &Offered, elapsed: Duration) -> f64 {
         let seconds = elapsed.as_secs_f64();
         let now = finite(offered.flows_per_second);
         let expected = self.offered.get().unwrap_or(now) * seconds;
         let significant = now * seconds - expected > SIGNIFICANT * expected.max(1.0).sqrt();
-        let up = if significant { BAD_NEWS } else { SMOOTHING };
+        let up = if significant || self.rose { BAD_NEWS } else { SMOOTHING };
+        self.rose = significant;
         self.offered.follow_unevenly(now, elapsed, up, GOOD_NEWS)
     }
 
     /// What the node takes up to `target`, while `spill` of its own flows leaves. None if its CPU is unknown or old.
     pub(super) fn room(&mut self, inputs: &Inputs<'_>, offered: f64, spill: f64, target: f64) -> Option<Room> {
         let Own { load, pods } = inputs.own;
-        let NodeLoad { cpu, network, capacity, memory: _, pressure: _ } = load.checked().ok()?;
+        let NodeLoad { cpu, network, capacity, memory: _, pressure: _, bandwidth: _ } = load.checked().ok()?;
         let Sample { value: used, age } =
             cpu.filter(|cpu| inputs.parameters.reading(cpu.age) == Some(Reading::Fresh))?;
         let elapsed = inputs.elapsed;
@@ -74,7 +105,10 @@ impl OwnState {
         let work = self.work(&inputs.offered, local, elapsed, age);
 
         let pods = pods.filter(|pods| pods.value.cores.is_finite() && pods.value.cores >= 0.0);
-        let part = pods.filter(|_| capacity > 0.0).map(|pods| pods.value.cores / capacity);
+        let part = pods.filter(|_| capacity > 0.0).map(|pods| {
+            let reading = Sample { value: pods.value.cores / capacity, age: pods.age };
+            self.others.part(used.get(), reading, elapsed)
+        });
         let mut levels = vec![self.cpu.read(used.get(), part, work, elapsed)];
         if let Some(network) = network {
             levels.push(self.network.read(network.value.get(), None, work, elapsed));

@@ -93,15 +93,15 @@ impl Peer {
         reasons: &mut Vec<Reason>,
     ) -> Result<Vessel, Ineligible> {
         let report = inputs.nodes[node].report.ok_or(Ineligible::Silent)?;
-        let reading = inputs.parameters.reading(report.age).ok_or(Ineligible::Old(report.age))?;
+        let reading = inputs.reading(node, report.age).ok_or(Ineligible::Old(report.age))?;
         if !inputs.is_near_enough(node) {
             return Err(Ineligible::Far);
         }
-        let NodeLoad { cpu, memory, capacity, network: _, pressure: _ } =
+        let NodeLoad { cpu, memory, capacity, network: _, pressure: _, bandwidth: _ } =
             report.load.checked().map_err(|_lie| Ineligible::Unusable)?;
         let cpu = cpu.ok_or(Ineligible::Unusable)?.aged(report.age);
         // A node can report in time and yet measure nothing any more.
-        let reading_of_cpu = inputs.parameters.reading(cpu.age).ok_or(Ineligible::Old(cpu.age))?;
+        let reading_of_cpu = inputs.reading(node, cpu.age).ok_or(Ineligible::Old(cpu.age))?;
         if memory.is_some_and(|memory| memory.value.get() >= MEMORY_FULL) {
             return Err(Ineligible::Full);
         }

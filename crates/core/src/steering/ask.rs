@@ -1,0 +1,187 @@
+//! One service port's turn: its inputs are put together, its controllers asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::facts::{BackendCounts, Facts, FlowRates, PodUse};
+use super::target::{Member, Set};
+use super::{SENT_SMOOTHING, Steered, Write};
+use crate::controller::{Controller, Tick, WORTH_WRITING};
+use crate::ejection::Outcome;
+use crate::load::{NodeLoad, Sample};
+use crate::policies::{Endpoint, EndpointLoad, Inputs, Node, Offered, Own, Parameters, PodsLoad};
+
+/// What is the same for all sets of a port in a tick.
+struct Moment<'a, F> {
+    here: &'a Arc<str>,
+    facts: &'a F,
+    offered: Offered,
+    relies_on: Option<NodeLoad>,
+    parameters: Parameters,
+    /// By member.
+    counts: Vec<BackendCounts>,
+}
+
+impl Steered {
+    /// Asks the controllers, and says what to write.
+    pub(super) fn ask(&mut self, here: &Arc<str>, relies_on: Option<NodeLoad>, facts: &impl Facts) -> Option<Write> {
+        let counts = facts.service(self.target.slot);
+        self.rates = counts.rates(self.counted, self.recent);
+        self.counted = counts;
+        let local = self.target.members.iter().filter(|member| member.local);
+        self.inbound = self.inbound_of(facts).flows_per_second;
+        self.open_local = local.map(|member| facts.open_flows(member.slot, member.generation)).sum();
+        let moment = Moment {
+            here,
+            facts,
+            offered: offered(self.rates, self.inbound, self.open_local),
+            relies_on,
+            parameters: self.target.settings.parameters,
+            counts: self.target.members.iter().map(|member| facts.backend(member.slot)).collect(),
+        };
+        let mut shares = Default::default();
+        let mut moved = false;
+        let begun = self.unused.is_some();
+        for index in 0..self.target.sets.len() {
+            let kind = self.target.settings.policy;
+            if begun {
+                self.controllers[index].get_or_insert_with(|| Controller::new(kind));
+            }
+            let Some(tick) = self.ask_set(index, &moment) else { continue };
+            if let Some(plan) = &tick.write {
+                let set = &self.target.sets[index];
+                let write = |class: usize| set.has(class).then(|| plan.clone());
+                shares = merged(shares, write);
+                moved = true;
+            }
+            self.last[index] = Some(tick);
+        }
+        self.count_sent(&moment.counts);
+        self.seen = moment.counts.into();
+        (self.waited, self.recent, self.due) = (Duration::ZERO, Duration::ZERO, false);
+        let target = &self.target;
+        moved.then(|| Write { key: target.key.clone(), slot: target.slot, revision: target.revision, shares })
+    }
+
+    /// What goes to each remote backend, as it is told to their nodes.
+    fn count_sent(&mut self, counts: &[BackendCounts]) {
+        if !self.is_in_use() {
+            self.sent = Vec::new();
+            return;
+        }
+        self.sent.resize(self.target.members.len(), 0.0);
+        let part = 1.0 - (-self.waited.div_duration_f64(SENT_SMOOTHING)).exp();
+        let new = counts.iter().zip(&self.seen).map(|(now, seen)| now.since(*seen).flows);
+        for ((sent, new), member) in self.sent.iter_mut().zip(new).zip(&self.target.members) {
+            if !member.local && !self.waited.is_zero() {
+                #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
+                let rate = new as f64 / self.waited.as_secs_f64();
+                *sent += (rate - *sent) * part;
+            }
+        }
+    }
+
+    fn ask_set<F: Facts>(&mut self, index: usize, moment: &Moment<'_, F>) -> Option<Tick> {
+        let set = &self.target.sets[index];
+        let controller = self.controllers[index].as_mut()?;
+        let members: Vec<(usize, &Member)> =
+            set.members.iter().map(|index| (*index as usize, &self.target.members[*index as usize])).collect();
+        let nodes = nodes(&members, moment);
+        let place = |member: &Member| nodes.iter().position(|node| node.name == member.node).unwrap_or_default();
+        let mut endpoints = Vec::with_capacity(members.len());
+        let mut outcomes = Vec::with_capacity(members.len());
+        for (index, member) in &members {
+            let counts = moment.counts[*index];
+            endpoints.push(endpoint(member, place(member), counts, moment));
+            outcomes.push(outcome(member, counts.since(self.seen[*index]), moment));
+        }
+        let own = Own { load: moment.facts.own(), pods: pods(set, &self.target.members, moment) };
+        let inputs = Inputs {
+            service: self.target.id,
+            elapsed: self.recent,
+            nodes: &nodes,
+            endpoints: &endpoints,
+            own: &own,
+            offered: moment.offered,
+            relies_on: moment.relies_on,
+            parameters: &moment.parameters,
+        };
+        let mut tick = controller.tick(&inputs, &outcomes);
+        if let Some((spill, left)) = &mut self.held[index] {
+            *left = left.saturating_sub(self.waited);
+            if left.is_zero() || tick.decision.spill(&inputs) + WORTH_WRITING >= *spill {
+                self.held[index] = None;
+            } else {
+                tick.write = None;
+                controller.forget_written();
+            }
+        }
+        Some(tick)
+    }
+}
+
+/// Takes over what is there for a class.
+fn merged<T, const N: usize>(before: [Option<T>; N], write: impl Fn(usize) -> Option<T>) -> [Option<T>; N] {
+    let mut classes = 0..N;
+    before.map(|before| classes.next().and_then(&write).or(before))
+}
+
+/// What other nodes send straight to the endpoints here is in their counters alone, so that they tell it. Of those flows
+/// nobody here knows how long they stay open.
+const fn offered(rates: FlowRates, inbound: f64, open_flows: u32) -> Offered {
+    let FlowRates { local, remote } = rates;
+    Offered { flows_per_second: local + remote, local_flows_per_second: local + inbound, open_flows }
+}
+
+/// The nodes of the members, each once, in the members' order.
+fn nodes<'a, F: Facts>(members: &[(usize, &Member)], moment: &Moment<'a, F>) -> Vec<Node<'a>> {
+    let mut nodes: Vec<Node<'_>> = Vec::new();
+    for (_, member) in members {
+        if nodes.iter().any(|node| node.name == member.node) {
+            continue;
+        }
+        let local = *member.node == **moment.here;
+        let report = if local { None } else { moment.facts.report(&member.node) };
+        let interval = report.map(|_| moment.facts.report_interval(&member.node));
+        nodes.push(Node { name: Arc::clone(&member.node), local, report, interval });
+    }
+    nodes
+}
+
+fn endpoint<F: Facts>(member: &Member, node: usize, counts: BackendCounts, moment: &Moment<'_, F>) -> Endpoint {
+    let load = match member.pod.filter(|_| member.local).and_then(|pod| moment.facts.pod(pod)) {
+        Some(PodUse { load, .. }) => load,
+        None => EndpointLoad::default(),
+    };
+    Endpoint {
+        backend: member.slot as usize,
+        address: member.address,
+        node,
+        load,
+        open_flows: moment.facts.open_flows(member.slot, member.generation),
+        flows: counts.flows,
+    }
+}
+
+fn outcome<F: Facts>(member: &Member, new: BackendCounts, moment: &Moment<'_, F>) -> Outcome {
+    let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    Outcome {
+        answered: number(new.answered),
+        failed: number(new.failed),
+        silent: !member.local && moment.facts.is_silent(&member.node),
+    }
+}
+
+/// What the set's pods on this node use together; None as soon as it is unknown of one.
+fn pods<F: Facts>(set: &Set, members: &[Member], moment: &Moment<'_, F>) -> Option<Sample<PodsLoad>> {
+    let mut all: Option<Sample<PodsLoad>> = None;
+    for member in set.of(members).filter(|member| member.local) {
+        let PodUse { cores, cores_limit, .. } = moment.facts.pod(member.pod?)?;
+        let cores = cores?;
+        let before = all.unwrap_or(Sample::fresh(PodsLoad { cores: 0.0, limit: Some(0.0) }));
+        let limit = before.value.limit.zip(cores_limit).map(|(sum, limit)| sum + limit);
+        let value = PodsLoad { cores: before.value.cores + cores.value, limit };
+        all = Some(Sample { value, age: before.age.max(cores.age) });
+    }
+    all
+}

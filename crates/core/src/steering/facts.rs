@@ -1,0 +1,113 @@
+//! What the loop has to know of the world.
+
+use std::time::Duration;
+
+use crate::load::{Inbound, NodeLoad, PeerReport, Sample, ServiceId};
+use crate::model::PodUid;
+use crate::policies::EndpointLoad;
+
+/// Where a tick's inputs come from. Answers are about one moment, and cheap: they are asked for every endpoint.
+pub trait Facts {
+    /// How busy this node is.
+    fn own(&self) -> NodeLoad;
+
+    /// What another node told last; None if it never did, or too long ago.
+    fn report(&self, node: &str) -> Option<&PeerReport>;
+
+    /// How often another node reports.
+    fn report_interval(&self, node: &str) -> Duration;
+
+    /// Whether a node that used to answer probes does not any more.
+    fn is_silent(&self, node: &str) -> bool;
+
+    /// Whether the nodes that are silent are others than at the tick before.
+    fn is_alarmed(&self) -> bool;
+
+    /// What was counted of a service's slot.
+    fn service(&self, slot: u32) -> ServiceCounts;
+
+    /// What was counted of a backend's slot.
+    fn backend(&self, slot: u32) -> BackendCounts;
+
+    /// Flows that a backend has open from this node; 0 if unknown.
+    fn open_flows(&self, slot: u32, generation: u32) -> u32;
+
+    /// What a pod of this node uses; None if unknown.
+    fn pod(&self, pod: PodUid) -> Option<PodUse>;
+
+    /// What other nodes tell that they send of a service to this one.
+    fn inbound(&self, service: ServiceId) -> Inbound;
+}
+
+/// New flows of a service's slot since it was taken. They may begin anew.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ServiceCounts {
+    /// Stayed on the node.
+    pub local: u64,
+    /// Left it.
+    pub remote: u64,
+}
+
+impl ServiceCounts {
+    /// Per second since `before`, `elapsed` ago. A slot that began anew has all of them since then.
+    #[must_use]
+    pub fn rates(self, before: Self, elapsed: Duration) -> FlowRates {
+        let Self { local, remote } = self;
+        let began = local < before.local || remote < before.remote;
+        let before = if began { Self::default() } else { before };
+        #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
+        let rate = |new: u64| if elapsed.is_zero() { 0.0 } else { new as f64 / elapsed.as_secs_f64() };
+        FlowRates { local: rate(local - before.local), remote: rate(remote - before.remote) }
+    }
+}
+
+/// New flows per second of a service port from clients of this node, wherever the flows went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FlowRates {
+    /// Stayed on the node.
+    pub local: f64,
+    /// Left it.
+    pub remote: f64,
+}
+
+impl FlowRates {
+    /// All of them.
+    #[must_use]
+    pub fn offered(self) -> f64 {
+        self.local + self.remote
+    }
+}
+
+/// Sums of a backend's slot since it was taken. They may begin anew.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct BackendCounts {
+    /// New flows sent there.
+    pub flows: u64,
+    /// Flows that it answered.
+    pub answered: u64,
+    /// Flows that it reset at once, and SYNs that it did not answer before they came again.
+    pub failed: u64,
+}
+
+impl BackendCounts {
+    /// What came since `before`. A slot that began anew has all of it since then.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        let Self { flows, answered, failed } = self;
+        if flows < before.flows || answered < before.answered || failed < before.failed {
+            return self;
+        }
+        Self { flows: flows - before.flows, answered: answered - before.answered, failed: failed - before.failed }
+    }
+}
+
+/// What a pod uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PodUse {
+    /// Of its limits.
+    pub load: EndpointLoad,
+    /// Cores in use.
+    pub cores: Option<Sample<f64>>,
+    /// Cores that it may use; None: no limit.
+    pub cores_limit: Option<f64>,
+}

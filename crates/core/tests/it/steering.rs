@@ -1,0 +1,365 @@
+//! The loop's pure part: which endpoints a controller is asked about, with what, and what peers are told.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_abi as abi;
+use weir_core::cluster::{Cluster, Event};
+use weir_core::load::{Inbound, NodeLoad, PeerReport, Sample, ServiceId};
+use weir_core::model::{Endpoint, PodUid, Service, TrafficPolicy};
+use weir_core::plan::plan;
+use weir_core::policies::Kind;
+use weir_core::settings::Settings;
+use weir_core::steering::{BackendCounts, Facts, FlowRates, PodUse, ServiceCounts, Steering, Target, Write};
+
+use crate::build::{cluster, config, endpoint, name, service, slice};
+use crate::policies_build::{node_load, peer};
+
+const TICK: Duration = Duration::from_millis(250);
+
+/// A world that says what it is told to. Backends are known by slot; all flows go to the first one.
+#[derive(Default)]
+struct World {
+    own: NodeLoad,
+    reports: BTreeMap<String, PeerReport>,
+    silent: Vec<String>,
+    /// Nodes without an agent.
+    slow: Vec<String>,
+    inbound: Inbound,
+    /// Cores that each pod uses.
+    cores: Option<f64>,
+    rates: FlowRates,
+    selected: RefCell<ServiceCounts>,
+    alarmed: Cell<bool>,
+    counts: RefCell<BTreeMap<u32, BackendCounts>>,
+}
+
+impl World {
+    fn new(cpu: f64) -> Self {
+        let report = |name: &str, rtt| (name.to_owned(), PeerReport { node: name.into(), ..peer(0, 0.1, 50.0, rtt) });
+        let reports = [report("near", 1), report("far", 20)].into();
+        Self { own: node_load(cpu), reports, ..Self::default() }
+    }
+
+    /// A tick's new flows.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tens")]
+    fn selects(&self) {
+        let FlowRates { local, remote } = self.rates;
+        let mut selected = self.selected.borrow_mut();
+        selected.local += (local * TICK.as_secs_f64()) as u64;
+        selected.remote += (remote * TICK.as_secs_f64()) as u64;
+    }
+
+    fn flows(&self, backend: u32, new: u64, failed: u64) {
+        let mut counts = self.counts.borrow_mut();
+        let count = counts.entry(backend).or_default();
+        count.flows += new;
+        count.answered += new - failed;
+        count.failed += failed;
+    }
+}
+
+impl Facts for World {
+    fn own(&self) -> NodeLoad {
+        self.own
+    }
+
+    fn report(&self, node: &str) -> Option<&PeerReport> {
+        self.reports.get(node)
+    }
+
+    fn report_interval(&self, node: &str) -> Duration {
+        if self.slow.iter().any(|slow| slow == node) { Duration::from_secs(15) } else { Duration::from_secs(1) }
+    }
+
+    fn is_silent(&self, node: &str) -> bool {
+        self.silent.iter().any(|silent| silent == node)
+    }
+
+    fn is_alarmed(&self) -> bool {
+        self.alarmed.replace(false)
+    }
+
+    fn service(&self, _slot: u32) -> ServiceCounts {
+        *self.selected.borrow()
+    }
+
+    fn backend(&self, slot: u32) -> BackendCounts {
+        self.counts.borrow().get(&slot).copied().unwrap_or_default()
+    }
+
+    fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {
+        0
+    }
+
+    fn pod(&self, _pod: PodUid) -> Option<PodUse> {
+        self.cores.map(|cores| PodUse { cores: Some(Sample::fresh(cores)), ..PodUse::default() })
+    }
+
+    fn inbound(&self, _service: ServiceId) -> Inbound {
+        self.inbound
+    }
+}
+
+fn scene(change: impl FnOnce(&mut Service)) -> Cluster {
+    let mut web = service("web", &["10.96.0.1"]);
+    change(&mut web);
+    let endpoints = [("10.0.0.1", "here"), ("10.0.0.2", "near"), ("10.0.0.3", "far")];
+    let pod = "9b7b5d0a-3f6e-4f0c-8d57-0a1b2c3d4e5f".parse().ok();
+    let endpoints = endpoints.map(|(address, node)| Endpoint { pod, ..endpoint(address, node) }).to_vec();
+    cluster(vec![web], vec![slice("web-1", "web", endpoints)])
+}
+
+/// Slots are 11 and so on, in the order of addresses.
+fn targets(cluster: &Cluster, kind: Kind, revision: u64) -> Vec<Target> {
+    targets_held(cluster, kind, revision, 0)
+}
+
+fn targets_held(cluster: &Cluster, kind: Kind, revision: u64, held: u16) -> Vec<Target> {
+    let here = Arc::from("here");
+    let target = |plan| {
+        let mut settings = Settings::default().of(&name("web"), None);
+        settings.policy = kind;
+        let backends: Vec<_> = (11..).take(plan_len(&plan)).map(|slot| (slot, 1)).collect();
+        Target::new(&plan, &here, 7, &backends, settings, [held; 3], revision)
+    };
+    plan(cluster, &config(), &name("web")).into_iter().map(target).collect()
+}
+
+fn plan_len(plan: &weir_core::plan::ServicePlan) -> usize {
+    plan.backends.len()
+}
+
+fn steering(cluster: &Cluster, kind: Kind, world: &World) -> Steering {
+    let mut steering = Steering::new("here".into());
+    steering.put(&name("web"), targets(cluster, kind, 1), world);
+    steering
+}
+
+/// What is written within some time in which so many flows a second come to the backend here.
+fn run(steering: &mut Steering, world: &World, seconds: u32) -> Vec<Write> {
+    (0..seconds * 4).flat_map(|_| run_tick(steering, world)).collect()
+}
+
+fn run_tick(steering: &mut Steering, world: &World) -> Vec<Write> {
+    world.flows(11, 25, 0);
+    world.selects();
+    steering.tick(TICK, world)
+}
+
+fn web_id() -> ServiceId {
+    ServiceId::of(&name("web"), 80, weir_core::model::Protocol::Tcp)
+}
+
+/// Slots with a share of a class, this node's and those of others.
+fn slots(write: &Write, class: usize) -> (Vec<usize>, Vec<usize>) {
+    let tier = write.shares[class].as_ref().unwrap();
+    let slots = |entries: &[(usize, u32)]| entries.iter().map(|(slot, _)| *slot).collect();
+    (slots(&tier.local), slots(&tier.remote))
+}
+
+#[test]
+fn nothing_is_decided_of_a_service_that_nobody_uses() {
+    let world = World::new(0.95);
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    assert!((0..100).all(|_| steering.tick(TICK, &world).is_empty()));
+    assert_eq!(steering.states().map(|state| state.sets.len()).sum::<usize>(), 0);
+}
+
+#[test]
+fn a_policy_that_does_not_begin_like_the_plan_decides_at_once() {
+    let world = World::new(0.1);
+    let writes = steering(&scene(|_| {}), Kind::Random, &world).tick(TICK, &world);
+    assert_eq!(slots(&writes[0], abi::CLASS_INTERNAL), (vec![11], vec![12, 13]));
+    assert_eq!((writes[0].slot, writes[0].revision), (7, 1));
+}
+
+#[test]
+fn an_overloaded_node_spills_to_the_nearest_and_says_so() {
+    let mut world = World::new(0.95);
+    world.rates = FlowRates { local: 40.0, remote: 0.0 };
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    let writes = run(&mut steering, &world, 3);
+    assert_eq!(slots(writes.last().unwrap(), abi::CLASS_INTERNAL), (vec![11], vec![12]));
+    assert_eq!(steering.spilled(), BTreeMap::new(), "no flow went there yet");
+    let state = steering.states().next().unwrap();
+    assert!(state.sets[0].spill > 0.05, "{state:?}");
+    assert_eq!(state.sets[0].classes, 0b111, "all classes may use the same");
+}
+
+#[test]
+fn a_step_of_the_load_is_followed_after_two_ticks_though_the_cpu_does_not_show_it_yet() {
+    let mut world = World { cores: Some(0.6), ..World::new(0.3) };
+    world.rates = FlowRates { local: 40.0, remote: 0.0 };
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    run(&mut steering, &world, 30);
+    world.rates.local = 200.0;
+    let ticks = [0, 1].map(|_| run_tick(&mut steering, &world));
+    assert!(ticks[0].is_empty(), "{ticks:?}");
+    assert_eq!(slots(&ticks[1][0], abi::CLASS_INTERNAL).0, [11], "it keeps a part");
+    assert!(steering.states().next().unwrap().sets[0].spill > 0.2);
+}
+
+#[test]
+fn what_a_local_policy_forbids_is_never_asked_about() {
+    let mut world = World::new(0.95);
+    world.rates = FlowRates { local: 40.0, remote: 0.0 };
+    let cluster = scene(|web| web.internal_policy = TrafficPolicy::Local);
+    let mut steering = steering(&cluster, Kind::Waterfill, &world);
+    let writes = run(&mut steering, &world, 10);
+    assert!(writes.iter().all(|write| write.shares[abi::CLASS_INTERNAL].is_none()), "one endpoint: nothing to divide");
+    assert!(writes.iter().any(|write| write.shares[abi::CLASS_EXTERNAL].is_some()));
+}
+
+#[test]
+fn endpoints_of_a_node_that_fell_silent_get_nothing_as_long_as_it_is() {
+    let mut world = World::new(0.1);
+    let mut steering = steering(&scene(|_| {}), Kind::Random, &world);
+    drop(run(&mut steering, &world, 1));
+    world.silent.push("far".into());
+    world.alarmed.set(true);
+    let writes = run(&mut steering, &world, 1);
+    assert_eq!(slots(writes.last().unwrap(), 0), (vec![11], vec![12]));
+    assert_eq!(steering.ejected(), 1);
+    assert!(run(&mut steering, &world, 60).is_empty(), "nobody tries a silent node");
+    world.silent.clear();
+    let writes = run(&mut steering, &world, 30);
+    assert_eq!(slots(writes.last().unwrap(), 0), (vec![11], vec![12, 13]));
+}
+
+#[test]
+fn an_endpoint_that_fails_is_out() {
+    let mut world = World::new(0.1);
+    world.rates = FlowRates { local: 4.0, remote: 12.0 };
+    let mut steering = steering(&scene(|_| {}), Kind::Random, &world);
+    drop(steering.tick(TICK, &world));
+    world.flows(12, 3, 3);
+    world.selects();
+    let writes = steering.tick(TICK, &world);
+    assert_eq!(slots(&writes[0], 0), (vec![11], vec![13]));
+}
+
+#[test]
+fn a_new_plan_is_written_anew_and_a_gone_service_is_forgotten() {
+    let world = World::new(0.1);
+    let mut cluster = scene(|_| {});
+    let mut steering = steering(&cluster, Kind::Random, &world);
+    assert_eq!(steering.tick(TICK, &world).len(), 1);
+    assert_eq!(steering.tick(TICK, &world), [], "nothing moved");
+    steering.not_written(&targets(&cluster, Kind::Random, 1)[0].key);
+    assert_eq!(steering.tick(TICK, &world).len(), 1, "what was not written");
+    cluster.apply(Event::Slice(slice("web-1", "web", vec![endpoint("10.0.0.1", "here"), endpoint("10.0.0.4", "far")])));
+    steering.put(&name("web"), targets(&cluster, Kind::Random, 2), &world);
+    let writes = steering.tick(TICK, &world);
+    assert_eq!((writes[0].revision, slots(&writes[0], 0)), (2, (vec![11], vec![12])));
+    steering.put(&name("web"), Vec::new(), &world);
+    assert!(steering.is_empty() && steering.tick(TICK, &world).is_empty());
+}
+
+#[test]
+fn peers_are_told_what_the_node_takes_only_when_it_knows() {
+    let mut world = World::new(0.5);
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    assert_eq!(steering.report(&world), []);
+    world.rates = FlowRates { local: 40.0, remote: 0.0 };
+    drop(run(&mut steering, &world, 10));
+    let report = steering.report(&world);
+    let (id, load) = report[0];
+    assert_eq!(id, web_id());
+    assert!(load.spare > 1.0 && (load.flows_per_second - 40.0).abs() < 1e-9, "{load:?}");
+}
+
+#[test]
+fn each_node_is_told_how_many_flows_go_to_it() {
+    let mut world = World::new(0.5);
+    world.rates = FlowRates { local: 40.0, remote: 36.0 };
+    let mut steering = steering(&scene(|_| {}), Kind::Random, &world);
+    for _ in 0..40 {
+        world.flows(12, 7, 0);
+        world.flows(13, 2, 0);
+        drop(run_tick(&mut steering, &world));
+    }
+    let near = |rate: f64, told: f64| (rate - told).abs() < 0.1;
+    let told = steering.spilled();
+    assert_eq!(told.keys().map(|node| &**node).collect::<Vec<_>>(), ["far", "near"]);
+    assert!(near(28.0, told["near"][&web_id()]) && near(8.0, told["far"][&web_id()]), "{told:?}");
+    (0..12).for_each(|_| drop(run_tick(&mut steering, &world)));
+    let late = steering.spilled();
+    assert!(late["near"][&web_id()] < 4.0, "{late:?}");
+    (0..40).for_each(|_| drop(run_tick(&mut steering, &world)));
+    assert_eq!(steering.spilled(), BTreeMap::new());
+}
+
+#[test]
+fn a_node_that_only_receives_tells_what_it_gets_and_what_it_still_takes() {
+    let mut world = World::new(0.4);
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    drop(run(&mut steering, &world, 10));
+    assert_eq!(steering.report(&world), [], "nobody knows what a flow costs here");
+    world.inbound = Inbound { spillers: 2, flows_per_second: 40.0 };
+    drop(run(&mut steering, &world, 30));
+    let report = steering.report(&world);
+    let [(id, load)] = &report[..] else { panic!("{report:?}") };
+    assert_eq!(*id, web_id());
+    assert!((load.flows_per_second - 40.0).abs() < 1e-9, "{load:?}");
+    // 40 flows a second take 40 %, and 80 % is the target: 80 in all, 40 for each of the two.
+    assert!((load.spare - 40.0).abs() < 0.5, "{load:?}");
+    assert!(steering.states().all(|state| state.sets.iter().all(|set| set.spill == 0.0)));
+}
+
+#[test]
+fn what_comes_from_other_nodes_is_counted_once_for_both_families() {
+    let mut world = World::new(0.4);
+    world.inbound = Inbound { spillers: 1, flows_per_second: 40.0 };
+    let cluster = scene(|web| web.cluster_ips.push("fd00:96::1".parse().unwrap()));
+    let mut cluster = cluster;
+    let endpoints = [("fd00::1", "here"), ("fd00::2", "near")].map(|(address, node)| endpoint(address, node)).to_vec();
+    cluster.apply(Event::Slice(slice("web-2", "web", endpoints)));
+    let mut steering = steering(&cluster, Kind::Waterfill, &world);
+    drop(run(&mut steering, &world, 30));
+    assert_eq!(steering.states().map(|state| state.inbound).collect::<Vec<_>>(), [40.0, 0.0]);
+    let report = steering.report(&world);
+    assert!((report[0].1.flows_per_second - 40.0).abs() < 1e-9, "{report:?}");
+}
+
+#[test]
+fn a_node_without_an_agent_is_judged_by_news_that_are_as_old_as_they_come() {
+    let shares = |slow: bool, age: u64| {
+        let mut world = World::new(0.95);
+        world.rates = FlowRates { local: 40.0, remote: 0.0 };
+        world.reports.remove("far");
+        let near = world.reports.get_mut("near").unwrap();
+        (near.services, near.age, near.rtt) = (Vec::new(), Duration::from_secs(age), None);
+        world.slow = if slow { vec!["near".into()] } else { Vec::new() };
+        let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+        drop(run(&mut steering, &world, 10));
+        let state = steering.states().next().unwrap();
+        state.sets[0].endpoints.iter().map(|endpoint| endpoint.share).collect::<Vec<_>>()
+    };
+    let fresh = shares(true, 20);
+    assert!(fresh[1] > 0.1 && fresh[2] == 0.0, "{fresh:?}");
+    assert_eq!(shares(false, 20), [1.0, 0.0, 0.0], "an agent that tells nothing any more");
+    assert_eq!(shares(true, 50), [1.0, 0.0, 0.0], "no more than it has");
+    assert_eq!(shares(true, 61), [1.0, 0.0, 0.0], "too old");
+}
+
+#[test]
+fn what_an_agent_before_spilled_goes_on_until_the_new_one_has_found_out_what_it_would() {
+    let mut world = World::new(0.95);
+    world.rates = FlowRates { local: 30.0, remote: 10.0 };
+    let mut overloaded = Steering::new("here".into());
+    overloaded.put(&name("web"), targets_held(&scene(|_| {}), Kind::Waterfill, 1, 0x1000), &world);
+    let spill = |write: &Write| write.shares[0].as_ref().unwrap().spill;
+    let writes = run(&mut overloaded, &world, 6);
+    assert!(writes.iter().all(|write| spill(write) >= 0xff0), "{:?}", writes.iter().map(spill).collect::<Vec<_>>());
+    assert!(!writes.is_empty());
+
+    let mut idle = World::new(0.1);
+    idle.rates = FlowRates { local: 4.0, remote: 0.0 };
+    let mut steering = Steering::new("here".into());
+    steering.put(&name("web"), targets_held(&scene(|_| {}), Kind::Waterfill, 1, 0x1000), &idle);
+    assert_eq!(run(&mut steering, &idle, 5), []);
+    assert_eq!(run(&mut steering, &idle, 2).iter().map(spill).collect::<Vec<_>>(), [0]);
+}

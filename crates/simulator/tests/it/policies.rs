@@ -1,0 +1,42 @@
+//! What must hold of the policies: constant overload under old data, and many hot nodes at once.
+
+use std::time::Duration;
+
+use weir_core::policies::Kind;
+use weir_simulator::catalogue::{AGES, hundred_hot, one_hot};
+use weir_simulator::{Outcome, Scenario, run};
+
+const SEED: u64 = 4;
+
+fn outcome(scenario: &Scenario, kind: Kind) -> Outcome {
+    let outcome = run(scenario, kind, SEED).unwrap();
+    println!("seed {SEED}: {:?}", Outcome { moments: Vec::new(), ..outcome.clone() });
+    outcome
+}
+
+#[test]
+fn waterfill_holds_its_local_share_still_near_the_optimum_however_old_the_data_are() {
+    for age in AGES.map(Duration::from_secs) {
+        let outcome = outcome(&one_hot(age), Kind::Waterfill);
+        assert!(outcome.deviation <= 0.03, "data {age:?} old: standard deviation {}", outcome.deviation);
+        assert!(outcome.distance <= 0.10, "data {age:?} old: {} above the optimum", outcome.distance);
+        assert!(outcome.rejected == 0.0, "data {age:?} old: {} rejected", outcome.rejected);
+    }
+}
+
+#[test]
+fn rap_switches_to_and_fro_where_waterfill_holds_still() {
+    for age in AGES.map(Duration::from_secs) {
+        let outcome = outcome(&one_hot(age), Kind::Rap);
+        assert!((0.35..0.55).contains(&outcome.deviation), "data {age:?} old: {}", outcome.deviation);
+    }
+}
+
+#[test]
+fn no_node_is_above_its_capacity_for_longer_than_two_seconds_when_a_tenth_of_them_gets_hot_at_once() {
+    for seed in SEED..SEED + 3 {
+        let overload = run(&hundred_hot(seed, 100), Kind::Waterfill, seed).unwrap().overload_seconds;
+        println!("seed {seed}: {overload} s");
+        assert!(overload <= 2.0, "seed {seed}: {overload} s");
+    }
+}

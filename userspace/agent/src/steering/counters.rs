@@ -1,0 +1,31 @@
+//! The datapath's counters as the controllers read them: memory, no system calls.
+
+use std::sync::Arc;
+
+use weir_abi as abi;
+use weir_core::steering::{BackendCounts, ServiceCounts};
+use weir_datapath::View;
+
+/// The pinned counters.
+#[derive(Clone, Debug)]
+pub(super) struct DatapathCounters(Arc<View>);
+
+impl DatapathCounters {
+    pub(super) fn new(view: View) -> Self {
+        Self(Arc::new(view))
+    }
+
+    /// What was counted of a backend's slot; nothing of one that does not exist.
+    pub(super) fn counts(&self, slot: u32) -> BackendCounts {
+        let Ok(counters) = self.0.backend_counters(slot) else { return BackendCounts::default() };
+        let abi::BackendCounters { flows, answered, refused, unanswered, .. } = counters;
+        BackendCounts { flows, answered, failed: refused.wrapping_add(unanswered) }
+    }
+
+    /// What was counted of a service's slot.
+    pub(super) fn service(&self, slot: u32) -> ServiceCounts {
+        let Ok(counters) = self.0.service_counters(slot) else { return ServiceCounts::default() };
+        let abi::ServiceCounters { local, remote, rejected: _, dropped: _ } = counters;
+        ServiceCounts { local, remote }
+    }
+}

@@ -1,0 +1,73 @@
+//! Counts the open flows of each backend, on a thread of its own: all of the flow tables is read for that.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use weir_abi as abi;
+use weir_abi::ticks::TickClock;
+use weir_datapath::{Error, View};
+use weir_signals::Source;
+use weir_signals::open_flows::{FlowTable, OpenByBackend, OpenFlows};
+
+use crate::host;
+
+/// How often: a scan of a full table takes tens of milliseconds, and what depends on it is a time constant of seconds.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The flow tables with the clock of their times.
+#[derive(Debug)]
+struct Tables {
+    view: View,
+    clock: Option<TickClock>,
+}
+
+impl FlowTable for Tables {
+    type Error = Error;
+
+    fn tick(&self) -> u32 {
+        self.clock.map_or(0, |clock| clock.at(host::uptime()))
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Error> {
+        self.view.visit_flows(visit)
+    }
+}
+
+/// The counting task.
+pub(super) struct OpenReader {
+    flows: OpenFlows<Tables>,
+    latest: watch::Sender<OpenByBackend>,
+    wanted: watch::Receiver<bool>,
+}
+
+impl OpenReader {
+    /// A flow is open until it was idle for so many ticks. Counts as long as that is `wanted`.
+    pub(super) fn new(view: View, idle: u32, wanted: watch::Receiver<bool>) -> (Self, watch::Receiver<OpenByBackend>) {
+        let (latest, open) = watch::channel(OpenByBackend::new());
+        let tables = Tables { view, clock: host::tick_clock().ok() };
+        (Self { flows: OpenFlows::new(tables, idle), latest, wanted }, open)
+    }
+
+    /// Counts for ever.
+    pub(super) async fn run(self) {
+        let Self { mut flows, latest, mut wanted } = self;
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            if wanted.wait_for(|wanted| *wanted).await.is_err() {
+                return;
+            }
+            let read = tokio::task::spawn_blocking(move || {
+                let read = flows.read(Instant::now());
+                (flows, read)
+            });
+            let Ok((back, read)) = read.await else { return };
+            flows = back;
+            if let Ok(Some(open)) = read {
+                latest.send_replace(open);
+            }
+        }
+    }
+}

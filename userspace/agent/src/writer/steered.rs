@@ -1,0 +1,154 @@
+//! The writer's side of the steering: which services are steered, and the shares that come back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anyhow::Result;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
+use weir_core::model::{Node, ObjectName, Proxy, Service};
+use weir_core::plan::{ServicePlan, Spread};
+use weir_core::policies::Kind;
+use weir_core::settings::{ServiceSettings, Settings};
+use weir_core::steering::{Target, Write};
+use weir_core::tables::Tables;
+
+use super::Writer;
+use crate::steering::{Feed, OtherNode};
+
+/// Who is steered, and how they are told apart.
+pub(crate) struct Steered {
+    feed: mpsc::UnboundedSender<Feed>,
+    /// What is in force; with every change of it services are planned anew.
+    pub(super) settings: watch::Receiver<Arc<Settings>>,
+    /// Whether services are steered that do not ask for it by an annotation.
+    all: bool,
+    /// What a service follows whose policy nobody has set.
+    usual: Kind,
+    /// By service, of each slot who has it and which plan.
+    published: HashMap<ObjectName, Vec<Published>>,
+    next: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Published {
+    slot: u32,
+    revision: u64,
+}
+
+impl Steered {
+    /// Nobody is steered yet. `all`: everybody will be, and not only who has an annotation.
+    pub(crate) fn new(
+        feed: mpsc::UnboundedSender<Feed>,
+        settings: watch::Receiver<Arc<Settings>>,
+        all: bool,
+        spread: Spread,
+    ) -> Self {
+        let usual = match spread {
+            Spread::LocalFirst => Kind::Waterfill,
+            Spread::Random => Kind::Random,
+        };
+        Self { feed, settings, all, usual, published: HashMap::new(), next: 1 }
+    }
+
+    /// What is wanted of a service, if it is steered.
+    pub(super) fn settings_of(&self, service: &Service) -> Option<ServiceSettings> {
+        match service.proxy {
+            Proxy::Other => return None,
+            Proxy::Ours => {}
+        }
+        let annotated = service.overrides.as_deref();
+        if !self.all && annotated.is_none() {
+            return None;
+        }
+        let in_force = self.settings.borrow();
+        let named = annotated.and_then(|own| own.policy).or_else(|| {
+            let namespace = in_force.namespaces.get(&service.name.namespace);
+            namespace.and_then(|own| own.policy).or(in_force.defaults.policy)
+        });
+        let settings = in_force.of(&service.name, annotated);
+        Some(ServiceSettings { policy: named.unwrap_or(self.usual), ..settings })
+    }
+
+    /// Tells the loop what the maps hold of a service from now on.
+    pub(super) fn publish(
+        &mut self,
+        tables: &Tables,
+        here: &Arc<str>,
+        name: &ObjectName,
+        plans: &[ServicePlan],
+        settings: Option<&ServiceSettings>,
+    ) {
+        let before = self.published.remove(name);
+        let mut targets = Vec::new();
+        let mut published = Vec::new();
+        for (plan, settings) in settings.into_iter().flat_map(|settings| plans.iter().map(move |plan| (plan, settings)))
+        {
+            // What keeps its last endpoints is not what was planned: its shares stay, too.
+            let Some((slot, backends)) = tables.slots_of(plan) else { continue };
+            self.next += 1;
+            let revision = self.next;
+            let backends: Vec<_> = backends.into_iter().map(|id| (id, tables.generation(id))).collect();
+            let held = tables.held_spill(slot);
+            targets.push(Target::new(plan, here, slot, &backends, settings.clone(), held, revision));
+            published.push(Published { slot, revision });
+        }
+        if before.is_none() && targets.is_empty() {
+            return;
+        }
+        if !published.is_empty() {
+            self.published.insert(name.clone(), published);
+        }
+        // The loop ends with the agent only.
+        let _ = self.feed.send(Feed::Service(name.clone(), targets));
+    }
+
+    /// Whether a decision is about what the maps hold.
+    fn is_current(&self, write: &Write) -> bool {
+        let known = self.published.get(&write.key.service);
+        known.into_iter().flatten().any(|known| known.slot == write.slot && known.revision == write.revision)
+    }
+
+    fn not_written(&self, write: &Write) {
+        let _ = self.feed.send(Feed::NotWritten(write.key.clone()));
+    }
+}
+
+impl Writer {
+    /// Writes new shares.
+    pub(super) fn steer(&mut self, writes: Vec<Write>) -> Result<()> {
+        let mut ops = Vec::new();
+        for write in writes {
+            // The loop has heard of the new plan, or is about to.
+            if !self.steered.is_current(&write) {
+                continue;
+            }
+            match self.tables.steer(write.slot, &write.shares) {
+                Ok(new) => ops.extend(new),
+                Err(cause) => {
+                    warn!(service = %write.key.service, %cause, "new shares not written, the old ones stay in force");
+                    self.steered.not_written(&write);
+                }
+            }
+        }
+        self.apply(&ops)
+    }
+
+    /// Tells the loop where the nodes are.
+    pub(super) fn publish_nodes(&self) {
+        let here = &self.settings.plan.node;
+        let others = self.cluster.nodes().filter(|node| node.name != *here);
+        let other = |node: &Node| OtherNode {
+            name: Arc::clone(&node.name),
+            addresses: node.addresses.clone(),
+            capacity: node.capacity,
+        };
+        let peers = others.map(other).collect();
+        let _ = self.steered.feed.send(Feed::Nodes { own: self.node_addresses(), peers });
+    }
+
+    /// All services are planned anew with other settings.
+    pub(super) fn settings_changed(&mut self) {
+        self.dirty.services.extend(self.cluster.services().map(|service| service.name.clone()));
+    }
+}

@@ -1,0 +1,254 @@
+//! The world of these tests.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use weir_abi as abi;
+use weir_testbed::process::Process;
+use weir_testbed::serve::Server;
+use weir_testbed::{Cgroup, World, address, bpffs, require_root, wait};
+
+use crate::harness::{Agent, HTTP, SOON, TCP, serve_in, text};
+
+/// Round-trip time between two nodes that are near each other, and from any to one that is far.
+const NEAR: Duration = Duration::from_millis(2);
+const FAR: Duration = Duration::from_millis(12);
+/// Patience with what takes a controller's time constants.
+pub(crate) const SETTLED: Duration = Duration::from_secs(40);
+
+/// A service of the file: HTTP at port 80, echo at port 7.
+#[derive(Clone, Debug)]
+pub(crate) struct Web {
+    pub(crate) name: &'static str,
+    pub(crate) number: u8,
+    /// More lines of its entry, such as a traffic policy.
+    pub(crate) more: &'static str,
+}
+
+impl Web {
+    pub(crate) fn new(name: &'static str, number: u8) -> Self {
+        Self { name, number, more: "" }
+    }
+
+    pub(crate) fn http(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::from([10, 96, 0, self.number]), 80)
+    }
+
+    pub(crate) fn echo(&self) -> SocketAddr {
+        SocketAddr::new(IpAddr::from([10, 96, 0, self.number]), 7)
+    }
+}
+
+/// Three nodes with a pod each, the third one far away. All services have an endpoint in each pod.
+pub(crate) struct Bed {
+    // Agents go before the namespaces that they live in.
+    pub(crate) agents: Vec<Agent>,
+    pub(crate) machines: Vec<Machine>,
+    _servers: Vec<Server>,
+    files: Vec<PathBuf>,
+    pub(crate) world: World,
+}
+
+impl Bed {
+    /// Starts everything, and returns when each node knows how far the others are. None where the machine cannot.
+    pub(crate) fn start(what: &str, services: &[Web], options: &[&str]) -> Option<Self> {
+        if !require_root(what) || !Machine::require(what) {
+            return None;
+        }
+        World::sweep().unwrap();
+        Cgroup::sweep().unwrap();
+        bpffs::ensure_mounted().unwrap();
+        let world = World::builder().nodes(3).pods_per_node(1).delay(NEAR).build().unwrap();
+        world.node(3).link().unwrap().set_delay((FAR - NEAR / 2) / 2);
+        let servers = world.nodes().iter().flat_map(|node| serve_in(&node.pod(1))).collect();
+        let file = |suffix: &str, text: &str| {
+            let file = std::env::temp_dir().join(format!("{}{suffix}", world.prefix()));
+            fs::write(&file, text).unwrap();
+            file
+        };
+        let (source, key) = (file("services.yaml", &yaml(services)), file("mesh.key", &format!("{:064x}\n", 0x5eed)));
+        let (mut agents, mut machines) = (Vec::new(), Vec::new());
+        for number in 1..=3 {
+            let machine = Machine::create(&format!("{}node{number}", world.prefix()));
+            let source = ["--static".to_owned(), source.display().to_string()];
+            let mut agent = Agent::prepared(&world, number, source, &["--max-flows=65536"]);
+            agent.set_option(&format!("--mesh-key-file={}", key.display()));
+            agent.set_option(&format!("--node-cgroup={}", machine.name));
+            options.iter().for_each(|option| agent.set_option(option));
+            agent.start_again(&world);
+            agents.push(agent);
+            machines.push(machine);
+        }
+        let bed = Self { agents, machines, _servers: servers, files: vec![source, key], world };
+        for number in 1..=3 {
+            bed.agents[usize::from(number) - 1].await_ready(&bed.world);
+            bed.await_peers(number);
+        }
+        Some(bed)
+    }
+
+    /// What a node's agent says of its weights.
+    pub(crate) fn weights(&self, node: u8) -> Value {
+        let agent = &self.agents[usize::from(node) - 1];
+        let (_, body) = agent.get(&self.world, 10249, "/weights").unwrap_or_else(|| panic!("{}", agent.log()));
+        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e}: {body}"))
+    }
+
+    /// Waits until a node knows how far both others are, and how busy.
+    pub(crate) fn await_peers(&self, node: u8) {
+        let knows = || {
+            let peers = self.weights(node)["peers"].as_array().unwrap().clone();
+            let known = |peer: &&Value| peer["rtt"].is_f64() && peer["load"]["cpu"]["share"].is_f64();
+            if peers.iter().filter(known).count() == 2 { Ok(()) } else { Err(format!("{peers:?}")) }
+        };
+        let what = format!("node {node} to know its peers");
+        wait::until_some(&what, SOON, knows).unwrap_or_else(|e| panic!("{e}\n{}", self.agents[0].log()));
+    }
+
+    /// A service of the first port in what a node says.
+    pub(crate) fn service(&self, node: u8, name: &str) -> Option<Value> {
+        let services = self.weights(node)["services"].as_array().unwrap().clone();
+        services.into_iter().find(|service| service["name"] == name && service["portName"] == "http")
+    }
+
+    /// The share of each node in what a node has decided.
+    pub(crate) fn shares(&self, node: u8, name: &str) -> BTreeMap<String, f64> {
+        let service = self.service(node, name).unwrap_or_default();
+        let endpoints = service["sets"][0]["endpoints"].as_array().cloned().unwrap_or_default();
+        let share = |end: &Value| (end["node"].as_str().unwrap().to_owned(), end["share"].as_f64().unwrap());
+        endpoints.iter().map(share).collect()
+    }
+
+    /// Slots of a service's HTTP port on a node, with its counters.
+    pub(crate) fn slot(&self, node: u8, name: &str) -> (abi::Service, abi::ServiceCounters) {
+        let view = self.agents[usize::from(node) - 1].view();
+        let dump = view.dump().unwrap();
+        let named = |known: &abi::ServiceName| text(&known.name) == name && text(&known.port_name) == "http";
+        let (id, _) = dump.service_names.iter().find(|(_, known)| named(known)).unwrap();
+        (view.service(*id).unwrap(), view.service_counters(*id).unwrap())
+    }
+
+    /// New flows that a node sent to the HTTP endpoint of a service on another one so far.
+    pub(crate) fn flows_to(&self, node: u8, name: &str, endpoint: u8) -> u64 {
+        let view = self.agents[usize::from(node) - 1].view();
+        let dump = view.dump().unwrap();
+        let named = |known: &abi::ServiceName| text(&known.name) == name && text(&known.port_name) == "http";
+        let (service, _) = dump.service_names.iter().find(|(_, known)| named(known)).unwrap();
+        let pod = address::pod(endpoint, 1).v4;
+        let mut backends = dump.backends.iter();
+        let (slot, _) = backends.find(|(_, b)| b.service == *service && b.addr.ip() == IpAddr::V4(pod)).unwrap();
+        view.backend_counters(*slot).unwrap().flows
+    }
+
+    /// Waits until something holds, and says what was seen if it never does.
+    pub(crate) fn await_that<T>(&self, what: &str, limit: Duration, look: impl FnMut() -> Result<T, String>) -> T {
+        wait::until_some(what, limit, look).unwrap_or_else(|e| {
+            let all = (1..=3).map(|node| serde_json::to_string_pretty(&self.weights(node)).unwrap());
+            panic!("{e}\n{}\n{}", all.collect::<Vec<_>>().join("\n"), self.agents[0].log())
+        })
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+fn yaml(services: &[Web]) -> String {
+    let mut yaml = String::from("nodes:\n");
+    for number in 1..=3 {
+        let node = address::node(number);
+        // Writing to a string does not fail.
+        let _ = writeln!(yaml, "  - {{name: node{number}, addresses: [{}, \"{}\"]}}", node.v4, node.v6);
+    }
+    yaml.push_str("services:\n");
+    for Web { name, number, more } in services {
+        let _ = writeln!(yaml, "  - name: {name}\n    clusterIPs: [10.96.0.{number}]\n    ports:");
+        let _ = writeln!(yaml, "      - {{name: http, port: 80, targetPort: {HTTP}}}");
+        let _ = writeln!(yaml, "      - {{name: echo, port: 7, targetPort: {TCP}}}");
+        for line in more.lines() {
+            let _ = writeln!(yaml, "    {line}");
+        }
+        yaml.push_str("    endpoints:\n");
+        for node in 1..=3 {
+            let _ = writeln!(yaml, "      - {{address: {}, node: node{node}}}", address::pod(node, 1).v4);
+        }
+    }
+    yaml
+}
+
+/// The control group that is a node: a twentieth of a CPU.
+pub(crate) struct Machine {
+    name: String,
+    busy: Option<Process>,
+}
+
+/// Hierarchies of version 1 that a group is in.
+const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct"];
+/// Of 100 ms, in microseconds: so little that a busy loop gets it on a machine that is busy with other tests.
+const QUOTA: &str = "5000";
+
+impl Machine {
+    fn require(what: &str) -> bool {
+        let found = HIERARCHIES.iter().all(|root| Path::new(root).join("cgroup.procs").exists());
+        if !found {
+            println!("SKIPPED: {what}: no hierarchies of cgroup v1 for CPU time and its quota");
+        }
+        found
+    }
+
+    fn create(name: &str) -> Self {
+        for root in HIERARCHIES {
+            let group = Path::new(root).join(name);
+            fs::create_dir_all(&group).unwrap();
+            let quota = group.join("cpu.cfs_quota_us");
+            if quota.exists() {
+                fs::write(quota, QUOTA).unwrap();
+            }
+        }
+        Self { name: name.to_owned(), busy: None }
+    }
+
+    /// Keeps all of its CPU busy from now on.
+    pub(crate) fn work(&mut self) {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]);
+        let log = std::env::temp_dir().join(format!("{}.log", self.name));
+        let process = Process::start(command, "busy loop", &log).unwrap();
+        let _ = fs::remove_file(log);
+        for root in HIERARCHIES {
+            fs::write(Path::new(root).join(&self.name).join("cgroup.procs"), process.id().to_string()).unwrap();
+        }
+        self.busy = Some(process);
+    }
+
+    /// And idle again.
+    pub(crate) fn rest(&mut self) {
+        if let Some(process) = self.busy.take() {
+            process.kill().unwrap();
+        }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.rest();
+        for root in HIERARCHIES {
+            let group = Path::new(root).join(&self.name);
+            // What was in it takes a moment to be gone.
+            let end = Instant::now() + SOON;
+            while group.exists() && fs::remove_dir(&group).is_err() && Instant::now() < end {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Agents that steer: each is a node of a world with delays, with a key, and a control group with a CPU quota as its
+//! machine. Services come from a file, so that nothing but the load changes anything.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod bed;
+mod ejection;
+mod restart;
+mod spill;
