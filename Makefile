@@ -31,7 +31,7 @@ XTASK := cargo run $(QUIET) --release -p xtask --
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync clean help format bpf
+.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-papers sim clean help format bpf
 .PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
@@ -67,6 +67,20 @@ bench-packet: bootstrap-bench build ## nanoseconds per packet, by BPF_PROG_RUN (
 bench-sync: bootstrap-bench build ## from API server to maps, with thousands of services (root)
 	$(call say,BENCH,sync)
 	$(Q)$(XTASK) bench-sync
+
+bench-steering: bootstrap-bench build ## a step of load, the agent's CPU time, 10,000 open connections (root); ONLY=part REPS=n
+	$(call say,BENCH,steering)
+	$(Q)$(XTASK) bench-steering $(if $(ONLY),--only '$(ONLY)') $(if $(REPS),--reps '$(REPS)')
+
+# 40 minutes. A figure is a result when each of its points was measured three times.
+bench-papers: bootstrap-bench build ## the papers' figures beside real kube-proxy (root); FIGURE=5|6|7|8|edgemesh REPS=n
+	$(call say,BENCH,"papers: $(if $(FIGURE),figure $(FIGURE),all figures)")
+	$(Q)$(XTASK) bench-papers $(if $(FIGURE),--figure '$(FIGURE)') $(if $(REPS),--reps '$(REPS)')
+
+# Needs no root.
+sim: bootstrap-base ## every policy in virtual time, against the optimum; ONLY=scenario POLICY=name SEED=n
+	$(call say,SIM,"$(or $(ONLY),all scenarios)")
+	$(Q)$(XTASK) sim $(if $(ONLY),--only '$(ONLY)') $(if $(POLICY),--policy '$(POLICY)') $(if $(SEED),--seed $(SEED))
 
 format: bootstrap-lint ## rewrite all sources in the style that lint checks
 	$(call say,FORMAT,"Rust and C")

@@ -42,7 +42,10 @@ readonly TEST="$BASE
 	tcpdump                             tcpdump
 	nft                                 nftables"
 readonly BENCH="$TEST
-	wrk                                 wrk"
+	wrk                                 wrk
+	ab                                  apache2-utils
+	hey                                 hey
+	iptables                            iptables"
 readonly CONFORMANCE="$TEST
 	containerd                          containerd
 	runc                                runc
@@ -247,7 +250,7 @@ main() {
 			;;
 		bench)
 			install_packages "$BENCH"
-			need_kubernetes kube-apiserver
+			need_kubernetes kube-apiserver kube-proxy
 			;;
 		conformance)
 			install_packages "$CONFORMANCE"

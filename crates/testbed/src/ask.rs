@@ -67,8 +67,17 @@ pub fn http_ask(server: SocketAddr) -> Result<Answer> {
 /// # Errors
 /// As [`tcp_ask`].
 pub fn http_ask_within(server: SocketAddr, limit: Duration) -> Result<Answer> {
-    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-    let text = exchange(server, limit, REQUEST, |_| false).map_err(asking(server))?;
+    http_ask_for_work(server, Duration::ZERO, limit)
+}
+
+/// [`http_ask_within`], where the answer costs the server this much CPU time, in whole microseconds.
+///
+/// # Errors
+/// As [`tcp_ask`].
+pub fn http_ask_for_work(server: SocketAddr, cost: Duration, limit: Duration) -> Result<Answer> {
+    let path = if cost.is_zero() { "/".to_owned() } else { format!("/burn/{}", cost.as_micros()) };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    let text = exchange(server, limit, request.as_bytes(), |_| false).map_err(asking(server))?;
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     understand(server, body)
 }

@@ -56,18 +56,22 @@ impl Cgroup {
     pub fn create_for_node(name: &str) -> Result<Self> {
         let mut cgroup = Self::create_domain(name)?;
         let system = cgroup.path.join(NODE_PROCESSES);
-        let twins = mounts(V1)?.into_iter().map(|root| root.join(cgroup.name()));
-        for directory in twins.chain([system.clone()]) {
+        for directory in cgroup.twins()?.into_iter().chain([system.clone()]) {
             fs::create_dir(&directory).map_err(Error::file("create cgroup", &directory))?;
         }
         cgroup.members = system.join(PROCESSES);
         Ok(cgroup)
     }
 
+    /// Where its twins in v1 hierarchies are, or would be.
+    pub(crate) fn twins(&self) -> Result<Vec<PathBuf>> {
+        Ok(mounts(V1)?.into_iter().map(|root| root.join(self.name())).collect())
+    }
+
     /// Kills its processes and removes it, its twins in v1 hierarchies after it: they are empty then.
     fn remove(&self) -> Result<()> {
         remove(&self.path)?;
-        mounts(V1)?.into_iter().try_for_each(|root| remove(&root.join(self.name())))
+        self.twins()?.iter().try_for_each(|twin| remove(twin))
     }
 
     fn create_domain(name: &str) -> Result<Self> {

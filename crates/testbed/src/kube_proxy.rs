@@ -1,4 +1,4 @@
-//! A real kube-proxy on a node, in mode nftables: what Weir replaces, stands beside, and is compared with.
+//! A real kube-proxy on a node, in mode nftables or iptables: what Weir replaces, stands beside, and is compared with.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -14,23 +14,49 @@ use crate::netns::Entry;
 use crate::process::{self, Process};
 use crate::{ApiServer, Error, Node, Result, address, ip, wait};
 
-/// The programs: kube-proxy runs `nft` for each change of its rules.
+/// The programs: kube-proxy runs one of the others for each change of its rules.
 const KUBE_PROXY: &str = "kube-proxy";
 const NFT: &str = "nft";
+const IPTABLES: [&str; 2] = ["iptables", "ip6tables"];
 
-/// The Debian package of `nft`.
+/// The Debian packages of them.
 const NFT_PACKAGE: &str = "nftables";
+const IPTABLES_PACKAGE: &str = "iptables";
 
-/// Its table, one in each family.
+/// Its table of nftables, one in each family.
 const TABLE: &str = "kube-proxy";
 const FAMILIES: [&str; 2] = ["ip", "ip6"];
+
+/// The last rule of its first chain of iptables: the others are there, too, then.
+const LAST_RULE: &str = "-j KUBE-NODEPORTS";
 
 /// How long the first rules may take on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
+/// How kube-proxy makes its rules.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mode {
+    /// Tables of nftables, with maps.
+    Nftables,
+    /// Chains of iptables, the default of Kubernetes for years.
+    Iptables,
+}
+
+impl Mode {
+    /// As in kube-proxy's configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+}
+
 /// kube-proxy on one node. On drop it is killed and its rules are removed.
 #[derive(Debug)]
 pub struct KubeProxy {
+    mode: Mode,
     // Taken on drop: its rules go after it.
     process: Option<Process>,
     entry: Entry,
@@ -40,7 +66,7 @@ pub struct KubeProxy {
 }
 
 impl KubeProxy {
-    /// True when the programs are installed. Otherwise says on stderr that `what` is skipped, and why, and returns
+    /// True when the programs for nftables are installed. Otherwise says on stderr that `what` is skipped, and why, and returns
     /// false.
     #[must_use]
     pub fn require(what: &str) -> bool {
@@ -51,13 +77,21 @@ impl KubeProxy {
         missing.is_none()
     }
 
-    /// Starts it on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
+    /// Starts it in mode nftables on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
     /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may
     /// have the usual ones.
     ///
     /// # Errors
     /// When a program is missing, or no rules come in time; the error quotes its log.
     pub fn start(api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
+        Self::start_in(Mode::Nftables, api, server_url, node)
+    }
+
+    /// As [`KubeProxy::start`], in either mode.
+    ///
+    /// # Errors
+    /// As [`KubeProxy::start`].
+    pub fn start_in(mode: Mode, api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-kube-proxy-")
             .tempdir()
@@ -66,7 +100,7 @@ impl KubeProxy {
         let config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
+            "mode": mode.name(),
             "hostnameOverride": node.name(),
             "bindAddress": node.address().v4,
             "clientConnection": {"kubeconfig": api.kubeconfig(User::KubeProxy, server_url)?},
@@ -83,13 +117,14 @@ impl KubeProxy {
         let mut command = node.netns().command(process::built(KUBE_PROXY)?);
         command.arg(format!("--config={}", path.display()));
         let started = Process::start(command, KUBE_PROXY, &directory.path().join("kube-proxy.log"))?;
-        let mut proxy = Self { process: Some(started), entry: node.netns().entry(), node: node.address(), directory };
+        let (entry, node) = (node.netns().entry(), node.address());
+        let mut proxy = Self { mode, process: Some(started), entry, node, directory };
         proxy.await_rules()?;
         Ok(proxy)
     }
 
-    /// Whether it has a rule for connections to an address and port; of the node's own addresses the port is a node
-    /// port. `protocol` is `TCP`, `UDP` or `SCTP`.
+    /// Whether it has a rule of nftables for connections to an address and port; of the node's own addresses the port is
+    /// a node port. `protocol` is `TCP`, `UDP` or `SCTP`.
     ///
     /// # Errors
     /// When `nft` cannot be run.
@@ -117,20 +152,17 @@ impl KubeProxy {
         self.end()
     }
 
-    /// Its first transaction brings a whole table.
+    /// Its first transaction brings all rules.
     fn await_rules(&mut self) -> Result<()> {
         let look = || {
             let process = self.process.as_mut().map(Process::exit_status);
             if let Some(Ok(Some(status))) = process {
                 return Ok(Some(status));
             }
-            for family in FAMILIES {
-                let found = finds(&self.entry, &["list", "map", family, TABLE, "service-ips"]);
-                if !found.map_err(|error| error.to_string())? {
-                    return Err(format!("no table {family} {TABLE}"));
-                }
+            match missing_rules(self.mode, &self.entry).map_err(|error| error.to_string())? {
+                Some(missing) => Err(format!("no {missing}")),
+                None => Ok(None),
             }
-            Ok(None)
         };
         let ended = wait::until_some("kube-proxy's first rules", READY_LIMIT, look)?;
         ended.map_or(Ok(()), |status| {
@@ -139,12 +171,53 @@ impl KubeProxy {
         })
     }
 
-    /// Kills it and removes its tables, if it has made them.
+    /// Kills it and removes its rules, if it has made some.
     fn end(&mut self) -> Result<()> {
         let killed = self.process.take().map_or(Ok(()), |process| process.kill().map(drop));
-        FAMILIES.iter().try_for_each(|family| finds(&self.entry, &["delete", "table", family, TABLE]).map(drop))?;
+        match self.mode {
+            Mode::Nftables => FAMILIES
+                .iter()
+                .try_for_each(|family| finds(&self.entry, &["delete", "table", family, TABLE]).map(drop))?,
+            Mode::Iptables => {
+                // Its chains have jumps from all built-in ones; it knows best which.
+                let mut command = Command::new(process::built(KUBE_PROXY)?);
+                command.args(["--cleanup", "--conntrack-max-per-core=0"]);
+                self.entry.attach(&mut command);
+                ip::checked(command, KUBE_PROXY)?;
+            }
+        }
         killed
     }
+}
+
+/// What is not there yet of the first rules.
+fn missing_rules(mode: Mode, entry: &Entry) -> Result<Option<String>> {
+    match mode {
+        Mode::Nftables => {
+            for family in FAMILIES {
+                if !finds(entry, &["list", "map", family, TABLE, "service-ips"])? {
+                    return Ok(Some(format!("table {family} {TABLE}")));
+                }
+            }
+        }
+        Mode::Iptables => {
+            for program in IPTABLES {
+                let mut command = Command::new(program);
+                command.args(["-w", "-t", "nat", "-S", "KUBE-SERVICES"]);
+                entry.attach(&mut command);
+                let rules = match ip::checked(command, IPTABLES_PACKAGE) {
+                    Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+                    // There is no such chain.
+                    Err(Error::Command { .. }) => String::new(),
+                    Err(error) => return Err(error),
+                };
+                if !rules.contains(LAST_RULE) {
+                    return Ok(Some(format!("rules of {program}")));
+                }
+            }
+        }
+    }
+    Ok(None)
 }
 
 impl Drop for KubeProxy {

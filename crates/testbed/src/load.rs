@@ -43,13 +43,16 @@ pub struct Load {
     pace: Pace,
     concurrency: usize,
     limit: Duration,
+    /// CPU time that each HTTP request costs its server.
+    cost: Duration,
 }
 
 impl Load {
     /// HTTP requests to a server of [`crate::serve::http`]: 8 workers in a closed loop.
     #[must_use]
     pub fn http(target: SocketAddr) -> Self {
-        Self { target, transport: Transport::Http, pace: Pace::Closed, concurrency: 8, limit: ask::PATIENCE }
+        let (transport, limit, cost) = (Transport::Http, ask::PATIENCE, Duration::ZERO);
+        Self { target, transport, pace: Pace::Closed, concurrency: 8, limit, cost }
     }
 
     /// Datagrams to a server of [`crate::serve::udp_echo`]: 8 workers in a closed loop.
@@ -77,6 +80,13 @@ impl Load {
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
+        self
+    }
+
+    /// CPU time that each HTTP request costs its server, none unless set.
+    #[must_use]
+    pub fn cost(mut self, cost: Duration) -> Self {
+        self.cost = cost;
         self
     }
 
@@ -137,9 +147,9 @@ impl Shared {
                     None => return,
                 },
             };
-            let Load { target, limit, .. } = self.load;
+            let Load { target, limit, cost, .. } = self.load;
             let result = match self.load.transport {
-                Transport::Http => ask::http_ask_within(target, limit),
+                Transport::Http => ask::http_ask_for_work(target, cost, limit),
                 Transport::Udp => ask::udp_ask_within(target, limit),
             };
             lock(report).note(result, due.elapsed());

@@ -26,6 +26,12 @@ pub fn to_report() -> Vec<PolicyRule> {
     rules
 }
 
+/// The rights to ask metrics-server about nodes that run no agent.
+#[must_use]
+pub fn to_fall_back() -> Vec<PolicyRule> {
+    vec![rule("metrics.k8s.io", &["nodes"], &["list"])]
+}
+
 /// Lets [`User::Agent`] do what the rules say and nothing else, whatever it was allowed before.
 ///
 /// # Errors

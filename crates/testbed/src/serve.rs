@@ -1,7 +1,7 @@
 //! Servers for pods. Each says who it is and whom it sees: `name client-ip:port`.
 //!
 //! * HTTP/1.1: any request without a body is answered with that line as body and the name in `Server-Name`; connections
-//!   stay open unless the client asks for `Connection: close`.
+//!   stay open unless the client asks for `Connection: close`. `GET /burn/N` costs N microseconds of CPU time before.
 //! * TCP echo: each line is answered by that line, a blank and the client's own words.
 //! * UDP echo: the same for each datagram, sent from the address that was asked.
 //!
@@ -13,9 +13,11 @@ use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Socket, Type};
 
 use crate::netns::Netns;
@@ -62,6 +64,19 @@ pub fn http(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     tcp(netns, name, port, Protocol::Http)
 }
 
+/// Serves HTTP/1.1 in the calling thread and its namespace, for ever: what a process of its own does.
+///
+/// # Errors
+/// When the port is taken or the server fails.
+pub fn http_here(name: &str, port: u16) -> Result<()> {
+    let action = format!("serve TCP port {port}");
+    let serve = || {
+        let stop = EventFd::new()?;
+        TcpLoop::new(listen(port)?, name.to_owned(), Protocol::Http, &stop)?.run()
+    };
+    serve().map_err(Error::io(action))
+}
+
 /// Starts a TCP echo server in a namespace. Port 0 means any free one.
 ///
 /// # Errors
@@ -84,15 +99,16 @@ pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
 
 fn tcp(netns: &Netns, name: &str, port: u16, protocol: Protocol) -> Result<Server> {
     let action = format!("serve TCP port {port} in {}", netns.name());
-    let listen = || {
-        let socket = bind(Type::STREAM, port)?;
-        socket.listen(BACKLOG)?;
-        Ok(TcpListener::from(socket))
-    };
-    let listener = netns.enter(listen).map_err(Error::io(action))?;
+    let listener = netns.enter(|| listen(port)).map_err(Error::io(action))?;
     let address = listener.local_addr();
     let name = name.to_owned();
     start(netns, address, move |stop| TcpLoop::new(listener, name, protocol, stop)?.run())
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = bind(Type::STREAM, port)?;
+    socket.listen(BACKLOG)?;
+    Ok(TcpListener::from(socket))
 }
 
 /// A non-blocking socket for both families.
@@ -233,6 +249,7 @@ impl Connection {
                     self.stream.write_all(&answer)?;
                 }
                 Protocol::Http => {
+                    burn(cost_of(&request))?;
                     let close = wants_close(&request);
                     self.stream.write_all(http_answer(name, &who, close).as_bytes())?;
                     if close {
@@ -251,6 +268,29 @@ fn http_answer(name: &str, who: &str, close: bool) -> String {
         "HTTP/1.1 200 OK\r\nServer-Name: {name}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: {connection}\r\n\r\n{who}\n",
         who.len() + 1
     )
+}
+
+/// The CPU time that an HTTP request asks for: `GET /burn/N` N microseconds, a second at most; others nothing.
+fn cost_of(request: &[u8]) -> Duration {
+    const MOST: u64 = 1_000_000;
+    let micros = || {
+        let digits = request.strip_prefix(b"GET /burn/")?.split(|byte| *byte == b' ').next()?;
+        str::from_utf8(digits).ok()?.parse::<u64>().ok()
+    };
+    Duration::from_micros(micros().unwrap_or_default().min(MOST))
+}
+
+/// Keeps the thread busy for this much CPU time: however long that takes where the thread may not run all the time.
+fn burn(cost: Duration) -> io::Result<()> {
+    if cost.is_zero() {
+        return Ok(());
+    }
+    let used = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let end = used()? + cost;
+    while used()? < end {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 /// Whether an HTTP request (its lines, without the blank one) ends the connection.
@@ -273,7 +313,19 @@ fn token(descriptor: &impl AsRawFd) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::wants_close;
+    use std::time::Duration;
+
+    use super::{cost_of, wants_close};
+
+    #[test]
+    fn a_request_costs_the_cpu_time_that_it_names() {
+        let costs = |request: &str| cost_of(request.as_bytes());
+        assert_eq!(costs("GET /burn/250 HTTP/1.1\r\nHost: a"), Duration::from_micros(250));
+        assert_eq!(costs("GET /burn/99999999 HTTP/1.0"), Duration::from_secs(1));
+        for free in ["GET / HTTP/1.1", "GET /burn/ HTTP/1.1", "GET /burn/x HTTP/1.1", "POST /burn/250 HTTP/1.1"] {
+            assert_eq!(costs(free), Duration::ZERO, "{free}");
+        }
+    }
 
     #[test]
     fn an_http_connection_stays_open_unless_the_client_wants_it_closed() {

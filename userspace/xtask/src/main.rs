@@ -6,7 +6,11 @@ mod conformance;
 mod demo;
 mod guard;
 mod health;
+mod papers;
 mod progress;
+mod serve_http;
+mod sim;
+mod steering;
 
 use std::process::ExitCode;
 
@@ -29,10 +33,22 @@ enum Task {
     BenchPacket(bench_packet::Options),
     /// From the API server to the maps, with thousands of services
     BenchSync(bench_sync::Options),
+    /// The papers' figures, beside real kube-proxy
+    BenchPapers(papers::Options),
+    /// How fast shares follow the load, what it costs, and that no connection breaks
+    BenchSteering(steering::Options),
+    /// Every policy in every scenario of the simulator, in virtual time
+    Sim(sim::Options),
     /// Kubernetes' own tests of services, on a cluster in network namespaces
     Conformance(conformance::Options),
     /// Write docs/conformance.md from the results of the last runs
     ConformanceReport(conformance::report::Options),
+    /// The server of a pod; other tasks start it
+    #[command(hide = true)]
+    ServeHttp(serve_http::Options),
+    /// Connections that stay open; other tasks start it
+    #[command(hide = true)]
+    HoldConnections(steering::Held),
 }
 
 fn main() -> ExitCode {
@@ -40,8 +56,13 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(options),
         Task::BenchPacket(options) => bench_packet::run(options),
         Task::BenchSync(options) => bench_sync::run(options),
+        Task::BenchPapers(options) => papers::run(&options),
+        Task::BenchSteering(options) => steering::run(&options),
+        Task::Sim(options) => sim::run_all(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::ConformanceReport(options) => conformance::report::run(&options),
+        Task::ServeHttp(options) => serve_http::run(&options),
+        Task::HoldConnections(options) => steering::hold(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

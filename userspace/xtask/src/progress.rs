@@ -34,6 +34,19 @@ impl Step {
         })
     }
 
+    /// A step that shows a line of a table.
+    pub(crate) fn row(name: &'static str) -> Self {
+        Self::make(name, || {
+            let style = ProgressStyle::with_template("{msg}");
+            ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+        })
+    }
+
+    /// Whether anybody sees what moves.
+    pub(crate) fn is_live(&self) -> bool {
+        self.bar.is_some()
+    }
+
     fn make(name: &'static str, bar: impl FnOnce() -> ProgressBar) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = bar().with_prefix(name);

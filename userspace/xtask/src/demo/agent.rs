@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, wait};
 
@@ -15,28 +15,48 @@ const SOON: Duration = Duration::from_secs(30);
 /// Port of the health checks.
 const HEALTH: u16 = 10256;
 
-/// What `--spread` is set to.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Spread {
+/// Port of metrics and of what is decided.
+const METRICS: u16 = 10249;
+
+/// How an agent divides new connections.
+#[derive(Clone, Debug)]
+pub(crate) enum Spread {
     /// As kube-proxy does.
     Random,
     /// The node's own endpoints as long as there are any.
     LocalFirst,
+    /// The node's own endpoints up to the level of its machine.
+    ByLoad {
+        /// The file with the mesh's key; None: the agent follows its own load alone.
+        key: Option<PathBuf>,
+        /// The configuration file; without it and a key only services with annotations are steered.
+        config: Option<PathBuf>,
+        /// The control group that is the machine; None: all of the real one.
+        group: Option<String>,
+    },
 }
 
 impl Spread {
     /// As on the command line.
-    pub(super) const fn argument(self) -> &'static str {
+    fn arguments(&self) -> Vec<String> {
         match self {
-            Self::Random => "random",
-            Self::LocalFirst => "local-first",
+            Self::Random => vec!["--spread=random".into()],
+            Self::LocalFirst => vec!["--spread=local-first".into()],
+            Self::ByLoad { key, config, group } => {
+                let key = key.iter().map(|key| format!("--mesh-key-file={}", key.display()));
+                let config = config.iter().map(|config| format!("--config={}", config.display()));
+                let group = group.iter();
+                let group = group
+                    .flat_map(|group| [format!("--node-cgroup={group}"), format!("--kubelet-cgroup-root={group}")]);
+                key.chain(config).chain(group).collect()
+            }
         }
     }
 }
 
 /// An agent. Ended on drop; its pins stay until the demo's end.
 #[derive(Debug)]
-pub(super) struct Agent {
+pub(crate) struct Agent {
     node: u8,
     process: Process,
     program: PathBuf,
@@ -50,10 +70,10 @@ impl Agent {
     ///
     /// # Errors
     /// When its cgroup cannot be made or the program cannot be started.
-    pub(super) fn start(
+    pub(crate) fn start(
         world: &World,
         node: u8,
-        spread: Spread,
+        spread: &Spread,
         program: &Path,
         services: &Path,
         logs: &Path,
@@ -68,7 +88,7 @@ impl Agent {
     ///
     /// # Errors
     /// When it does not end or the new one does not get ready; the error quotes its log.
-    pub(super) fn restart(self, world: &World, spread: Spread) -> Result<Self> {
+    pub(crate) fn restart(self, world: &World, spread: &Spread) -> Result<Self> {
         let Self { node, process, program, services, log, cgroup } = self;
         process.terminate(SOON)?;
         let process = launch(world, node, spread, &program, &services, &cgroup, &log)?;
@@ -77,11 +97,25 @@ impl Agent {
         Ok(agent)
     }
 
+    /// What it answers at a path of its metrics' port.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) fn get(&self, world: &World, path: &str) -> Result<String> {
+        let answer = health::body(world.node(self.node).netns(), METRICS, path);
+        answer.with_context(|| format!("weir-agent on node {} does not answer {path}", self.node))
+    }
+
+    /// The id of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Waits until it has written everything that its file says.
     ///
     /// # Errors
     /// When it ends or takes too long; the error quotes its log.
-    pub(super) fn await_ready(&mut self, world: &World) -> Result<()> {
+    pub(crate) fn await_ready(&mut self, world: &World) -> Result<()> {
         let Self { node, process, .. } = self;
         let what = format!("the readiness of weir-agent on node {node}");
         let mut ended = None;
@@ -107,7 +141,7 @@ impl Agent {
 fn launch(
     world: &World,
     node: u8,
-    spread: Spread,
+    spread: &Spread,
     program: &Path,
     services: &Path,
     cgroup: &Cgroup,
@@ -116,10 +150,10 @@ fn launch(
     let mut command = world.node(node).netns().command(program);
     command.arg("--static").arg(services);
     command.arg("--node-name").arg(world.node(node).name());
-    command.arg("--spread").arg(spread.argument());
+    command.args(spread.arguments());
     command.arg("--pin-dir").arg(guard::pin_dir(node).root());
     command.arg("--cgroup").arg(cgroup.path());
     // Three sets of maps on one machine: a small world needs small ones.
-    command.args(["--max-flows=65536", "--max-sockets=4096", "--max-backends=1024", "--max-services=1024"]);
+    command.args(["--max-flows=65536", "--max-sockets=4096", "--max-backends=4096", "--max-services=2048"]);
     Ok(Process::start(command, "weir-agent", log)?)
 }

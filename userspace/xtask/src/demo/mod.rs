@@ -1,10 +1,12 @@
-//! `demo`: three edge nodes in network namespaces, real requests from a pod on the first one, and where they go.
+//! `demo`: three edge nodes in network namespaces, real requests from a pod on the first one, and where they go: spread
+//! evenly, local first, without local pods, and over the level of the node's machine.
 //!
 //! The play runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
 
-mod agent;
+pub(crate) mod agent;
 mod play;
-mod stage;
+mod spill;
+pub(crate) mod stage;
 mod table;
 mod traffic;
 
@@ -30,8 +32,8 @@ pub(crate) struct Options {
 
 /// The programs that the demo shows.
 #[derive(Debug)]
-struct Programs {
-    agent: PathBuf,
+pub(crate) struct Programs {
+    pub(crate) agent: PathBuf,
     cli: PathBuf,
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn run(options: Options) -> Result<ExitCode> {
 
 impl Programs {
     /// Those that were built together with this one: they lie beside it.
-    fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         let find = |name: &str| {
             let path = own.with_file_name(name);

@@ -1,24 +1,23 @@
-//! The play: spread evenly, local first, the local pods die.
+//! The play: spread evenly, local first, the local pods die; then what [`super::spill`] shows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::NODES;
-use super::Programs;
 use super::agent::Spread;
 use super::stage::{PODS, ROUND_TRIP, SERVICE, Stage};
 use super::table::{self, Disturbance, Row, Takeover};
 use super::traffic::{Tally, Traffic, WORKERS};
+use super::{NODES, Programs, spill};
 use crate::guard::Stop;
 use crate::progress::Step;
 
 /// Length of a phase.
-const PHASE: Duration = Duration::from_secs(8);
+const PHASE: Duration = Duration::from_secs(4);
 
 /// Time between two looks at the counters in a phase.
-const GLANCE: Duration = Duration::from_millis(250);
+pub(super) const GLANCE: Duration = Duration::from_millis(250);
 
 /// The same while the first answer from another node is awaited.
 const CLOSE_LOOK: Duration = Duration::from_millis(2);
@@ -36,7 +35,7 @@ pub(super) fn play(keep: bool, programs: &Programs, directory: &Path, stop: &Sto
     stop.check()?;
     step.done();
     let step = Step::begin("starting weir-agent on each node");
-    stage.start_agents(programs, Spread::Random)?;
+    stage.start_agents(programs, &Spread::Random)?;
     stop.check()?;
     step.done();
 
@@ -53,11 +52,10 @@ pub(super) fn play(keep: bool, programs: &Programs, directory: &Path, stop: &Sto
     let local = phase("local first", &mut traffic, stop)?;
     let (takeover, died) = takeover(&mut stage, &mut traffic, stop)?;
     drop(traffic);
-    println!("\n{}", table::summary(&spread, &local, &restart, (takeover, &died)));
+    let spilled = spill::play(&mut stage, programs, stop)?;
+    println!("\n{}\n{spilled}", table::summary(&spread, &local, &restart, (takeover, &died)));
 
     if keep {
-        stage.serve(1)?;
-        stage.publish()?;
         println!("\n{}", stage.guide(programs));
         stop.wait();
     }
@@ -101,7 +99,7 @@ fn glance(tally: &Tally) -> String {
 fn restart(stage: &mut Stage, traffic: &mut Traffic, stop: &Stop) -> Result<Disturbance> {
     let step = Step::begin("restarting the agents, local first");
     traffic.take()?;
-    stage.restart_agents(Spread::LocalFirst)?;
+    stage.restart_agents(&Spread::LocalFirst)?;
     stop.sleep(SETTLE)?;
     let meanwhile = Disturbance::new(&traffic.take()?);
     drop(step);

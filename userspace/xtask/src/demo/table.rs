@@ -6,13 +6,13 @@ use super::NODES;
 use super::traffic::Tally;
 
 /// Width of the phase column.
-const WIDTH: usize = 30;
+const WIDTH: usize = 28;
 
 /// The names of the columns.
 pub(super) fn header() -> String {
     format!(
-        "{:<WIDTH$} {:>10} {:>8} {:>8} {:>6} {:>6} {:>6} {:>7}",
-        "PHASE", "REQUESTS/S", "P50 ms", "P99 ms", "NODE1", "NODE2", "NODE3", "ERRORS"
+        "{:<WIDTH$} {:>10} {:>8} {:>8} {:>6} {:>6} {:>6} {:>5} {:>5} {:>5} {:>7}",
+        "PHASE", "REQUESTS/S", "P50 ms", "P99 ms", "NODE1", "NODE2", "NODE3", "CPU1", "CPU2", "CPU3", "ERRORS"
     )
 }
 
@@ -29,6 +29,8 @@ pub(super) struct Row {
     pub(super) p99_ms: f64,
     /// The part of the answers that came from each node, 0 to 1.
     pub(super) shares: [f64; NODES as usize],
+    /// How much of its machine each node's pods used, 0 to 1; None where there is no limit.
+    pub(super) cpu: Option<[f64; NODES as usize]>,
     /// Requests without an answer.
     pub(super) errors: u64,
 }
@@ -42,6 +44,7 @@ impl Row {
             p50_ms: tally.quantile_ms(0.5),
             p99_ms: tally.quantile_ms(0.99),
             shares: tally.shares(),
+            cpu: None,
             errors: tally.failed(),
         }
     }
@@ -49,10 +52,14 @@ impl Row {
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { phase, per_second, p50_ms, p99_ms, shares, errors } = self;
+        let Self { phase, per_second, p50_ms, p99_ms, shares, cpu, errors } = self;
         write!(f, "{phase:<WIDTH$} {per_second:>10.0} {p50_ms:>8.2} {p99_ms:>8.2}")?;
         for share in shares {
             write!(f, " {:>5.0}%", share * 100.0)?;
+        }
+        for node in 0..NODES.into() {
+            let cpu = cpu.map_or_else(|| "-".to_owned(), |cpu| format!("{:.0}%", cpu[node] * 100.0));
+            write!(f, " {cpu:>5}")?;
         }
         write!(f, " {errors:>7}")
     }
@@ -124,6 +131,7 @@ mod tests {
         p50_ms: 20.0,
         p99_ms: 25.5,
         shares: [0.33, 0.335, 0.335],
+        cpu: None,
         errors: 0,
     };
     const LOCAL: Row = Row {
@@ -132,6 +140,7 @@ mod tests {
         p50_ms: 0.5,
         p99_ms: 2.0,
         shares: [1.0, 0.0, 0.0],
+        cpu: Some([0.8, 0.05, 0.0]),
         errors: 7,
     };
 
@@ -141,7 +150,7 @@ mod tests {
             assert_eq!(row.to_string().len(), header().len(), "{row}");
         }
         let cells: Vec<_> = LOCAL.to_string().split_whitespace().map(str::to_owned).collect();
-        assert_eq!(cells, ["local", "first", "10000", "0.50", "2.00", "100%", "0%", "0%", "7"]);
+        assert_eq!(cells, ["local", "first", "10000", "0.50", "2.00", "100%", "0%", "0%", "80%", "5%", "0%", "7"]);
     }
 
     #[test]

@@ -14,9 +14,13 @@ use super::NODES;
 /// Workers for each address; each asks again as soon as it has its answer, over a new connection.
 pub(super) const WORKERS: usize = 4;
 
+/// Workers of a fixed rate: as many requests may wait for a node that is above its level for a moment.
+/// With fewer the load would fall by itself.
+const MANY: usize = 160;
+
 /// Requests under way. They stop on drop.
 #[derive(Debug)]
-pub(super) struct Traffic {
+pub(crate) struct Traffic {
     loads: Vec<RunningLoad>,
 }
 
@@ -29,6 +33,15 @@ impl Traffic {
         let start = |address| Load::http(address).concurrency(WORKERS).start(client);
         let loads = addresses.map(start).into_iter().collect::<weir_testbed::Result<_>>()?;
         Ok(Self { loads })
+    }
+
+    /// Starts this many requests per second to an address, each of which costs its server some CPU time.
+    ///
+    /// # Errors
+    /// When threads cannot be started.
+    pub(super) fn paced(client: &Netns, address: SocketAddr, per_second: u32, cost: Duration) -> Result<Self> {
+        let load = Load::http(address).concurrency(MANY).rate(per_second).cost(cost);
+        Ok(Self { loads: vec![load.start(client)?] })
     }
 
     /// What has happened since the start or the last call.

@@ -1,0 +1,228 @@
+//! `bench-papers`: figures of two papers, measured in namespaces with real generators, beside real kube-proxy.
+//!
+//! It runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
+
+mod bed;
+mod claims;
+mod experiments;
+mod generators;
+mod measured;
+mod plot;
+mod proxies;
+mod report;
+mod results;
+mod slice;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use weir_testbed::{ApiServer, bpffs, cgroup, process};
+
+use crate::guard::{self, Stop};
+use crate::progress::Step;
+use bed::Bed;
+use experiments::{Contender, Figure};
+use proxies::Proxies;
+use results::{Record, Results};
+use slice::Calibration;
+
+/// Options of `bench-papers`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Only these figures
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    figure: Vec<Figure>,
+    /// How often each point is measured; reports have only what was measured three times or more
+    #[arg(long, value_name = "N", default_value_t = report::REPETITIONS, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+    /// Directory for results and pictures
+    #[arg(long, value_name = "DIR", default_value = "target/bench/papers")]
+    output: PathBuf,
+    /// The report; its pictures lie beside it in a directory of the same name
+    #[arg(long, value_name = "FILE", default_value = "docs/papers.md")]
+    report: PathBuf,
+    /// Measure nothing: write the report from the results of earlier runs
+    #[arg(long)]
+    report_only: bool,
+}
+
+/// Measures, and writes results, pictures and report.
+///
+/// # Errors
+/// When this machine cannot run it, or a part of it fails. The error says what to do about it.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if !options.report_only {
+        let code = measure_all(options)?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+    }
+    report::write(&options.output, &options.report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure_all(options: &Options) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes network namespaces and loads BPF programs: run `sudo make bench-papers`");
+    }
+    if !ApiServer::require("bench-papers") {
+        bail!("the API server is missing: run `make bootstrap-bench`");
+    }
+    generators::require()?;
+    process::built("kube-proxy").context("Weir is compared with it")?;
+    process::installed("iptables").context("kube-proxy runs it")?;
+    let agent = std::env::current_exe().context("cannot find this program")?.with_file_name("weir-agent");
+    if !agent.is_file() {
+        bail!("{} is missing: run `make build` first", agent.display());
+    }
+    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
+    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    fs::create_dir_all(&options.output).with_context(|| format!("cannot make {}", options.output.display()))?;
+    guard::supervise(|directory, stop| {
+        let figures = options.figures();
+        let run = Run { options, figures: &figures, agent: &agent, stop };
+        run.repeat(directory)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+impl Options {
+    fn figures(&self) -> Vec<Figure> {
+        let asked = |figure: &Figure| self.figure.is_empty() || self.figure.contains(figure);
+        Figure::ALL.into_iter().filter(asked).collect()
+    }
+}
+
+/// A run of the benchmark.
+struct Run<'a> {
+    options: &'a Options,
+    figures: &'a [Figure],
+    agent: &'a PathBuf,
+    stop: &'a Stop,
+}
+
+/// What was measured, by figure, with what a node can do by itself.
+type Measurements = BTreeMap<Figure, (Calibration, Vec<Record>)>;
+
+impl Run<'_> {
+    /// Measures all of it as often as was asked for, and keeps what there is after each time.
+    fn repeat(&self, directory: &Path) -> Result<()> {
+        let step = Step::begin("building nodes, pods and links");
+        let first = self.figures.iter().flat_map(|figure| figure.points()).next().context("no figure was asked for")?;
+        let bed = Bed::build(&first, directory)?;
+        self.stop.check()?;
+        step.done();
+        let mut all = Measurements::new();
+        for figure in self.figures {
+            all.insert(*figure, (self.calibrate(*figure, &bed)?, Vec::new()));
+        }
+        for repetition in 1..=self.options.reps {
+            self.once(repetition, &bed, &mut all)?;
+            self.keep(&all)?;
+        }
+        Ok(())
+    }
+
+    /// Each point of each figure, by each contender.
+    fn once(&self, repetition: u32, bed: &Bed, all: &mut Measurements) -> Result<()> {
+        let mut running: Option<Proxies> = None;
+        for contender in Contender::ALL {
+            let mut figures = self.figures.iter().filter(|figure| figure.contenders().contains(&contender)).peekable();
+            if figures.peek().is_none() {
+                continue;
+            }
+            let proxies = match running.take() {
+                Some(proxies) if proxies.serve(contender) => proxies,
+                other => {
+                    other.map_or(Ok(()), Proxies::stop)?;
+                    Proxies::start(contender, self.agent, bed, self.stop)?
+                }
+            };
+            for figure in figures {
+                let records = self.measure(*figure, contender, repetition, &proxies, bed)?;
+                all.entry(*figure).and_modify(|(_, known)| known.extend(records));
+            }
+            running = Some(proxies);
+        }
+        running.map_or(Ok(()), Proxies::stop)
+    }
+
+    fn calibrate(&self, figure: Figure, bed: &Bed) -> Result<Calibration> {
+        let first = figure.points().into_iter().next().context("a figure has points")?;
+        bed.set(&first)?;
+        let calibration = Calibration::of(bed, &first, self.stop)?;
+        let Calibration { cores, rps, server_us, client_us } = calibration;
+        println!(
+            "figure {figure}: a node of {cores} cores by itself: {rps:.0} requests/s, {server_us:.0} us of CPU time for \
+             each, and {client_us:.0} us of the generator's"
+        );
+        Ok(calibration)
+    }
+
+    /// All points of a figure, once.
+    fn measure(
+        &self,
+        figure: Figure,
+        contender: Contender,
+        repetition: u32,
+        proxies: &Proxies,
+        bed: &Bed,
+    ) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for point in figure.points() {
+            let doing = || format!("figure {figure}, {} {}, {contender}", figure.axis(), point.x);
+            bed.set(&point)?;
+            proxies.learn(contender, figure.service(), &point, bed, self.stop).with_context(doing)?;
+            let slice = slice::measure(bed, figure.service(), &point, self.stop).with_context(doing)?;
+            let record = Record::new(figure, &point.x, contender, repetition, &slice);
+            println!("{}", line(&record, self.options.reps));
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Writes files and prints tables.
+    fn keep(&self, all: &Measurements) -> Result<()> {
+        let Options { figure: _, reps, output, report: _, report_only: _ } = self.options;
+        let narrowed = self.options.figure.iter().map(Figure::to_string).collect::<Vec<_>>().join(",");
+        let narrowed = if narrowed.is_empty() { narrowed } else { format!(" FIGURE={narrowed}") };
+        let often = if *reps == report::REPETITIONS { String::new() } else { format!(" REPS={reps}") };
+        for (figure, (calibration, records)) in all {
+            let results = Results {
+                figure: figure.name().into(),
+                command: format!("make bench-papers{narrowed}{often}"),
+                kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
+                    .context("cannot tell the kernel")?
+                    .trim()
+                    .into(),
+                date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
+                cpus: thread::available_parallelism().map_or(1, usize::from),
+                calibration: *calibration,
+                records: records.clone(),
+            };
+            let mut text = format!("\n## {}\n\n", figure.title());
+            report::section(&mut text, *figure, &results)?;
+            println!("{text}");
+            results.write(output)?;
+            plot::draw(*figure, &results, &output.join(report::picture(*figure)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A measurement in a line.
+fn line(record: &Record, repetitions: u32) -> String {
+    let Record { figure, x, proxy, policy, repetition, rps, mean_ms, p99_ms, failed, generator, idle } = record;
+    let short = if record.is_saturated() { "; THE LOAD WAS SHORT OF CPU" } else { "" };
+    format!(
+        "figure {figure} x {x:<11} {proxy:<19} {policy:<12} {repetition}/{repetitions}: {rps:6.0} requests/s, mean \
+         {mean_ms:7.2} ms, p99 {p99_ms:7.1} ms, {failed} failed; generator {:.0} %, idle {:.0} %{short}",
+        generator * 100.0,
+        idle * 100.0
+    )
+}
