@@ -269,21 +269,15 @@ impl ApiServer {
     }
 
     fn await_ready(&mut self) -> Result<()> {
-        let certificate = self.certificate();
-        // It writes its certificate when it first starts.
-        let mut objects = None;
+        let kubeconfig = self.kubeconfig(User::Admin, &self.url())?;
         let deadline = Instant::now() + READY_LIMIT;
         loop {
             self.fail_if_ended()?;
-            if objects.is_none() && certificate.exists() {
-                objects = Some(self.objects()?);
-            }
-            let ready = objects.as_ref().map_or(Ok(()), Objects::check_ready);
-            if objects.is_some() && ready.is_ok() {
-                return Ok(());
-            }
+            // It writes its certificate when it first starts: who reads it too early gets none, or half of it.
+            let objects = Objects::connect(&kubeconfig, self.entry.clone());
+            let Err(unready) = objects.and_then(|objects| objects.check_ready()) else { return Ok(()) };
             if Instant::now() > deadline {
-                let detail = ready.err().map_or_else(String::new, |error| format!("; seen last: {error}"));
+                let detail = format!("; seen last: {unready}");
                 return Err(Error::Timeout { what: "the API server's readiness".into(), limit: READY_LIMIT, detail });
             }
             std::thread::sleep(Duration::from_millis(50));
