@@ -56,13 +56,13 @@ impl Default for Phase {
 }
 
 impl Phase {
-    /// After another tick of some demand.
-    fn next(self, room: &Room, target: f64) -> Self {
+    /// After another tick of some demand. `rose`: it holds a part of a step, which may be above the level as a whole.
+    fn next(self, room: &Room, target: f64, rose: bool) -> Self {
         match self {
             Self::Local { above } if room.demand.max(room.used) >= target + ENTER_MARGIN => {
                 if above + 1 >= ENTER_TICKS { Self::Spilling { below: 0 } } else { Self::Local { above: above + 1 } }
             }
-            Self::Local { .. } => Self::Local { above: 0 },
+            Self::Local { .. } => Self::Local { above: rose.into() },
             Self::Spilling { below } if room.demand < target - LEAVE_MARGIN => {
                 if below + 1 >= LEAVE_TICKS {
                     Self::Local { above: 0 }
@@ -150,7 +150,7 @@ impl Waterfill {
         };
         let jump = self.jump(room.offered);
         self.settling = self.settling.saturating_sub(elapsed);
-        self.phase = self.phase.next(&room, target);
+        self.phase = self.phase.next(&room, target, self.own.rose());
         let local = matches!(self.phase, Phase::Local { .. });
         if local || jump > DEAD_BAND {
             self.settling = room.delay * SETTLING;

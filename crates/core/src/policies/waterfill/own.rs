@@ -92,6 +92,11 @@ impl OwnState {
         self.offered.follow_unevenly(now, elapsed, up, GOOD_NEWS)
     }
 
+    /// Whether the last tick showed a significant rise.
+    pub(super) const fn rose(&self) -> bool {
+        self.rose
+    }
+
     /// What the node takes up to `target`, while `spill` of its own flows leaves. None if its CPU is unknown or old.
     pub(super) fn room(&mut self, inputs: &Inputs<'_>, offered: f64, spill: f64, target: f64) -> Option<Room> {
         let Own { load, pods } = inputs.own;
