@@ -17,6 +17,9 @@ const OPEN: usize = 8;
 /// After this time without anything from it a peer that is probed all the time is silent: three intervals, so that two
 /// packets each way were lost, and new flows stay away from a node within 2 s of its loss.
 const SILENCE: Duration = Duration::from_millis(1500);
+/// After this time without anything from it a peer counts as one that runs no agent: its own endpoints' failures then say
+/// whether the node is there. Longer than Kubernetes takes to find a dead node and its endpoints unready, 40 s.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 /// After so many probes without an answer a peer is nobody's neighbour.
 const SILENT: u32 = 3;
 /// The distance is the least of so many measurements: queues and busy agents only ever add to it.
@@ -83,11 +86,17 @@ pub struct PeerState {
 
 impl PeerState {
     /// Whether it was heard once and does not answer any more: 1.5 s after the last packet of one that is near, three
-    /// turns of another one.
+    /// turns of another one; for a minute, by which Kubernetes knows of a dead node.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         let missed = if self.near { 1 } else { 2 };
-        self.heard.is_some_and(|heard| heard > SILENCE) && self.unanswered >= missed
+        self.runs_agent() && self.heard.is_some_and(|heard| heard > SILENCE) && self.unanswered >= missed
+    }
+
+    /// Whether something came from it within the last minute.
+    #[must_use]
+    pub fn runs_agent(&self) -> bool {
+        self.heard.is_some_and(|heard| heard <= FORGOTTEN)
     }
 }
 

@@ -271,6 +271,7 @@ impl Steered {
     fn new(target: Target, before: Option<Self>, facts: &impl Facts) -> Self {
         let kind = target.settings.policy;
         let mut old = before.filter(|before| before.target.slot == target.slot);
+        let (seen, sent) = carried(old.as_ref(), &target, facts);
         let known = |old: &mut Option<Self>, classes: u8| {
             let old = old.as_mut()?;
             let at = old.target.sets.iter().position(|set| set.classes == classes)?;
@@ -292,23 +293,24 @@ impl Steered {
             let begins = (kind != Kind::Waterfill).then(|| Controller::new(kind));
             controllers.push(controller.or(begins));
         }
-        let count = |member: &Member| facts.backend(member.slot);
+        let now = facts.service(target.slot);
+        let since = |time: fn(&Self) -> Duration| old.as_ref().map_or(Duration::ZERO, time);
         Self {
             last: target.sets.iter().map(|_| None).collect(),
             controllers,
             held,
-            seen: target.members.iter().map(count).collect(),
+            seen,
             due: true,
-            looked: facts.service(target.slot),
-            counted: facts.service(target.slot),
-            urgent: false,
-            waited: Duration::ZERO,
-            recent: Duration::ZERO,
+            looked: old.as_ref().map_or(now, |old| old.looked),
+            counted: old.as_ref().map_or(now, |old| old.counted),
+            urgent: old.as_ref().is_some_and(|old| old.urgent),
+            waited: since(|old| old.waited),
+            recent: since(|old| old.recent),
             unused: old.as_ref().and_then(|old| old.unused),
             rates: old.as_ref().map_or_else(FlowRates::default, |old| old.rates),
             inbound: old.as_ref().map_or(0.0, |old| old.inbound),
             takes_inbound: false,
-            sent: Vec::new(),
+            sent,
             open_local: old.as_ref().map_or(0, |old| old.open_local),
             target,
         }
@@ -362,6 +364,21 @@ impl Steered {
     fn spare(&self, spillers: u32) -> Option<f64> {
         self.controllers.iter().flatten().filter_map(|controller| controller.spare(spillers)).reduce(f64::min)
     }
+}
+
+/// What was counted of the members that stay, as if no new plan had come; of the others from now on.
+fn carried(old: Option<&Steered>, target: &Target, facts: &impl Facts) -> (Box<[BackendCounts]>, Vec<f64>) {
+    let identity = |member: &Member| (member.slot, member.generation);
+    let known: BTreeMap<_, _> = old.map_or_else(BTreeMap::new, |old| {
+        let members = old.target.members.iter().map(identity).zip(&old.seen).enumerate();
+        members.map(|(at, (id, seen))| (id, (*seen, old.sent.get(at).copied().unwrap_or_default()))).collect()
+    });
+    let count = |member: &Member| match known.get(&identity(member)) {
+        Some(counted) => *counted,
+        None => (facts.backend(member.slot), 0.0),
+    };
+    let (seen, sent): (Vec<_>, Vec<_>) = target.members.iter().map(count).unzip();
+    (seen.into(), sent)
 }
 
 /// Whether a set has nobody out, and endpoints here that get everything and are to keep it, or none here.

@@ -293,6 +293,24 @@ fn each_node_is_told_how_many_flows_go_to_it() {
 }
 
 #[test]
+fn a_new_plan_at_each_tick_hides_no_flow() {
+    let mut world = World::new(0.95);
+    world.rates = FlowRates { local: 32.0, remote: 28.0 };
+    let scene = scene(|_| {});
+    let mut steering = steering(&scene, Kind::Waterfill, &world);
+    for revision in 2..62 {
+        world.selects();
+        world.flows(12, 7, 0);
+        steering.put(&name("web"), targets(&scene, Kind::Waterfill, revision), &world);
+        drop(steering.tick(TICK, &world));
+    }
+    let told = steering.spilled();
+    assert!((told["near"][&web_id()] - 28.0).abs() < 0.1, "{told:?}");
+    let state = steering.states().next().unwrap();
+    assert!((state.rates.offered() - 60.0).abs() < 1.0 && state.sets[0].spill > 0.05, "{state:?}");
+}
+
+#[test]
 fn a_node_that_only_receives_tells_what_it_gets_and_what_it_still_takes() {
     let mut world = World::new(0.4);
     let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);

@@ -88,6 +88,8 @@ fn a_node_that_vanishes_is_silent_within_two_seconds_and_nobody_else_ever_is() {
     assert!(world.peer(0, near).is_silent(), "{:?}", world.peer(0, near));
     world.run(millis(10_000));
     assert!(world.peer(0, near).is_silent(), "it stays so: {:?}", world.peer(0, near));
+    world.run(millis(50_000));
+    assert!(!world.peer(0, near).is_silent(), "it may be without an agent: {:?}", world.peer(0, near));
     world.cut.clear();
     world.run(millis(8000));
     assert!(!world.peer(0, near).is_silent(), "{:?}", world.peer(0, near));

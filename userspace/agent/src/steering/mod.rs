@@ -216,8 +216,19 @@ impl SteeringLoop {
             let now = Instant::now();
             let elapsed = now - std::mem::replace(&mut last, now);
             let mut brain = locked(&brain);
+            let mut services = false;
             while let Ok(news) = feed.try_recv() {
-                brain.learn(news, &pods, &addresses);
+                services |= matches!(news, Feed::Service(..));
+                brain.learn(news, &addresses);
+            }
+            // Once for all of them: a change of a node concerns every service.
+            if services {
+                pods.send_if_modified(|known| {
+                    let now: Vec<PodUid> = brain.steering.local_pods().collect();
+                    let other = *known != now;
+                    *known = now;
+                    other
+                });
             }
             counted.send_if_modified(|known| {
                 std::mem::replace(known, !brain.steering.is_empty()) == brain.steering.is_empty()
@@ -235,17 +246,9 @@ impl SteeringLoop {
 }
 
 impl Brain {
-    fn learn(&mut self, news: Feed, pods: &watch::Sender<Vec<PodUid>>, addresses: &watch::Sender<Vec<IpAddr>>) {
+    fn learn(&mut self, news: Feed, addresses: &watch::Sender<Vec<IpAddr>>) {
         match news {
-            Feed::Service(name, targets) => {
-                self.steering.put(&name, targets, &self.world);
-                pods.send_if_modified(|known| {
-                    let now: Vec<PodUid> = self.steering.local_pods().collect();
-                    let other = *known != now;
-                    *known = now;
-                    other
-                });
-            }
+            Feed::Service(name, targets) => self.steering.put(&name, targets, &self.world),
             Feed::NotWritten(key) => self.steering.not_written(&key),
             Feed::Nodes { own, peers } => {
                 if let Some(link) = &self.link {

@@ -28,7 +28,11 @@ struct Question {
 pub(super) fn router(brain: Shared) -> Router {
     let weights = move |Query(question): Query<Question>| {
         let brain = Arc::clone(&brain);
-        async move { axum::Json(weights(&locked(&brain), &question)).into_response() }
+        async move {
+            // The lock is held for as long as it takes to copy.
+            let document = weights(&locked(&brain), &question);
+            axum::Json(document).into_response()
+        }
     };
     Router::new().route(PATH, get(weights))
 }

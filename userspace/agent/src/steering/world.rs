@@ -106,9 +106,9 @@ impl World {
         self.peers.iter().map(|peer| &*peer.node)
     }
 
-    /// Those of them that ever sent something: they run an agent.
+    /// Those of them that run an agent.
     pub(super) fn heard(&self) -> impl Iterator<Item = &str> {
-        self.peers.iter().filter(|peer| peer.heard.is_some()).map(|peer| &*peer.node)
+        self.peers.iter().filter(|peer| peer.runs_agent()).map(|peer| &*peer.node)
     }
 
     /// Everything about them.
