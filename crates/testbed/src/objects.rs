@@ -57,8 +57,14 @@ impl Objects {
             Ok(Client::try_from(config))
         });
         let unusable = |error: kube::config::KubeconfigError| Error::Invalid(format!("kubeconfig: {error}"));
-        let client = client.map_err(unusable)?.map_err(api_error("make an API client"))?;
-        Ok(Self { runtime: Some(runtime), client })
+        match client.map_err(unusable).and_then(|client| client.map_err(api_error("make an API client"))) {
+            Ok(client) => Ok(Self { runtime: Some(runtime), client }),
+            Err(error) => {
+                // As in drop: the caller may be asynchronous.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
     }
 
     /// The underlying client. Its requests must run inside [`Objects::run`].
