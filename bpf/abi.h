@@ -365,7 +365,7 @@ enum reason {
 	/* passed untouched */
 	REASON_NOT_IP = 1,
 	REASON_NOT_TRANSPORT = 2, /* neither TCP nor UDP nor SCTP */
-	REASON_FRAGMENT = 3,	  /* the first one was not seen */
+	REASON_FRAGMENT = 3,	  /* no ports: the first one was not seen, or is too short */
 	REASON_MALFORMED = 4,	  /* shorter than its headers say */
 	REASON_NO_FRONTEND = 5,
 	REASON_NO_REPLY = 6,   /* on egress: not an answer to a flow of ours */
@@ -394,6 +394,7 @@ enum reason {
 	REASON_HELD = 57,	  /* a new flow while the flow tables are being replaced */
 	REASON_SOURCE_RANGE = 58, /* from outside of loadBalancerSourceRanges */
 	REASON_NO_SERVICE = 59,	  /* to a cluster IP that no service has */
+	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
 	REASON_COUNT = 64,
 };
 

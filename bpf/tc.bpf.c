@@ -82,11 +82,23 @@ static __always_inline bool is_to_nobody(const struct packet *p)
 	return config && in_service_network(config, &p->dst);
 }
 
+/*
+ * Whether a piece whose ports nobody knows is on its way to a cluster IP: it came before the first one, or that was cut
+ * within its transport header. No host has the address; what may have other things to say at the other frontends, has.
+ * A function of its own, for the stack's sake.
+ */
+__noinline int is_lost(const struct packet *p, bool v6)
+{
+	return p && (v6 ? is_unused_port(&p->dst, true) : is_unused_port(&p->dst, false));
+}
+
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
 	int reason = translate(ctx, cursor, p, hook, v6);
 
+	if (reason == REASON_FRAGMENT && (hook == HOOK_NIC_INGRESS || hook == HOOK_POD_INGRESS) && is_lost(p, v6))
+		reason = REASON_FRAGMENT_LOST;
 	if (hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
 		reason = REASON_NO_SERVICE;
 	/* The others share its fate, and that of the untouched ones needs no memory. */

@@ -124,6 +124,14 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	return a->word[3] == b->word[3];
 }
 
+/* Whether a backend is a process of this node. */
+static __always_inline bool is_here(const struct backend *backend)
+{
+	const __u8 here = BACKEND_LOCAL | BACKEND_HOST_NETWORK;
+
+	return (backend->flags & here) == here;
+}
+
 /* The flow that a reply entry belongs to, or NULL if it was evicted. */
 static __always_inline const struct flow *reply_flow(const struct reply *reply, __u8 proto, const bool v6)
 {

@@ -22,9 +22,6 @@ static __always_inline bool is_translated(int reason)
 	return reason >= REASON_TO_LOCAL && reason < REASON_NO_ENDPOINTS;
 }
 
-/* A backend that is a process of this node. */
-#define BACKEND_HERE (BACKEND_LOCAL | BACKEND_HOST_NETWORK)
-
 /* The endpoint of a flow, or NULL if it went away since. */
 static __always_inline const struct backend *flow_backend(const struct flow *flow)
 {
@@ -33,30 +30,28 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 	return backend && backend->generation == flow->generation ? backend : NULL;
 }
 
-/* Whether a packet starts over, although its flow is known: a fast client reuses ports, an idle UDP flow has ended. */
+/*
+ * Whether a packet starts over, although its flow is known: a fast client reuses ports, an idle UDP flow has ended, another
+ * has taken its place. SYNs ask each time, other packets once a tick.
+ */
 static __always_inline bool starts_over(const struct packet *p, const struct flow *flow, const struct config *config,
 					const bool v6)
 {
-	if (p->proto == IPPROTO_UDP)
-		return is_idle(now_ticks(), flow->last_seen, config->udp_idle);
-	if (!p->syn)
+	__u32 now = now_ticks();
+
+	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle))
+		return true;
+	if (p->syn && flow->flags & FLOW_CLOSING)
+		return true;
+	if (!p->syn && flow->last_seen == now)
 		return false;
-	return flow->flags & FLOW_CLOSING || (v6 ? syn_again6(p, flow) : syn_again4(p, flow));
+	return !(v6 ? goes_on6(p, flow) : goes_on4(p, flow));
 }
 
-static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow)
+/* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
+static __always_inline __u32 asked_by(const struct packet *p)
 {
-	return (struct reply){
-		.frontend = p->dst,
-		.client = p->src,
-		.frontend_port = p->dport,
-		.client_port = p->sport,
-		.flags = flow->flags,
-		.backend = flow->backend,
-		.generation = flow->generation,
-		.last_seen = flow->created,
-		.asked = p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0,
-	};
+	return p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0;
 }
 
 /*
@@ -77,12 +72,12 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		flow->flags = FLOW_SNAT;
 		return 0;
 	}
-	reply = reply_of(p, flow);
+	reply = reply_of(p, flow, asked_by(p));
 	/*
 	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
 	 * it the newer one wins.
 	 */
-	if ((backend->flags & BACKEND_HERE) == BACKEND_HERE) {
+	if (is_here(backend)) {
 		flow->flags = 0;
 		reply.flags = 0;
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
@@ -100,7 +95,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 {
 	const struct config *config = config_get();
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	struct reply reply = reply_of(p, flow);
+	struct reply reply = reply_of(p, flow, asked_by(p));
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
@@ -110,11 +105,17 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
-/* Whether a client gets the node's address where its own would do, because kube-proxy would have it so. */
-static __always_inline bool masquerades(const struct config *config, const struct request *request, bool from_outside)
+/*
+ * Whether a client gets the node's address where its own would do, because kube-proxy would have it so. The node must have
+ * one of the family.
+ */
+static __always_inline bool masquerades(const struct config *config, const struct request *request, bool from_outside,
+					const bool v6)
 {
 	const struct service *service;
 
+	if (!is_set(v6 ? &config->node6 : &config->node4))
+		return false;
 	if (request->kind == KIND_CLUSTER_IP)
 		return config->flags & (from_outside ? CONFIG_MASQUERADE_EXTERNAL : CONFIG_MASQUERADE_ALL);
 	if (!(config->flags & CONFIG_MASQUERADE_EXTERNAL))
@@ -168,7 +169,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 		count_refusal(flow->service, -error);
 	flow->backend = request.backend;
 	flow->generation = request.generation;
-	flow->flags = masquerades(config, &request, from_outside) ? FLOW_SNAT : 0;
+	flow->flags = masquerades(config, &request, from_outside, v6) ? FLOW_SNAT : 0;
 	flow->created = flow->last_seen = now_ticks();
 	return error;
 }
@@ -298,18 +299,16 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		return REASON_NO_FRONTEND;
 	known = flow_lookup(p, v6);
 	backend = known ? flow_backend(known) : NULL;
-	if (known && backend) {
-		if (!starts_over(p, known, config, v6)) {
-			reason = to_backend(ctx, p, known, backend, config, v6);
-			if (is_translated(reason))
-				count_to(known, p);
-			return reason;
-		}
+	if (known && backend && !starts_over(p, known, config, v6)) {
+		reason = to_backend(ctx, p, known, backend, config, v6);
+		if (is_translated(reason))
+			count_to(known, p);
+		return reason;
 	}
 	/* Only the first piece of a datagram starts a flow or is answered. */
 	if (p->piece == PIECE_LATER)
 		return REASON_STALE;
-	if (known && !backend && p->proto == IPPROTO_TCP && !p->syn)
+	if (known && p->proto == IPPROTO_TCP && !p->syn)
 		return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
 	error = flow_new(p, &flow, from_outside, v6);
 	if (error)

@@ -106,51 +106,85 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		report_back(reply, p, bytes);
 }
 
-/* The reply entry of a flow, or NULL if it was evicted. */
-static __always_inline struct reply *flow_reply(const struct packet *p, const struct flow *flow, const bool v6)
+/* What the answers to a flow must look like. asked: when an answer began to be awaited, or 0. */
+static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow, __u32 asked)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	const struct config *config = config_get();
+	return (struct reply){
+		.frontend = p->dst,
+		.client = p->src,
+		.frontend_port = p->dport,
+		.client_port = p->sport,
+		.flags = flow->flags & FLOW_SNAT,
+		.backend = flow->backend,
+		.generation = flow->generation,
+		.last_seen = now_ticks(),
+		.asked = asked,
+	};
+}
 
-	if (!config || !backend)
-		return NULL;
-	if (flow->flags & FLOW_SNAT)
-		return reply_find(&backend->addr, v6 ? &config->node6 : &config->node4, backend->port, flow->snat_port,
-				  p->proto, v6);
-	return reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
+/* Whether a reply entry is of the flow that a client's packet belongs to. */
+static __always_inline bool reply_is_of(const struct reply *reply, const struct packet *p, const struct flow *flow,
+					const bool v6)
+{
+	return reply->backend == flow->backend && reply->generation == flow->generation &&
+	       reply->client_port == p->sport && reply->frontend_port == p->dport &&
+	       addr_equal(&reply->client, &p->src, v6) && addr_equal(&reply->frontend, &p->dst, v6);
 }
 
 /*
- * A SYN of a flow that is known. Returns whether it begins another one, for the backend has refused or ended that. If
- * there was no answer so far, it is counted, and its own is awaited.
+ * A SYN of a flow that is known. Returns whether that goes on: the backend has neither refused nor ended it. If there was
+ * no answer so far, it is counted, and its own is awaited.
  */
-static __always_inline bool syn_again(const struct packet *p, const struct flow *flow, const bool v6)
+static __always_inline bool syn_goes_on(const struct flow *flow, struct reply *reply)
 {
-	struct reply *reply = flow_reply(p, flow, v6);
 	struct backend_counters *counters;
 	__u32 now;
 
-	if (!reply || reply->flags & FLOW_CLOSING)
-		return reply;
+	if (reply->flags & FLOW_CLOSING)
+		return false;
 	now = now_delay();
 	if (!reply->asked || now - reply->asked < SYN_AGAIN)
-		return false;
+		return true;
 	reply->asked = now;
 	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
 	if (counters)
 		__sync_fetch_and_add(&counters->unanswered, 1);
-	return false;
+	return true;
+}
+
+/*
+ * Whether a client's packet goes on with the flow that is known of it. What the backend answers must find its way back,
+ * so an entry that a full table has lost is written anew; looking for it keeps it in the table, too. If another flow has it
+ * by now, this one is over. Of two to a process on the node the one that speaks has it, as when they begin.
+ */
+static __always_inline bool goes_on(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct config *config = config_get();
+	const bool snat = flow->flags & FLOW_SNAT;
+	const struct addr *peer;
+	struct reply *known, reply;
+	__be16 port = snat ? flow->snat_port : p->sport;
+
+	if (!config || !backend)
+		return false;
+	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
+	known = reply_find(&backend->addr, peer, backend->port, port, p->proto, v6);
+	if (known && reply_is_of(known, p, flow, v6))
+		return !p->syn || syn_goes_on(flow, known);
+	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
+	return !reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6);
 }
 
 /* Functions of their own: few packets ask. */
-__noinline int syn_again4(const struct packet *p, const struct flow *flow)
+__noinline int goes_on4(const struct packet *p, const struct flow *flow)
 {
-	return p && flow ? syn_again(p, flow, false) : false;
+	return p && flow ? goes_on(p, flow, false) : false;
 }
 
-__noinline int syn_again6(const struct packet *p, const struct flow *flow)
+__noinline int goes_on6(const struct packet *p, const struct flow *flow)
 {
-	return p && flow ? syn_again(p, flow, true) : false;
+	return p && flow ? goes_on(p, flow, true) : false;
 }
 
 #endif

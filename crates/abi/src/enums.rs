@@ -159,5 +159,7 @@ pub const REASON_HELD: u32 = 57;
 pub const REASON_SOURCE_RANGE: u32 = 58;
 /// To a cluster IP that no service has.
 pub const REASON_NO_SERVICE: u32 = 59;
+/// To a cluster IP, as `REASON_FRAGMENT`.
+pub const REASON_FRAGMENT_LOST: u32 = 60;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

@@ -38,6 +38,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         57 => "held",
         58 => "source_range",
         59 => "no_service",
+        60 => "fragment_lost",
         _ => "unknown",
     }
 }

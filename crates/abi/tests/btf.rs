@@ -149,6 +149,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_HELD,
         REASON_SOURCE_RANGE,
         REASON_NO_SERVICE,
+        REASON_FRAGMENT_LOST,
         REASON_COUNT
     ]
 }

@@ -14,9 +14,9 @@ use crate::pins::{Pins, SMALL};
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 
-/// Each service has one local endpoint, in the slot of its own number.
+/// Each port of a service has one local endpoint, in the slot of its own number: UDP's is the service's, TCP's the next one.
 const FORMER: u32 = 1;
-const LATTER: u32 = 2;
+const LATTER: u32 = 3;
 
 /// Addresses of one family.
 struct Family {
@@ -44,16 +44,21 @@ fn key(address: IpAddr, protocol: u8) -> FrontendKey {
     FrontendKey { address, port: 80, protocol }
 }
 
+fn port_of(service: u32, protocol: u8) -> u32 {
+    service + u32::from(protocol == TCP)
+}
+
 fn put(address: IpAddr, protocol: u8, service: u32) -> MapOp {
-    let frontend = abi::Frontend { service, kind: abi::KIND_EXTERNAL_IP };
+    let frontend = abi::Frontend { service: port_of(service, protocol), kind: abi::KIND_EXTERNAL_IP };
     MapOp::PutFrontend { key: key(address, protocol), frontend }
 }
 
-/// A service with its endpoint.
-fn service(id: u32, endpoint: IpAddr) -> [MapOp; 2] {
+/// A port of a service with its endpoint.
+fn service(service: u32, protocol: u8, endpoint: IpAddr) -> [MapOp; 2] {
+    let id = port_of(service, protocol);
     let flags = abi::BACKEND_USED | abi::BACKEND_LOCAL;
     let (addr, port) = (endpoint.into(), abi::Be16::new(8080));
-    let backend = abi::Backend { addr, port, proto: UDP, flags, generation: 1, service: id, node: 0 };
+    let backend = abi::Backend { addr, port, proto: protocol, flags, generation: 1, service: id, node: 0 };
     let tiers = [abi::Tiers { spill: 0, local: id, remote: 0, pad: 0 }; abi::CLASS_COUNT];
     let service = abi::Service { tiers, endpoints: 1, flags: abi::SERVICE_USED, affinity: 0, pad: 0 };
     [MapOp::PutBackend { id, backend }, MapOp::PutService { id, service }]
@@ -62,7 +67,10 @@ fn service(id: u32, endpoint: IpAddr) -> [MapOp; 2] {
 /// Two services, of which the former has all frontends.
 fn set_up(datapath: &mut Datapath, family: &Family) {
     let [former, latter] = family.endpoints;
-    let mut ops = [service(FORMER, former), service(LATTER, latter)].concat();
+    let mut ops = [UDP, TCP]
+        .map(|protocol| [service(FORMER, protocol, former), service(LATTER, protocol, latter)])
+        .concat()
+        .concat();
     ops.extend([UDP, TCP].map(|protocol| put(family.moving, protocol, FORMER)));
     ops.push(put(family.staying, UDP, FORMER));
     datapath.store().apply(&ops).unwrap();
@@ -161,7 +169,7 @@ fn flows_are_forgotten_although_a_later_operation_fails() {
     set_up(&mut datapath, &family);
     open_flows(&datapath, &family);
     let key = key(family.moving, UDP);
-    let [_, beyond] = service(SMALL.services, family.endpoints[0]);
+    let [_, beyond] = service(SMALL.services, UDP, family.endpoints[0]);
     let ops = [MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }, beyond];
     datapath.store().apply(&ops).unwrap_err();
     assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.staying, UDP)]));

@@ -171,21 +171,45 @@ fn an_ipv6_packet_that_is_one_piece_is_whole() {
     assert!(node.view.fragments().unwrap().is_empty(), "there is nothing to remember");
 }
 
+/// Pieces whose ports nobody knows, after others of the same packet or client that were known.
+fn unknown_pieces(node: &Node, case: Case, service: Pair) -> Vec<Packet> {
+    let sent = large(case, node, CLIENT, service);
+    send_all(node, &sent);
+    let other_id = Packet { identification: 1, ..sent.clone() };
+    let other_client = Packet { source: case.ip(address::node(4)), ..sent };
+    [other_id, other_client].iter().flat_map(|whole| cut(whole).split_off(1)).collect()
+}
+
+fn send_all(node: &Node, whole: &Packet) {
+    for piece in cut(whole) {
+        assert_eq!(node.send(Hook::NicIn, Device::Eth0, &piece).reason, abi::REASON_TO_LOCAL);
+    }
+}
+
 #[test]
-fn later_pieces_without_the_first_one_pass_everywhere() {
+fn later_pieces_to_a_cluster_ip_that_come_before_the_first_one_are_dropped() {
     let Some(mut node) = Node::new("later fragments alone") else { return };
     node.serve(web(), &[(1, 1)]);
     for case in CASES {
-        let sent = large(case, &node, CLIENT, CLUSTER_IP);
-        send(&node, Hook::NicIn, Device::Eth0, &sent, TC_UNSPEC, abi::REASON_TO_LOCAL);
-        let other_id = Packet { identification: 1, ..sent.clone() };
-        let other_client = Packet { source: case.ip(address::node(4)), ..sent.clone() };
-        for whole in [other_id, other_client] {
-            for piece in &cut(&whole)[1..] {
-                for hook in [Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut] {
-                    let outcome = node.send(hook, Device::Eth0, piece);
-                    outcome.is_untouched(TC_UNSPEC, abi::REASON_FRAGMENT, &piece.to_bytes());
-                }
+        for piece in unknown_pieces(&node, case, CLUSTER_IP) {
+            for (hook, device) in [(Hook::NicIn, Device::Eth0), (Hook::PodIn, Device::Pod1)] {
+                let outcome = node.send(hook, device, &piece);
+                outcome.is_untouched(TC_SHOT, abi::REASON_FRAGMENT_LOST, &piece.to_bytes());
+            }
+        }
+    }
+}
+
+/// Hosts have these addresses, or routers do, and may be meant by other packets.
+#[test]
+fn later_pieces_to_other_frontends_and_on_their_way_out_pass_before_the_first_one() {
+    let Some(mut node) = Node::new("later fragments to addresses of hosts") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        for piece in unknown_pieces(&node, case, EXTERNAL_IP) {
+            for hook in [Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut] {
+                let outcome = node.send(hook, Device::Eth0, &piece);
+                outcome.is_untouched(TC_UNSPEC, abi::REASON_FRAGMENT, &piece.to_bytes());
             }
         }
     }
@@ -204,12 +228,12 @@ fn a_number_that_was_used_long_ago_leads_nowhere() {
         node.send(Hook::NicIn, Device::Eth0, later).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
         age(&node, "fragments", last_seen, 6);
         let outcome = node.send(Hook::NicIn, Device::Eth0, later);
-        outcome.is_untouched(TC_UNSPEC, abi::REASON_FRAGMENT, &later.to_bytes());
+        outcome.is_untouched(TC_SHOT, abi::REASON_FRAGMENT_LOST, &later.to_bytes());
     }
 }
 
 #[test]
-fn a_first_piece_without_a_whole_transport_header_passes() {
+fn a_first_piece_without_a_whole_transport_header_is_as_good_as_none() {
     let Some(mut node) = Node::new("short first fragments") else { return };
     node.serve(web(), &[(1, 1)]);
     for case in cases(Protocol::Tcp) {
@@ -218,7 +242,7 @@ fn a_first_piece_without_a_whole_transport_header_passes() {
         let transport = Transport::Other { protocol: *protocol, bytes: bytes[..16].to_vec() };
         let short = Packet { transport, ..first };
         let outcome = node.send(Hook::NicIn, Device::Eth0, &short);
-        outcome.is_untouched(TC_UNSPEC, abi::REASON_FRAGMENT, &short.to_bytes());
+        outcome.is_untouched(TC_SHOT, abi::REASON_FRAGMENT_LOST, &short.to_bytes());
         let outcome = node.send(Hook::Xdp, Device::Eth0, &short);
         outcome.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &short.to_bytes());
     }

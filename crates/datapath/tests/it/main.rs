@@ -23,5 +23,7 @@ mod snat;
 mod sockets;
 mod source_ranges;
 mod store;
+mod talk;
 mod untouched;
 mod unused_ports;
+mod ways_back;

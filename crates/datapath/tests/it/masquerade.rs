@@ -1,7 +1,7 @@
 //! Whose address the node takes over towards its own pods, where kube-proxy would do so.
 
 use weir_abi as abi;
-use weir_core::model::{Service, TrafficPolicy};
+use weir_core::model::{Family, Service, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 
@@ -109,6 +109,24 @@ fn a_process_of_the_node_as_the_endpoint_sees_its_clients() {
             assert_kept(&node, case, OUTSIDE, to);
             assert_kept(&node, case, POD, to);
         }
+    }
+}
+
+#[test]
+fn a_node_without_an_address_of_the_family_masquerades_nothing_of_it() {
+    let Some(node) = node("masqueraded without an address", ALL, web()) else { return };
+    let config = node.datapath.config().unwrap();
+    for case in CASES {
+        let mut without = config;
+        match case.family {
+            Family::V4 => without.node4 = abi::Addr::UNSET,
+            Family::V6 => without.node6 = abi::Addr::UNSET,
+        }
+        node.datapath.configure(&without).unwrap();
+        for to in EXTERNAL_FRONTENDS.into_iter().chain([CLUSTER]) {
+            assert_kept(&node, case, OUTSIDE, to);
+        }
+        assert_kept(&node, case, POD, CLUSTER);
     }
 }
 

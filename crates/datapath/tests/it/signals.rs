@@ -1,6 +1,5 @@
 //! What the programs tell of a backend: answers, failures, delays and bytes of its flows.
 
-use std::cell::Cell;
 use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
@@ -9,141 +8,17 @@ use weir_abi as abi;
 use weir_abi::ticks;
 use weir_core::model::{Family, Protocol, Service, ServicePort};
 use weir_datapath::Hook;
-use weir_testbed::address::{self, CLIENT, Pair};
-use weir_testbed::packet::Packet;
+use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, SCTP_ABORT, SCTP_INIT, cases, sctp, tcp};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, SCTP_ABORT, SCTP_INIT, cases, sctp};
 use crate::entries::age;
 use crate::node::{Device, Node, web};
+use crate::talk::{NIC_IN, Talk, WAYS, Way, each_way};
 
 /// So long a SYN must be under way until the same once more was sent again.
 const SYN_AGAIN: Duration = Duration::from_millis(100);
 /// The type of an INIT ACK chunk.
 const SCTP_INIT_ACK: u8 = 2;
-
-/// A way that clients' packets take through the node, and the answers back.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    client: Pair,
-    endpoint: (u8, u8),
-    to: (Hook, Device),
-    back: (Hook, Device),
-}
-
-const XDP: (Hook, Device) = (Hook::Xdp, Device::Eth0);
-const NIC_IN: (Hook, Device) = (Hook::NicIn, Device::Eth0);
-const NIC_OUT: (Hook, Device) = (Hook::NicOut, Device::Eth0);
-
-/// By XDP and tc, with the client's address and with the node's; and between two pods.
-const WAYS: [Way; 5] = [
-    Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT },
-    Way { client: CLIENT, endpoint: (1, 1), to: XDP, back: NIC_OUT },
-    Way { client: CLIENT, endpoint: (2, 1), to: NIC_IN, back: NIC_IN },
-    Way { client: CLIENT, endpoint: (2, 1), to: XDP, back: XDP },
-    Way {
-        client: address::pod(1, 1),
-        endpoint: (1, 2),
-        to: (Hook::PodIn, Device::Pod1),
-        back: (Hook::PodOut, Device::Pod1),
-    },
-];
-
-/// A client and an endpoint that talk to each other, and the bytes of all frames that came through.
-struct Talk<'a> {
-    node: &'a Node,
-    case: Case,
-    way: Way,
-    first: Packet,
-    /// The first packet as the endpoint got it.
-    seen: Packet,
-    bytes_to: Cell<u64>,
-    bytes_from: Cell<u64>,
-    opened: Instant,
-}
-
-impl<'a> Talk<'a> {
-    /// The client sends its first packet.
-    fn open(node: &'a Node, case: Case, way: Way) -> Self {
-        let client = case.at(way.client, node.client_port());
-        Self::open_with(node, case, way, case.first(client, case.at(CLUSTER_IP, PORT)))
-    }
-
-    fn open_with(node: &'a Node, case: Case, way: Way, first: Packet) -> Self {
-        let opened = Instant::now();
-        let seen = node.send(way.to.0, way.to.1, &first).packet();
-        let bytes_to = Cell::new(first.to_bytes().len() as u64);
-        Self { node, case, way, first, seen, bytes_to, bytes_from: Cell::new(0), opened }
-    }
-
-    #[track_caller]
-    fn client_sends(&self, packet: &Packet) {
-        let outcome = self.node.send(self.way.to.0, self.way.to.1, packet);
-        assert!(matches!(outcome.reason, abi::REASON_TO_LOCAL | abi::REASON_TO_REMOTE), "{outcome:?}");
-        self.bytes_to.set(self.bytes_to.get() + packet.to_bytes().len() as u64);
-    }
-
-    #[track_caller]
-    fn endpoint_sends(&self, packet: &Packet) {
-        let outcome = self.node.send(self.way.back.0, self.way.back.1, packet);
-        assert_eq!(outcome.reason, abi::REASON_BACK, "{outcome:?}");
-        self.bytes_from.set(self.bytes_from.get() + packet.to_bytes().len() as u64);
-    }
-
-    /// Both sides' segments of TCP with these flags.
-    fn client_tcp(&self, header: TcpHeader) -> Packet {
-        tcp(self.first.source_socket(), self.first.destination_socket(), header)
-    }
-
-    fn endpoint_tcp(&self, header: TcpHeader) -> Packet {
-        tcp(self.seen.destination_socket(), self.seen.source_socket(), header)
-    }
-
-    fn client_goes_on(&self) {
-        self.client_sends(&self.case.later(self.first.source_socket(), self.first.destination_socket()));
-    }
-
-    fn endpoint_goes_on(&self) {
-        self.endpoint_sends(&self.case.later(self.seen.destination_socket(), self.seen.source_socket()));
-    }
-
-    fn accept(&self) {
-        self.endpoint_sends(&self.endpoint_tcp(TcpHeader { syn: true, ack: true, ..TcpHeader::default() }));
-    }
-
-    fn refuse(&self) {
-        self.endpoint_sends(&self.endpoint_tcp(TcpHeader { rst: true, ack: true, ..TcpHeader::default() }));
-    }
-
-    fn flow(&self) -> abi::Flow {
-        let port = self.first.source_socket().port();
-        let mut flows = self.node.view.flows().unwrap().into_iter();
-        flows.find(|entry| entry.client_port == port && entry.protocol == self.case.protocol.number()).unwrap().flow
-    }
-
-    fn counters(&self) -> abi::BackendCounters {
-        self.node.view.backend_counters(self.flow().backend).unwrap()
-    }
-
-    /// Everything that still waits for an answer has waited longer by so much.
-    fn wait(&self, time: Duration) {
-        let units = u32::try_from(time.as_nanos() >> abi::DELAY_SHIFT).unwrap();
-        age(self.node, self.replies(), offset_of!(abi::Reply, asked), units);
-    }
-
-    const fn replies(&self) -> &'static str {
-        match self.case.family {
-            Family::V4 => "replies4",
-            Family::V6 => "replies6",
-        }
-    }
-
-    const fn flows(&self) -> &'static str {
-        match self.case.family {
-            Family::V4 => "flows4",
-            Family::V6 => "flows6",
-        }
-    }
-}
 
 /// What happened between two readings of a backend's counters.
 fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::BackendCounters {
@@ -156,20 +31,6 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
         bytes_to: after.bytes_to - before.bytes_to,
         bytes_from: after.bytes_from - before.bytes_from,
         pad: after.pad,
-    }
-}
-
-/// Runs a conversation each way with an endpoint of its own, whose counters begin at 0.
-fn each_way(what: &str, protocol: Protocol, talk: impl Fn(&Talk<'_>)) {
-    let Some(mut node) = Node::new(what) else { return };
-    for case in cases(protocol) {
-        for way in WAYS {
-            node.serve(web(), &[]);
-            node.release();
-            node.release();
-            node.serve(web(), &[way.endpoint]);
-            talk(&Talk::open(&node, case, way));
-        }
     }
 }
 

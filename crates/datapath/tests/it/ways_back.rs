@@ -1,0 +1,140 @@
+//! What an endpoint answers finds its way back for as long as its flow goes on, whatever the table of answers has lost.
+
+use std::mem::offset_of;
+
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_datapath::Hook;
+use weir_testbed::address::{self, CLIENT};
+
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases};
+use crate::entries::{age, evict};
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
+use crate::talk::{NIC_IN, NIC_OUT, Talk, each_way};
+
+/// More ticks than TCP flows may be idle.
+const LONG: u32 = 7201;
+
+/// Makes all flows look as if no packet had come for so many ticks, in either direction.
+fn idle(node: &Node, talk: &Talk<'_>, ticks: u32) {
+    age(node, talk.flows(), offset_of!(abi::Flow, last_seen), ticks);
+    age(node, talk.replies(), offset_of!(abi::Reply, last_seen), ticks);
+}
+
+/// The client and the endpoint each get what the other one sends, as they know it.
+#[track_caller]
+fn assert_goes_on(talk: &Talk<'_>) {
+    let (client, service) = (talk.first.source_socket(), talk.first.destination_socket());
+    let (known, endpoint) = (talk.seen.source_socket(), talk.seen.destination_socket());
+    let sent = talk.node.send(talk.way.to.0, talk.way.to.1, &talk.case.later(client, service)).packet();
+    assert_eq!((sent.source_socket(), sent.destination_socket()), (known, endpoint));
+    let answer = talk.node.send(talk.way.back.0, talk.way.back.1, &talk.case.later(endpoint, known));
+    assert_eq!(answer.reason, abi::REASON_BACK);
+    let answer = answer.packet();
+    assert_eq!((answer.source_socket(), answer.destination_socket()), (service, client));
+}
+
+#[test]
+fn a_syn_that_comes_again_after_its_answers_entry_was_lost_has_the_same_flow_and_is_answered() {
+    each_way("SYNs whose answers' entry was lost", Protocol::Tcp, |talk| {
+        evict(talk.node, talk.replies());
+        let again = Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone());
+        assert_eq!(again.seen, talk.seen);
+        again.accept();
+        assert_eq!((again.counters().flows, again.counters().answered), (1, 1));
+        assert_goes_on(talk);
+    });
+}
+
+#[test]
+fn an_entry_of_answers_that_was_lost_is_back_with_the_clients_first_packet_of_another_tick() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        each_way("lost entries of answers", protocol, |talk| {
+            talk.endpoint_sends(&talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket()));
+            evict(talk.node, talk.replies());
+            age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), 1);
+            assert_goes_on(talk);
+            let answered = talk.counters().answered;
+            assert_eq!(answered, u64::from(protocol == Protocol::Udp), "nothing new is awaited");
+        });
+    }
+}
+
+/// Through which a client reaches the endpoint from the same port, after it was silent for long.
+fn take_over(talk: &Talk<'_>) -> weir_testbed::packet::Packet {
+    idle(talk.node, talk, LONG);
+    let other = talk.case.first(talk.first.source_socket(), talk.case.at(BALANCER_IP, PORT));
+    let outcome = talk.node.send(NIC_IN.0, NIC_IN.1, &other);
+    outcome.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+    assert_eq!(outcome.packet().source_socket(), other.source_socket(), "it has the client's port for itself");
+    other
+}
+
+fn talk_of(node: &Node, case: Case) -> Talk<'_> {
+    let way = crate::talk::Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+    Talk::open(node, case, way)
+}
+
+#[test]
+fn a_syn_of_a_flow_whose_answers_belong_to_another_one_by_now_begins_anew() {
+    let Some(mut node) = Node::new("SYNs of flows that were overtaken") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Tcp) {
+        let talk = talk_of(&node, case);
+        let other = take_over(&talk);
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &talk.first);
+        outcome.is_for(TC_REDIRECT, abi::REASON_TO_LOCAL);
+        let seen = outcome.packet();
+        assert_eq!(seen.source, case.ip(address::node(1)), "the client's own port is taken at the endpoint");
+        assert!((SNAT_PORTS.0..=SNAT_PORTS.1).contains(&seen.source_socket().port()));
+        let back = node.send(Hook::PodIn, Device::Pod1, &case.later(seen.destination_socket(), seen.source_socket()));
+        assert_eq!(back.packet().source_socket(), talk.first.destination_socket());
+        let others = case.later(case.at(address::pod(1, 1), TARGET_PORT), other.source_socket());
+        let back = node.send(Hook::NicOut, Device::Eth0, &others);
+        assert_eq!(back.packet().source_socket(), other.destination_socket());
+    }
+}
+
+#[test]
+fn the_middle_of_a_flow_whose_answers_belong_to_another_one_by_now_is_reset() {
+    let Some(mut node) = Node::new("flows that were overtaken") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Tcp) {
+        let talk = talk_of(&node, case);
+        take_over(&talk);
+        let late = case.later(talk.first.source_socket(), talk.first.destination_socket());
+        let outcome = node.send(Hook::Xdp, Device::Eth0, &late);
+        outcome.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &late.to_bytes());
+        node.send(Hook::NicIn, Device::Eth0, &late).is_for(TC_REDIRECT, abi::REASON_STALE_RESET);
+        let fin = talk.client_tcp(etherparse::TcpHeader { rst: true, ..etherparse::TcpHeader::default() });
+        node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_SHOT, abi::REASON_STALE);
+    }
+}
+
+/// There is one port for both at the process, so the answers go where the last packet came from.
+#[test]
+fn of_two_flows_of_one_client_to_a_process_on_the_node_the_one_that_speaks_is_answered() {
+    let Some(mut node) = Node::new("two flows to a process on the node") else { return };
+    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
+        for backend in &mut plan.backends {
+            backend.host_network = true;
+        }
+    });
+    for case in CASES {
+        let client = case.at(CLIENT, node.client_port());
+        let frontends = [case.at(CLUSTER_IP, PORT), case.at(address::node(1), NODE_PORT)];
+        let table = if client.is_ipv4() { "flows4" } else { "flows6" };
+        for frontend in frontends {
+            node.send(Hook::NicIn, Device::Eth0, &case.first(client, frontend)).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        }
+        for frontend in frontends.into_iter().cycle().take(6) {
+            age(&node, table, offset_of!(abi::Flow, last_seen), 1);
+            let sent = node.send(Hook::NicIn, Device::Eth0, &case.later(client, frontend));
+            sent.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+            assert_eq!(sent.packet().source_socket(), client);
+            let answer = case.later(case.at(address::pod(1, 1), TARGET_PORT), client);
+            let expected = answer.clone().with_source(frontend);
+            node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
+        }
+    }
+}
