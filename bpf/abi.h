@@ -174,7 +174,11 @@ struct backend_counters {
 	__u64 unanswered; /* HOST, SYNs sent again for want of any answer */
 	__u64 bytes_to;	  /* HOST, from clients */
 	__u64 bytes_from; /* HOST, back to them */
-	__u64 pad;
+	/*
+	 * HOST, wraps: connections that began, less those that their client ended. Those that were evicted or forgotten stay in
+	 * it, so that only its changes mean something; how many are open, the flow tables say.
+	 */
+	__u64 balance;
 };
 
 /*

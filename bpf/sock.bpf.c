@@ -88,6 +88,7 @@ static __always_inline int choose_for(struct request *request, const struct fron
 	request->service = frontend->service;
 	request->kind = frontend->kind;
 	request->class = traffic_class_of(frontend, false);
+	request->by_socket = 1;
 	error = choose(request);
 	if (error)
 		count_refusal(request->service, -error);

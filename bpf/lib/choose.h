@@ -22,18 +22,23 @@ struct request {
 	__u32 generation;   /* of the backend */
 	__u8 kind;	    /* enum frontend_kind */
 	__u8 class;	    /* enum traffic_class */
-	__u16 pad;
+	__u8 by_socket;	    /* no packet of the flow will be seen */
+	__u8 pad;
 };
 
-static __always_inline void count_selection(__u32 service, __u32 backend, bool local)
+static __always_inline void count_selection(const struct request *request, const struct backend *backend)
 {
-	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &service);
-	struct backend_counters *of_backend = bpf_map_lookup_elem(&backend_counters, &backend);
+	const bool local = backend->flags & BACKEND_LOCAL;
+	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &request->service);
+	struct backend_counters *of_backend = bpf_map_lookup_elem(&backend_counters, &request->backend);
 
 	if (of_service)
 		__sync_fetch_and_add(local ? &of_service->local : &of_service->remote, 1);
-	if (of_backend)
-		__sync_fetch_and_add(&of_backend->flows, 1);
+	if (!of_backend)
+		return;
+	__sync_fetch_and_add(&of_backend->flows, 1);
+	if (backend->proto != IPPROTO_UDP && !request->by_socket)
+		__sync_fetch_and_add(&of_backend->balance, 1);
 }
 
 /* Not counted by choose(): XDP leaves some refusals to tc. */
@@ -54,7 +59,7 @@ static __always_inline bool take(struct request *request, __u32 id)
 		return false;
 	request->backend = id;
 	request->generation = backend->generation;
-	count_selection(request->service, id, backend->flags & BACKEND_LOCAL);
+	count_selection(request, backend);
 	return true;
 }
 

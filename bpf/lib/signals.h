@@ -42,18 +42,21 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p)
 {
 	struct backend_counters *counters;
 	__u32 now = now_ticks(), bytes;
-	bool all = flow->last_seen != now;
+	bool all = flow->last_seen != now, ends = p->ending && !(flow->flags & FLOW_CLOSING);
 
 	if (all)
 		flow->last_seen = now;
-	if (p->ending)
+	if (ends)
 		flow->flags |= FLOW_CLOSING;
 	bytes = count_bytes(&flow->bytes, &flow->held, p, all || flow->flags & FLOW_CLOSING);
 	if (!bytes)
 		return;
 	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	if (counters)
-		__sync_fetch_and_add(&counters->bytes_to, bytes);
+	if (!counters)
+		return;
+	__sync_fetch_and_add(&counters->bytes_to, bytes);
+	if (ends)
+		__sync_fetch_and_add(&counters->balance, -1);
 }
 
 /* Counts the first answer to a flow. TCP may say other things before: an old connection's last ACK, for example. */

@@ -185,8 +185,9 @@ pub struct BackendCounters {
     pub bytes_to: u64,
     /// Bytes back to them.
     pub bytes_from: u64,
-    /// Zero.
-    pub pad: u64,
+    /// Connections that began, less those that their client ended. Wraps, and only its changes mean something: those that
+    /// were evicted or forgotten stay in it.
+    pub balance: u64,
 }
 
 /// See `struct snat_counter` in `bpf/abi.h`.

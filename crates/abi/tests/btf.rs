@@ -52,7 +52,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
-        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, pad }
+        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance }
         SnatCounter = "snat_counter" { next, pad }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }

@@ -120,6 +120,20 @@ impl View {
         self.store.backend_counters.get(id)
     }
 
+    /// Shows all endpoints to `visit`, with their slots and counters: memory, no system call.
+    ///
+    /// # Errors
+    /// None as long as the maps have the same size, which they have when they are opened.
+    pub fn visit_endpoints(&self, mut visit: impl FnMut(u32, &abi::Backend, &abi::BackendCounters)) -> Result<()> {
+        for slot in 0..self.store.backends.len() {
+            let backend = self.store.backends.get(slot)?;
+            if backend.flags & abi::BACKEND_USED != 0 {
+                visit(slot, &backend, &self.store.backend_counters.get(slot)?);
+            }
+        }
+        Ok(())
+    }
+
     /// The counters by hook and reason.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

@@ -1,5 +1,5 @@
 //! Open flows per backend, counted in the flow tables. All of both tables is read for that, so it is for every few
-//! seconds, not for every tick.
+//! seconds. In between, the datapath's balance of connections says what has changed.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -22,10 +22,35 @@ pub trait FlowTable {
     /// # Errors
     /// When a table cannot be read.
     fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Self::Error>;
+
+    /// Calls `visit` with the slot, the generation and the [`abi::BackendCounters::balance`] of every endpoint.
+    ///
+    /// # Errors
+    /// When a table cannot be read.
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), Self::Error>;
 }
 
-/// Open flows by backend slot and generation: those of an endpoint that is gone have another generation than the slot.
-pub type OpenByBackend = HashMap<(u32, u32), u32>;
+/// Open flows of an endpoint when they were counted. Of one that was not there yet, the default.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Open {
+    /// How many.
+    pub flows: u32,
+    /// [`abi::BackendCounters::balance`] then.
+    pub balance: u64,
+}
+
+impl Open {
+    /// Open flows when the balance is this one. Those of UDP stay as they were counted: nobody says when they end.
+    #[must_use]
+    pub fn at(self, balance: u64) -> u32 {
+        let more = balance.wrapping_sub(self.balance).cast_signed();
+        let flows = i64::from(self.flows).saturating_add(more);
+        u32::try_from(flows.max(0)).unwrap_or(u32::MAX)
+    }
+}
+
+/// By backend slot and generation: flows of an endpoint that is gone have another generation than the slot.
+pub type OpenByBackend = HashMap<(u32, u32), Open>;
 
 /// Open flows of all backends.
 #[derive(Debug)]
@@ -51,13 +76,17 @@ impl<T: FlowTable> Source for OpenFlows<T> {
     fn read(&mut self, _now: Instant) -> Result<Option<OpenByBackend>, Failure> {
         let (tick, idle) = (self.table.tick(), self.idle);
         let mut open = OpenByBackend::new();
+        // Flows that begin or end while the table is read are in one of the two alone, until it is read again.
+        let balances = self.table.balances(&mut |slot, generation, balance| {
+            open.insert((slot, generation), Open { flows: 0, balance });
+        });
         let visited = self.table.visit(&mut |flow| {
             if flow.flags & abi::FLOW_CLOSING == 0 && age(flow.last_seen, tick) <= idle {
-                *open.entry((flow.backend, flow.generation)).or_default() += 1;
+                open.entry((flow.backend, flow.generation)).or_default().flows += 1;
             }
         });
         let object = || "table of flows".to_owned();
-        visited.map_err(|cause| Failure::Missing { object: object(), cause: cause.into() })?;
+        balances.and(visited).map_err(|cause| Failure::Missing { object: object(), cause: cause.into() })?;
         Ok(Some(open))
     }
 }

@@ -203,7 +203,7 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 
 /// Of `backend_counters`.
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
-    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, pad: _ } = counters;
+    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance } = counters;
     let fields = [
         ("flows", flows),
         ("answered", answered),
@@ -212,6 +212,7 @@ pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
         ("unanswered", unanswered),
         ("bytesTo", bytes_to),
         ("bytesFrom", bytes_from),
+        ("balance", balance),
     ];
     Value::Fields(fields.map(|(name, count)| (name, number(*count))).into())
 }

@@ -30,7 +30,7 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
         unanswered: after.unanswered - before.unanswered,
         bytes_to: after.bytes_to - before.bytes_to,
         bytes_from: after.bytes_from - before.bytes_from,
-        pad: after.pad,
+        balance: after.balance.wrapping_sub(before.balance),
     }
 }
 
@@ -57,6 +57,26 @@ fn a_connection_is_answered_once_and_all_its_bytes_are_told_when_it_ends() {
             ..abi::BackendCounters::default()
         };
         assert_eq!(counters, expected, "{:?} {:?}", talk.case, talk.way);
+    });
+}
+
+#[test]
+fn the_balance_is_of_connections_that_began_and_that_their_client_has_not_ended() {
+    each_way("the balance of connections", Protocol::Tcp, |talk| {
+        let other = Talk::open(talk.node, talk.case, talk.way);
+        talk.client_sends(&talk.first);
+        assert_eq!(talk.counters().balance, 2);
+        for flags in [
+            TcpHeader { fin: true, ack: true, ..TcpHeader::default() },
+            TcpHeader { rst: true, ..TcpHeader::default() },
+        ] {
+            talk.client_sends(&talk.client_tcp(flags));
+            assert_eq!(talk.counters().balance, 1, "each ends once");
+        }
+        other.endpoint_sends(&other.endpoint_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
+        assert_eq!(talk.counters().balance, 1);
+        other.client_sends(&other.client_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
+        assert_eq!(talk.counters().balance, 0);
     });
 }
 

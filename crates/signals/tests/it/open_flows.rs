@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use weir_abi::{Be16, FLOW_CLOSING, Flow};
 use weir_signals::FailureKind;
-use weir_signals::open_flows::{FlowTable, OpenFlows};
+use weir_signals::open_flows::{FlowTable, Open, OpenFlows};
 
 use crate::build::{at, kind, value};
 
 struct Table {
     tick: u32,
     flows: Result<Vec<Flow>, std::io::ErrorKind>,
+    balances: Vec<(u32, u32, u64)>,
 }
 
 impl FlowTable for Table {
@@ -24,6 +25,11 @@ impl FlowTable for Table {
         self.flows.as_ref().map_err(|kind| std::io::Error::from(*kind))?.iter().for_each(visit);
         Ok(())
     }
+
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), std::io::Error> {
+        self.balances.iter().for_each(|(slot, generation, balance)| visit(*slot, *generation, *balance));
+        Ok(())
+    }
 }
 
 fn flow(backend: u32, generation: u32, flags: u16, last_seen: u32) -> Flow {
@@ -31,7 +37,9 @@ fn flow(backend: u32, generation: u32, flags: u16, last_seen: u32) -> Flow {
 }
 
 fn open(tick: u32, flows: Vec<Flow>) -> HashMap<(u32, u32), u32> {
-    value(&mut OpenFlows::new(Table { tick, flows: Ok(flows) }, 100), at(0))
+    let table = Table { tick, flows: Ok(flows), balances: Vec::new() };
+    let open = value(&mut OpenFlows::new(table, 100), at(0));
+    open.into_iter().map(|(backend, open)| (backend, open.flows)).collect()
 }
 
 #[test]
@@ -54,6 +62,17 @@ fn ticks_wrap_and_run_on_while_the_table_is_read() {
 
 #[test]
 fn a_table_that_cannot_be_read_is_missing() {
-    let table = Table { tick: 0, flows: Err(std::io::ErrorKind::PermissionDenied) };
+    let table = Table { tick: 0, flows: Err(std::io::ErrorKind::PermissionDenied), balances: Vec::new() };
     assert_eq!(kind(&mut OpenFlows::new(table, 100), at(0)), FailureKind::Missing);
+}
+
+#[test]
+fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
+    let flows = vec![flow(5, 1, 0, 1000), flow(5, 1, 0, 1000)];
+    let table = Table { tick: 1000, flows: Ok(flows), balances: vec![(5, 1, 40), (6, 3, u64::MAX)] };
+    let open = value(&mut OpenFlows::new(table, 100), at(0));
+    let five = open[&(5, 1)];
+    assert_eq!([40, 47, 39, 38, 30].map(|balance| five.at(balance)), [2, 9, 1, 0, 0]);
+    assert_eq!(open[&(6, 3)].at(4), 5, "it wraps");
+    assert_eq!(Open::default().at(3), 3, "an endpoint that came since");
 }

@@ -22,6 +22,11 @@ impl DatapathCounters {
         BackendCounts { flows, answered, failed: refused.wrapping_add(unanswered) }
     }
 
+    /// The balance of a backend's connections; 0 of a slot that does not exist.
+    pub(super) fn balance(&self, slot: u32) -> u64 {
+        self.0.backend_counters(slot).map_or(0, |counters| counters.balance)
+    }
+
     /// What was counted of a service's slot.
     pub(super) fn service(&self, slot: u32) -> ServiceCounts {
         let Ok(counters) = self.0.service_counters(slot) else { return ServiceCounts::default() };

@@ -32,6 +32,10 @@ impl FlowTable for Tables {
     fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Error> {
         self.view.visit_flows(visit)
     }
+
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), Error> {
+        self.view.visit_endpoints(|slot, backend, counters| visit(slot, backend.generation, counters.balance))
+    }
 }
 
 /// The counting task.

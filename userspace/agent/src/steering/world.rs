@@ -159,7 +159,7 @@ impl Facts for World {
     }
 
     fn open_flows(&self, slot: u32, generation: u32) -> u32 {
-        self.open_flows.get(&(slot, generation)).copied().unwrap_or_default()
+        self.open_flows.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.balance(slot))
     }
 
     fn pod(&self, pod: PodUid) -> Option<PodUse> {
