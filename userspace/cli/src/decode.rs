@@ -1,5 +1,7 @@
 //! Keys and values of the maps as fields: numbers in host order, addresses and flags as text.
 
+mod flows;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,11 +9,12 @@ use serde::{Serialize, Serializer};
 use weir_abi as abi;
 use weir_abi::names::kind_name;
 use weir_core::ops::{FrontendKey, SourceRange};
-use weir_datapath::{FlowEntry, RawEntry};
+use weir_datapath::RawEntry;
 
 use crate::index::{protocol_name, text};
 use crate::output::NONE;
 use crate::services::{CLASSES, reference};
+pub(crate) use flows::{affinity, flow, fragment, reply, reply_key, socket};
 
 /// A decoded key or value, or a part of one.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -90,11 +93,6 @@ fn end(ip: IpAddr, port: u16) -> Value {
 fn flags(value: u32, names: &[(u32, &str)]) -> Value {
     let set: Vec<_> = names.iter().filter(|(bit, _)| value & bit != 0).map(|(_, name)| *name).collect();
     word(set.join("|"))
-}
-
-fn flow_flags(value: u16) -> Value {
-    let names = [(abi::FLOW_SNAT, "snat"), (abi::FLOW_CLOSING, "closing"), (abi::FLOW_REPLIED, "replied")];
-    flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
 
 const CONFIG_FLAGS: [(u32, &str); 5] = [
@@ -246,114 +244,11 @@ pub(crate) fn node_name(name: &abi::NodeName) -> Value {
     Value::Fields(vec![("name", word(text(name))), ("zone", word(text(zone)))])
 }
 
-/// Key and value of `flows4` and `flows6`.
-pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
-    let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
-    let abi::Flow { backend, generation, service, flags: bits, snat_port, created, last_seen, bytes, held } = flow;
-    let key = vec![
-        ("source", end(client.ip(), *client_port)),
-        ("destination", end(frontend.ip(), *frontend_port)),
-        ("protocol", word(protocol_name(*protocol))),
-    ];
-    let value = vec![
-        ("backend", number(*backend)),
-        ("generation", number(*generation)),
-        ("service", number(*service)),
-        ("flags", flow_flags(*bits)),
-        ("snatPort", number(snat_port.get())),
-        ("createdTicks", number(*created)),
-        ("lastSeenTicks", number(*last_seen)),
-        ("bytes", number(*bytes)),
-        ("bytesHeld", number(*held)),
-    ];
-    (Value::Fields(key), Value::Fields(value))
-}
-
-/// Key of `replies4` and `replies6`.
-pub(crate) fn reply_key(from: SocketAddr, to: SocketAddr, protocol: u8) -> Value {
-    Value::Fields(vec![
-        ("source", word(from.to_string())),
-        ("destination", word(to.to_string())),
-        ("protocol", word(protocol_name(protocol))),
-    ])
-}
-
-/// Value of `replies4` and `replies6`.
-pub(crate) fn reply(reply: &abi::Reply) -> Value {
-    let abi::Reply {
-        frontend,
-        client,
-        frontend_port,
-        client_port,
-        flags: bits,
-        pad: _,
-        backend,
-        generation,
-        last_seen,
-        asked,
-        bytes,
-        held,
-    } = reply;
-    Value::Fields(vec![
-        ("frontend", end(frontend.ip(), frontend_port.get())),
-        ("client", end(client.ip(), client_port.get())),
-        ("flags", flow_flags(*bits)),
-        ("backend", number(*backend)),
-        ("generation", number(*generation)),
-        ("lastSeenTicks", number(*last_seen)),
-        ("askedUnits", number(*asked)),
-        ("bytes", number(*bytes)),
-        ("bytesHeld", number(*held)),
-    ])
-}
-
-/// Key and value of `socket_peers`.
-pub(crate) fn socket(key: &abi::SocketKey, peer: &abi::SocketPeer) -> (Value, Value) {
-    let abi::SocketKey { cookie, addr, port, proto, pad: _ } = key;
-    let key = vec![
-        ("cookie", number(*cookie)),
-        ("address", end(addr.ip(), port.get())),
-        ("protocol", word(protocol_name(*proto))),
-    ];
-    let abi::SocketPeer { addr, port, pad: _, backend, generation } = peer;
-    let value =
-        vec![("peer", end(addr.ip(), port.get())), ("backend", number(*backend)), ("generation", number(*generation))];
-    (Value::Fields(key), Value::Fields(value))
-}
-
 /// Key and value of `source_ranges`.
 pub(crate) fn source_range(range: &SourceRange) -> (Value, Value) {
     let SourceRange { service, net } = range;
     let key = vec![("service", number(*service)), ("clients", word(net.to_string()))];
     (Value::Fields(key), Value::Fields(vec![("allowed", number(1u32))]))
-}
-
-/// Key and value of `affinities`.
-pub(crate) fn affinity(key: &abi::AffinityKey, affinity: &abi::Affinity) -> (Value, Value) {
-    let abi::AffinityKey { client, service, pad: _ } = key;
-    let abi::Affinity { backend, generation, last_seen } = affinity;
-    let key = vec![("client", address(*client)), ("service", number(*service))];
-    let value =
-        vec![("backend", number(*backend)), ("generation", number(*generation)), ("lastSeenTicks", number(*last_seen))];
-    (Value::Fields(key), Value::Fields(value))
-}
-
-/// Key and value of `fragments`.
-pub(crate) fn fragment(key: &abi::FragmentKey, fragment: &abi::Fragment) -> (Value, Value) {
-    let abi::FragmentKey { src, dst, id, proto, pad: _ } = key;
-    let abi::Fragment { sport, dport, last_seen } = fragment;
-    let key = vec![
-        ("source", address(*src)),
-        ("destination", address(*dst)),
-        ("id", word(format!("{:#x}", id.get()))),
-        ("protocol", word(protocol_name(*proto))),
-    ];
-    let value = vec![
-        ("sourcePort", number(sport.get())),
-        ("destinationPort", number(dport.get())),
-        ("lastSeenTicks", number(*last_seen)),
-    ];
-    (Value::Fields(key), Value::Fields(value))
 }
 
 /// Of `devices`.

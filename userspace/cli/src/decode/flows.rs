@@ -1,0 +1,117 @@
+//! The tables that the programs write by themselves: flows, answers, sockets, affinity, fragments.
+
+use std::net::SocketAddr;
+
+use weir_abi as abi;
+use weir_datapath::FlowEntry;
+
+use super::{Value, address, end, flags, number, word};
+use crate::index::protocol_name;
+
+fn flow_flags(value: u16) -> Value {
+    let names = [(abi::FLOW_SNAT, "snat"), (abi::FLOW_CLOSING, "closing"), (abi::FLOW_REPLIED, "replied")];
+    flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
+}
+
+/// Key and value of `flows4` and `flows6`.
+pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
+    let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
+    let abi::Flow { backend, generation, service, flags: bits, snat_port, created, last_seen, bytes, held } = flow;
+    let key = vec![
+        ("source", end(client.ip(), *client_port)),
+        ("destination", end(frontend.ip(), *frontend_port)),
+        ("protocol", word(protocol_name(*protocol))),
+    ];
+    let value = vec![
+        ("backend", number(*backend)),
+        ("generation", number(*generation)),
+        ("service", number(*service)),
+        ("flags", flow_flags(*bits)),
+        ("snatPort", number(snat_port.get())),
+        ("createdTicks", number(*created)),
+        ("lastSeenTicks", number(*last_seen)),
+        ("bytes", number(*bytes)),
+        ("bytesHeld", number(*held)),
+    ];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Key of `replies4` and `replies6`.
+pub(crate) fn reply_key(from: SocketAddr, to: SocketAddr, protocol: u8) -> Value {
+    Value::Fields(vec![
+        ("source", word(from.to_string())),
+        ("destination", word(to.to_string())),
+        ("protocol", word(protocol_name(protocol))),
+    ])
+}
+
+/// Value of `replies4` and `replies6`.
+pub(crate) fn reply(reply: &abi::Reply) -> Value {
+    let abi::Reply {
+        frontend,
+        client,
+        frontend_port,
+        client_port,
+        flags: bits,
+        pad: _,
+        backend,
+        generation,
+        last_seen,
+        asked,
+        bytes,
+        held,
+    } = reply;
+    Value::Fields(vec![
+        ("frontend", end(frontend.ip(), frontend_port.get())),
+        ("client", end(client.ip(), client_port.get())),
+        ("flags", flow_flags(*bits)),
+        ("backend", number(*backend)),
+        ("generation", number(*generation)),
+        ("lastSeenTicks", number(*last_seen)),
+        ("askedUnits", number(*asked)),
+        ("bytes", number(*bytes)),
+        ("bytesHeld", number(*held)),
+    ])
+}
+
+/// Key and value of `socket_peers`.
+pub(crate) fn socket(key: &abi::SocketKey, peer: &abi::SocketPeer) -> (Value, Value) {
+    let abi::SocketKey { cookie, addr, port, proto, pad: _ } = key;
+    let key = vec![
+        ("cookie", number(*cookie)),
+        ("address", end(addr.ip(), port.get())),
+        ("protocol", word(protocol_name(*proto))),
+    ];
+    let abi::SocketPeer { addr, port, pad: _, backend, generation } = peer;
+    let value =
+        vec![("peer", end(addr.ip(), port.get())), ("backend", number(*backend)), ("generation", number(*generation))];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Key and value of `affinities`.
+pub(crate) fn affinity(key: &abi::AffinityKey, affinity: &abi::Affinity) -> (Value, Value) {
+    let abi::AffinityKey { client, service, pad: _ } = key;
+    let abi::Affinity { backend, generation, last_seen } = affinity;
+    let key = vec![("client", address(*client)), ("service", number(*service))];
+    let value =
+        vec![("backend", number(*backend)), ("generation", number(*generation)), ("lastSeenTicks", number(*last_seen))];
+    (Value::Fields(key), Value::Fields(value))
+}
+
+/// Key and value of `fragments`.
+pub(crate) fn fragment(key: &abi::FragmentKey, fragment: &abi::Fragment) -> (Value, Value) {
+    let abi::FragmentKey { src, dst, id, proto, pad: _ } = key;
+    let abi::Fragment { sport, dport, last_seen } = fragment;
+    let key = vec![
+        ("source", address(*src)),
+        ("destination", address(*dst)),
+        ("id", word(format!("{:#x}", id.get()))),
+        ("protocol", word(protocol_name(*proto))),
+    ];
+    let value = vec![
+        ("sourcePort", number(sport.get())),
+        ("destinationPort", number(dport.get())),
+        ("lastSeenTicks", number(*last_seen)),
+    ];
+    (Value::Fields(key), Value::Fields(value))
+}
