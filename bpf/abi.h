@@ -221,6 +221,10 @@ enum flow_flags {
 	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
 	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did */
 	FLOW_REPLIED = 4, /* a reply was seen */
+	FLOW_MOVED = 8,	  /* in a reply: its SYN was not answered and went to another backend; what comes late is dropped */
+	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
+	FLOW_RETRY = 16,
+	FLOW_RETRIES = 48,
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */
@@ -385,6 +389,7 @@ enum reason {
 	REASON_NO_ENDPOINTS = 32,
 	REASON_STALE_RESET = 33,
 	REASON_UNUSED_PORT = 34, /* a cluster IP's, but no service's */
+	REASON_UNANSWERED = 35,	 /* no backend answered the SYN that came again */
 	/* dropped */
 	REASON_NO_LOCAL_ENDPOINTS = 48,
 	REASON_STALE = 49,

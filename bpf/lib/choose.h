@@ -10,15 +10,19 @@
 #include "select.h"
 #include "service.h"
 
-/* A backend may go away while it is selected. Its reference has changed by then: the second attempt finds another. */
-#define SELECT_ATTEMPTS 2
+/*
+ * A backend may go away while it is selected. Its reference has changed by then: the second attempt finds another. Where one
+ * is to be avoided, two may find nothing else in its tier, and two in the other one.
+ */
+#define SELECT_ATTEMPTS 4
+#define OTHER_TIER 2
 
 /* What a new flow asks for, and what it gets. */
 struct request {
 	struct addr client; /* zero, if the node has no address of the family: no affinity, and in no source range */
 	__u64 hash;	    /* of the flow */
 	__u32 service;	    /* index into services */
-	__u32 backend;	    /* what it gets: index into backends */
+	__u32 backend;	    /* index into backends, in: one that does not answer, or 0; out: what it gets */
 	__u32 generation;   /* of the backend */
 	__u8 kind;	    /* enum frontend_kind */
 	__u8 class;	    /* enum traffic_class */
@@ -57,14 +61,30 @@ static __always_inline bool take(struct request *request, __u32 id)
 
 	if (!backend || !(backend->flags & BACKEND_USED))
 		return false;
-	request->backend = id;
 	request->generation = backend->generation;
+	/* Where there is no other the flow goes on. */
+	if (request->backend == id)
+		return true;
+	request->backend = id;
 	count_selection(request, backend);
 	return true;
 }
 
+/* Returns as select_backend, of another backend than the one to avoid with every attempt, if there is one. */
+static __always_inline int select_again(const struct service *service, const struct request *request, __u32 attempt)
+{
+	__u32 avoid = request->backend, class = request->class;
+	__u64 hash = request->hash;
+
+	if (class >= CLASS_COUNT)
+		return -REASON_BROKEN_TABLE;
+	if (avoid)
+		hash = hash_mix(hash, (__u64)attempt << 32 | avoid);
+	return select_backend(service, class, hash, avoid && attempt >= OTHER_TIER);
+}
+
 /*
- * Chooses a backend for a new flow. A function of its own, for the stack's sake. Returns 0, -REASON_SOURCE_RANGE,
+ * Chooses a backend for a new flow, the one to avoid only if there is no other. A function of its own, for the stack's sake. Returns 0, -REASON_SOURCE_RANGE,
  * -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
  */
 __noinline int choose(struct request *request)
@@ -77,8 +97,6 @@ __noinline int choose(struct request *request)
 	if (!request)
 		return -REASON_BROKEN_TABLE;
 	class = request->class;
-	if (class >= CLASS_COUNT)
-		return -REASON_BROKEN_TABLE;
 	service = bpf_map_lookup_elem(&services, &request->service);
 	if (!service)
 		return -REASON_BROKEN_TABLE;
@@ -89,14 +107,16 @@ __noinline int choose(struct request *request)
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
 	if (keeps) {
 		kept = affinity_find(&key, class, service->affinity);
-		if (kept && take(request, kept))
+		if (kept && kept != request->backend && take(request, kept))
 			return 0;
 	}
-	for (int attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
-		int selected = select_backend(service, class, request->hash);
+	for (__u32 attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
+		int selected = select_again(service, request, attempt);
 
 		if (selected < 0)
 			return selected;
+		if ((__u32)selected == request->backend && attempt < SELECT_ATTEMPTS - 1)
+			continue;
 		if (take(request, selected)) {
 			if (keeps)
 				affinity_store(&key, request->backend, request->generation);

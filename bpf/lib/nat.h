@@ -31,21 +31,21 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 }
 
 /*
- * Whether a packet starts over, although its flow is known: a fast client reuses ports, an idle UDP flow has ended, another
- * has taken its place. SYNs ask each time, other packets once a tick.
+ * What a packet is to its flow: a fast client reuses ports, an idle UDP flow has ended, another has taken its place, the
+ * backend does not answer. SYNs ask each time, other packets once a tick.
  */
-static __always_inline bool starts_over(const struct packet *p, const struct flow *flow, const struct config *config,
-					const bool v6)
+static __always_inline int step_of(const struct packet *p, const struct flow *flow, const struct config *config,
+				   const bool v6)
 {
 	__u32 now = now_ticks();
 
 	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle))
-		return true;
+		return STEP_OVER;
 	if (p->syn && flow->flags & FLOW_CLOSING)
-		return true;
+		return STEP_OVER;
 	if (!p->syn && flow->last_seen == now)
-		return false;
-	return !(v6 ? goes_on6(p, flow) : goes_on4(p, flow));
+		return STEP_ON;
+	return v6 ? next_step6(p, flow) : next_step4(p, flow);
 }
 
 /* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
@@ -69,7 +69,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
 	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
-		flow->flags = FLOW_SNAT;
+		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
 	reply = reply_of(p, flow, asked_by(p));
@@ -78,13 +78,13 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	 * it the newer one wins.
 	 */
 	if (is_here(backend)) {
-		flow->flags = 0;
+		flow->flags &= ~FLOW_SNAT;
 		reply.flags = 0;
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
-		flow->flags = FLOW_SNAT;
+		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
 	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
@@ -136,7 +136,10 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 	return p->reset ? -REASON_STALE : 0;
 }
 
-/* Chooses for a packet that starts a flow and fills in the flow. Returns 0 or a negative reason. */
+/*
+ * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
+ * was so. Returns 0 or a negative reason.
+ */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
@@ -158,6 +161,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	error = turned_away(p, config);
 	if (error || !frontend)
 		return error ?: -REASON_UNUSED_PORT;
+	request.backend = flow->backend;
 	request.client = p->src;
 	request.hash = flow_hash(config->hash_seed, p, v6);
 	request.service = flow->service = frontend->service;
@@ -167,9 +171,12 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	/* XDP leaves it to tc, which answers and counts. */
 	if (error && !(CTX_XDP && wants_answer(-error)))
 		count_refusal(flow->service, -error);
+	if (flow->backend && flow->backend != request.backend)
+		flow->flags += FLOW_RETRY;
 	flow->backend = request.backend;
 	flow->generation = request.generation;
-	flow->flags = masquerades(config, &request, from_outside, v6) ? FLOW_SNAT : 0;
+	if (masquerades(config, &request, from_outside, v6))
+		flow->flags |= FLOW_SNAT;
 	flow->created = flow->last_seen = now_ticks();
 	return error;
 }
@@ -208,13 +215,21 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
 }
 
-/* A new flow for a packet. Returns 0 or a negative reason. */
+/* Not a reason: there is no other backend than the one to avoid. */
+#define FLOW_STAYS 1
+
+/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
 static __always_inline int flow_new(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
+	__u32 avoid = flow->backend;
 	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
 
 	if (error)
 		return error;
+	if (avoid && avoid == flow->backend)
+		return FLOW_STAYS;
+	if (avoid)
+		(void)(v6 ? leave_behind6(p) : leave_behind4(p));
 	error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
 	if (error || !(flow->flags & FLOW_SNAT))
 		return error;
@@ -280,12 +295,23 @@ static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
 }
 
+/* Ticks for which a backend may repeat its answer to a SYN: five times, and a minute in all. */
+#define MOVED_IDLE 64
+
+/* A SYN that no backend has answered. The next one begins anew. */
+static __always_inline int gives_up(const struct packet *p, const bool v6)
+{
+	if (!CTX_XDP)
+		flow_forget(p, v6);
+	return REASON_UNANSWERED;
+}
+
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct backend *backend;
 	struct flow *known, flow = {};
-	int error, reason;
+	int error, reason, step = STEP_OVER;
 
 	if (!config)
 		return REASON_NO_FRONTEND;
@@ -293,32 +319,39 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		struct reply *reply = reply_lookup(p, v6);
 
 		if (reply && reply->flags & FLOW_SNAT && !(config->flags & CONFIG_BESIDE && is_anothers(p, v6)))
-			return snat_back(ctx, p, reply, v6);
+			return reply->flags & FLOW_MOVED ? REASON_STALE : snat_back(ctx, p, reply, v6);
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))
 		return REASON_NO_FRONTEND;
 	known = flow_lookup(p, v6);
 	backend = known ? flow_backend(known) : NULL;
-	if (known && backend && !starts_over(p, known, config, v6)) {
-		reason = to_backend(ctx, p, known, backend, config, v6);
-		if (is_translated(reason))
-			count_to(known, p);
-		return reason;
+	if (known && backend)
+		step = step_of(p, known, config, v6);
+	if (step != STEP_ON) {
+		/* Only the first piece of a datagram starts a flow or is answered. */
+		if (p->piece == PIECE_LATER)
+			return REASON_STALE;
+		if (known && p->proto == IPPROTO_TCP && !p->syn)
+			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
+		if (known && step == STEP_GIVE_UP)
+			return gives_up(p, v6);
+		if (known && step == STEP_ELSEWHERE) {
+			flow.backend = known->backend;
+			flow.flags = known->flags & FLOW_RETRIES;
+		}
+		error = flow_new(p, &flow, from_outside, v6);
+		if (error < 0)
+			return -error;
+		if (error != FLOW_STAYS) {
+			known = &flow;
+			backend = bpf_map_lookup_elem(&backends, &flow.backend);
+		}
 	}
-	/* Only the first piece of a datagram starts a flow or is answered. */
-	if (p->piece == PIECE_LATER)
-		return REASON_STALE;
-	if (known && p->proto == IPPROTO_TCP && !p->syn)
-		return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
-	error = flow_new(p, &flow, from_outside, v6);
-	if (error)
-		return -error;
-	backend = bpf_map_lookup_elem(&backends, &flow.backend);
-	if (!backend)
+	if (!known || !backend)
 		return REASON_BROKEN_TABLE;
-	reason = to_backend(ctx, p, &flow, backend, config, v6);
+	reason = to_backend(ctx, p, known, backend, config, v6);
 	if (is_translated(reason))
-		count_to(&flow, p);
+		count_to(known, p);
 	return reason;
 }
 
@@ -332,6 +365,8 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	if (!config || !reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
 	now = now_ticks();
+	if (reply->flags & FLOW_MOVED && !is_idle(now, reply->last_seen, MOVED_IDLE))
+		return REASON_STALE;
 	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))

@@ -74,9 +74,10 @@ __noinline __u32 select_in_tier(__u32 ref, __u32 r)
 }
 
 /*
- * Selects a backend for a new flow. Returns the backend's slot, -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
+ * Selects a backend for a new flow, or one of the tier that it would not use, if there are two. Returns the backend's slot, -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
  */
-static __always_inline int select_backend(const struct service *service, enum traffic_class class, __u64 hash)
+static __always_inline int select_backend(const struct service *service, enum traffic_class class, __u64 hash,
+					  bool other)
 {
 	const struct tiers *tiers = &service->tiers[class];
 	__u32 local = tiers->local, far = tiers->remote;
@@ -86,6 +87,8 @@ static __always_inline int select_backend(const struct service *service, enum tr
 	if (!local && !far)
 		return service->endpoints ? -REASON_NO_LOCAL_ENDPOINTS : -REASON_NO_ENDPOINTS;
 	remote = !local || (far && (hash & 0xffff) < tiers->spill);
+	if (other && local && far)
+		remote = !remote;
 	id = select_in_tier(remote ? far : local, hash >> 32);
 	return id ? (int)id : -REASON_BROKEN_TABLE;
 }

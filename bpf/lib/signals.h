@@ -134,33 +134,55 @@ static __always_inline bool reply_is_of(const struct reply *reply, const struct 
 	       addr_equal(&reply->client, &p->src, v6) && addr_equal(&reply->frontend, &p->dst, v6);
 }
 
+/* What a client's packet is to the flow that is known of it. */
+enum next_step {
+	STEP_ON = 0,	    /* it goes on with it */
+	STEP_OVER = 1,	    /* it begins another one */
+	STEP_ELSEWHERE = 2, /* it begins another one at another backend, as this one does not answer */
+	STEP_GIVE_UP = 3,   /* there were enough of those */
+};
+
 /*
- * A SYN of a flow that is known. Returns whether that goes on: the backend has neither refused nor ended it. If there was
- * no answer so far, it is counted, and its own is awaited.
+ * A SYN of a flow that is known. The backend may have refused or ended it, and is asked again. If it has not answered, that
+ * is counted and another one is asked. XDP leaves giving up to tc, which comes to the same end, and counts.
  */
-static __always_inline bool syn_goes_on(const struct flow *flow, struct reply *reply)
+static __always_inline enum next_step syn_step(const struct flow *flow, struct reply *reply)
 {
+	const bool last = (flow->flags & FLOW_RETRIES) == FLOW_RETRIES;
 	struct backend_counters *counters;
 	__u32 now;
 
 	if (reply->flags & FLOW_CLOSING)
-		return false;
+		return STEP_OVER;
 	now = now_delay();
 	if (!reply->asked || now - reply->asked < SYN_AGAIN)
-		return true;
-	reply->asked = now;
+		return STEP_ON;
+	if (last && CTX_XDP)
+		return STEP_GIVE_UP;
 	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
 	if (counters)
 		__sync_fetch_and_add(&counters->unanswered, 1);
-	return true;
+	reply->asked = now;
+	return last ? STEP_GIVE_UP : STEP_ELSEWHERE;
+}
+
+/* The reply entry of a flow's packets, which may be another flow's, or NULL. */
+static __always_inline struct reply *reply_at(const struct packet *p, const struct flow *flow,
+					      const struct backend *backend, const struct config *config, const bool v6)
+{
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+
+	if (flow->flags & FLOW_SNAT)
+		return reply_find(&backend->addr, node, backend->port, flow->snat_port, p->proto, v6);
+	return reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
 }
 
 /*
- * Whether a client's packet goes on with the flow that is known of it. What the backend answers must find its way back,
- * so an entry that a full table has lost is written anew; looking for it keeps it in the table, too. If another flow has it
- * by now, this one is over. Of two to a process on the node the one that speaks has it, as when they begin.
+ * What a client's packet is to its flow. What the backend answers must find its way back, so an entry that a full table has
+ * lost is written anew; looking for it keeps it in the table, too. If another flow has it by now, this one is over. Of two to
+ * a process on the node the one that speaks has it, as when they begin.
  */
-static __always_inline bool goes_on(const struct packet *p, const struct flow *flow, const bool v6)
+static __always_inline enum next_step next_step(const struct packet *p, const struct flow *flow, const bool v6)
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const struct config *config = config_get();
@@ -170,24 +192,55 @@ static __always_inline bool goes_on(const struct packet *p, const struct flow *f
 	__be16 port = snat ? flow->snat_port : p->sport;
 
 	if (!config || !backend)
-		return false;
-	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
-	known = reply_find(&backend->addr, peer, backend->port, port, p->proto, v6);
+		return STEP_OVER;
+	known = reply_at(p, flow, backend, config, v6);
 	if (known && reply_is_of(known, p, flow, v6))
-		return !p->syn || syn_goes_on(flow, known);
+		return p->syn ? syn_step(flow, known) : STEP_ON;
+	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
-	return !reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6);
+	return reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6) ? STEP_OVER
+												      : STEP_ON;
+}
+
+/* Leaves the flow that is known of a client's packet for another backend: what the old one still says is dropped. */
+static __always_inline void leave_behind(const struct packet *p, const bool v6)
+{
+	const struct flow *flow = flow_lookup(p, v6);
+	const struct config *config = config_get();
+	const struct backend *backend;
+	struct reply *reply;
+
+	if (!flow || !config)
+		return;
+	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	reply = backend ? reply_at(p, flow, backend, config, v6) : NULL;
+	if (reply && reply_is_of(reply, p, flow, v6))
+		reply->flags |= FLOW_MOVED;
 }
 
 /* Functions of their own: few packets ask. */
-__noinline int goes_on4(const struct packet *p, const struct flow *flow)
+__noinline int next_step4(const struct packet *p, const struct flow *flow)
 {
-	return p && flow ? goes_on(p, flow, false) : false;
+	return p && flow ? next_step(p, flow, false) : STEP_OVER;
 }
 
-__noinline int goes_on6(const struct packet *p, const struct flow *flow)
+__noinline int next_step6(const struct packet *p, const struct flow *flow)
 {
-	return p && flow ? goes_on(p, flow, true) : false;
+	return p && flow ? next_step(p, flow, true) : STEP_OVER;
+}
+
+__noinline int leave_behind4(const struct packet *p)
+{
+	if (p)
+		leave_behind(p, false);
+	return 0;
+}
+
+__noinline int leave_behind6(const struct packet *p)
+{
+	if (p)
+		leave_behind(p, true);
+	return 0;
 }
 
 #endif

@@ -71,6 +71,12 @@ pub const FLOW_SNAT: u16 = 1;
 pub const FLOW_CLOSING: u16 = 2;
 /// A reply was seen.
 pub const FLOW_REPLIED: u16 = 4;
+/// In a reply: its SYN was not answered and went to another backend; what comes late is dropped.
+pub const FLOW_MOVED: u16 = 8;
+/// How often the SYN went to another backend, so many times this; [`FLOW_RETRIES`] at most.
+pub const FLOW_RETRY: u16 = 16;
+/// See [`FLOW_RETRY`].
+pub const FLOW_RETRIES: u16 = 48;
 
 // enum config_flags
 /// Answer TCP packets of vanished backends with a reset; else drop them.
@@ -135,6 +141,8 @@ pub const REASON_NO_ENDPOINTS: u32 = 32;
 pub const REASON_STALE_RESET: u32 = 33;
 /// A cluster IP's, but no service's.
 pub const REASON_UNUSED_PORT: u32 = 34;
+/// No backend answered the SYN that came again.
+pub const REASON_UNANSWERED: u32 = 35;
 /// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
 /// `REASON_STALE` of `enum reason`.

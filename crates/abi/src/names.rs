@@ -26,6 +26,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         32 => "no_endpoints",
         33 => "stale_reset",
         34 => "unused_port",
+        35 => "unanswered",
         48 => "no_local_endpoints",
         49 => "stale",
         50 => "snat_exhausted",

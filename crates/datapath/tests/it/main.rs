@@ -6,6 +6,7 @@ mod backends;
 mod beside;
 mod case;
 mod entries;
+mod failover;
 mod forget;
 mod forward;
 mod fragments;

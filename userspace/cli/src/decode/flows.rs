@@ -9,7 +9,12 @@ use super::{Value, address, end, flags, number, word};
 use crate::index::protocol_name;
 
 fn flow_flags(value: u16) -> Value {
-    let names = [(abi::FLOW_SNAT, "snat"), (abi::FLOW_CLOSING, "closing"), (abi::FLOW_REPLIED, "replied")];
+    let names = [
+        (abi::FLOW_SNAT, "snat"),
+        (abi::FLOW_CLOSING, "closing"),
+        (abi::FLOW_REPLIED, "replied"),
+        (abi::FLOW_MOVED, "moved"),
+    ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
 

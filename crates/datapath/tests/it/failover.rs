@@ -1,0 +1,158 @@
+//! A SYN that comes again without an answer goes to another backend: what a dead endpoint costs its clients is one
+//! retransmission.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::{Protocol, Service, TrafficPolicy};
+use weir_datapath::Hook;
+use weir_testbed::address::{self, CLIENT};
+use weir_testbed::packet::Packet;
+
+use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases, tcp};
+use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
+use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way};
+
+/// Clients send a SYN again after a second.
+const SECOND: Duration = Duration::from_secs(1);
+/// How often a SYN goes to another backend.
+const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
+
+/// The client's SYN comes again, so much later.
+fn again<'a>(talk: &Talk<'a>) -> Talk<'a> {
+    talk.wait(SECOND);
+    Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone())
+}
+
+fn syn_ack(seen: &Packet) -> Packet {
+    let header = TcpHeader { syn: true, ack: true, ..TcpHeader::default() };
+    tcp(seen.destination_socket(), seen.source_socket(), header)
+}
+
+fn open(node: &Node, case: Case, way: Way) -> Talk<'_> {
+    Talk::open(node, case, way)
+}
+
+#[test]
+fn a_syn_that_comes_again_goes_to_another_backend_and_late_answers_of_the_first_are_dropped() {
+    let Some(mut node) = Node::new("SYNs that come again") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            let endpoints = [way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)];
+            node.serve(web(), &endpoints);
+            let dead = open(&node, case, way);
+            let alive = again(&dead);
+            assert_ne!(alive.seen.destination, dead.seen.destination, "{way:?}");
+
+            let late = node.send(way.back.0, way.back.1, &syn_ack(&dead.seen));
+            let dropped = if way.back.0 == Hook::Xdp { XDP_DROP } else { TC_SHOT };
+            late.is_for(dropped, abi::REASON_STALE);
+            let answer = node.send(way.back.0, way.back.1, &syn_ack(&alive.seen));
+            assert_eq!(answer.reason, abi::REASON_BACK);
+            assert_eq!(answer.packet().source_socket(), case.at(CLUSTER_IP, PORT));
+            let seen =
+                node.send(way.to.0, way.to.1, &case.later(dead.first.source_socket(), case.at(CLUSTER_IP, PORT)));
+            assert_eq!(seen.packet().destination, alive.seen.destination, "the connection goes on there");
+        }
+    }
+}
+
+#[test]
+fn each_backend_that_did_not_answer_has_it_counted_once_and_the_next_one_gets_a_new_flow() {
+    let Some(mut node) = Node::new("counters of SYNs that come again") else { return };
+    node.serve(web(), &[(1, 1), (1, 2)]);
+    for case in cases(Protocol::Tcp) {
+        let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+        let dead = open(&node, case, way);
+        let (slot, before) = (dead.flow().backend, dead.counters());
+        let alive = again(&dead);
+        let after = node.view.backend_counters(slot).unwrap();
+        assert_eq!((after.unanswered - before.unanswered, after.flows - before.flows), (1, 0));
+        assert_ne!(alive.flow().backend, slot);
+        assert_eq!(alive.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRY);
+    }
+}
+
+#[test]
+fn the_only_endpoint_on_the_node_is_left_for_one_on_another_node_where_the_policy_allows_it() {
+    let Some(mut node) = Node::new("SYNs that leave the node") else { return };
+    let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+    for case in cases(Protocol::Tcp) {
+        node.serve(web(), &[(1, 1), (2, 1)]);
+        let dead = open(&node, case, way);
+        assert_eq!(dead.seen.destination, case.ip(address::pod(1, 1)), "local first");
+        dead.wait(SECOND);
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &dead.first);
+        outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        assert_eq!(outcome.packet().destination_socket(), case.at(address::pod(2, 1), TARGET_PORT));
+
+        node.serve(Service { external_policy: TrafficPolicy::Local, ..web() }, &[(1, 1), (2, 1)]);
+        let to = case.at(EXTERNAL_IP, PORT);
+        let first = case.first(case.at(CLIENT, node.client_port()), to);
+        let dead = Talk::open_with(&node, case, way, first);
+        assert_eq!(again(&dead).seen.destination, case.ip(address::pod(1, 1)));
+    }
+}
+
+#[test]
+fn a_syn_that_nobody_answers_is_refused_in_the_end_and_may_begin_anew() {
+    let Some(mut node) = Node::new("SYNs that nobody answers") else { return };
+    node.serve(web(), &[(1, 1), (1, 2), (1, 3)]);
+    for case in cases(Protocol::Tcp) {
+        let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+        let mut talk = open(&node, case, way);
+        for _ in 0..RETRIES {
+            let next = again(&talk);
+            assert_ne!(next.seen.destination, talk.seen.destination);
+            talk = next;
+        }
+        talk.wait(SECOND);
+        let xdp = node.send(Hook::Xdp, Device::Eth0, &talk.first);
+        xdp.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &talk.first.to_bytes());
+        let refusal = node.send(Hook::NicIn, Device::Eth0, &talk.first);
+        refusal.is_for(TC_REDIRECT, abi::REASON_UNANSWERED);
+        let (from, to) = (talk.first.destination_socket(), talk.first.source_socket());
+        assert_eq!(ends(&refusal.packet()), (from, to));
+        node.send(Hook::NicIn, Device::Eth0, &talk.first).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        assert_eq!(talk.flow().flags & abi::FLOW_RETRIES, 0);
+    }
+}
+
+fn ends(packet: &Packet) -> (SocketAddr, SocketAddr) {
+    (packet.source_socket(), packet.destination_socket())
+}
+
+#[test]
+fn where_there_is_one_endpoint_it_is_asked_for_ever() {
+    let Some(mut node) = Node::new("SYNs to the only endpoint") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve(web(), &[way.endpoint]);
+            let mut talk = open(&node, case, way);
+            let flows = talk.counters().flows;
+            for _ in 0..=2 * RETRIES {
+                talk = again(&talk);
+                assert_eq!(talk.seen.destination, case.ip(address::pod(way.endpoint.0, way.endpoint.1)));
+            }
+            assert_eq!(talk.counters().flows, flows, "it is one flow");
+            talk.accept();
+        }
+    }
+}
+
+#[test]
+fn a_client_with_affinity_keeps_the_backend_that_it_went_to_in_the_end() {
+    let Some(mut node) = Node::new("affinity of SYNs that come again") else { return };
+    node.serve(Service { affinity: Some(600), ..web() }, &[(1, 1), (1, 2)]);
+    for case in cases(Protocol::Tcp) {
+        let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+        let dead = open(&node, case, way);
+        let alive = again(&dead);
+        assert_ne!(alive.seen.destination, dead.seen.destination);
+        for _ in 0..8 {
+            assert_eq!(open(&node, case, way).seen.destination, alive.seen.destination);
+        }
+    }
+}
