@@ -8,7 +8,8 @@ use crate::packet::MIN_PACKET;
 /// The settings of a mesh. [`Config::default`] is what the design asks for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// Between two probes of a near peer; each time up to a fifth more or less. 100 ms to 10 s.
+    /// Between two exchanges with a near peer, give or take a tenth. 100 ms to 10 s. Two that are near to each other take
+    /// turns to begin one, so that each measures the way every two intervals.
     pub interval: Duration,
     /// How many of the nearest peers are probed every interval. 1 or more.
     pub nearest: usize,
@@ -23,10 +24,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            // A report must be younger than three ticks of 250 ms to be used.
-            interval: Duration::from_millis(500),
+            // With what peers wait to publish and to look, reports and distances stay younger than a second.
+            interval: Duration::from_millis(400),
             nearest: 16,
-            sample: 4,
+            sample: 3,
             bytes_per_second: 1000,
             skew: Duration::from_secs(30),
         }

@@ -2,12 +2,13 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Notify;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{sleep, timeout};
 
 use crate::key_file::KeyFile;
 use crate::mesh::{Mesh, Now, Transmit};
@@ -16,10 +17,12 @@ use crate::socket::{Buffer, Socket};
 
 /// How often the key file is read.
 const KEYS: Duration = Duration::from_secs(5);
-/// Datagrams that are read from a socket before probes have their turn.
-const BATCH: usize = 64;
-/// Sleeping without an end is sleeping so long.
-const IDLE: Duration = Duration::from_secs(3600);
+/// Between two turns: what comes meanwhile waits and is handled at once, since waking up costs more than a packet. The
+/// kernel's stamps keep this wait out of all measurements.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Datagrams that are read from a socket in one turn: about what its buffer holds by default. It also bounds what a flood
+/// costs.
+const BATCH: usize = 256;
 
 /// This moment on both clocks.
 #[must_use]
@@ -33,8 +36,14 @@ pub fn now() -> Now {
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// A socket cannot be read any more.
-    #[error("mesh: receiving failed: bind the sockets anew and run it again")]
-    Receive(#[source] io::Error),
+    #[error("mesh address {address}: receiving failed: bind it anew, and see whether the node still has the address")]
+    Receive {
+        /// Where the socket is bound.
+        address: SocketAddr,
+        /// What the system says.
+        #[source]
+        cause: io::Error,
+    },
 }
 
 /// A mesh that runs, shared by its task and those who tell it and ask it.
@@ -53,9 +62,15 @@ impl Link {
 
     /// Tells or asks it something. Takes microseconds; `work` should too.
     pub fn with<R>(&self, work: impl FnOnce(&mut Mesh, Now) -> R) -> R {
-        let result = self.locked(work);
-        // There may be somebody to probe now.
-        self.changed.notify_one();
+        let (result, sooner) = self.locked(|mesh, now| {
+            let before = mesh.next_probe();
+            let result = work(mesh, now);
+            let sooner = mesh.next_probe().is_some_and(|due| before.is_none_or(|before| due < before));
+            (result, sooner)
+        });
+        if sooner {
+            self.changed.notify_one();
+        }
         result
     }
 
@@ -63,26 +78,38 @@ impl Link {
     ///
     /// # Errors
     /// [`LinkError`] if a socket cannot be read any more.
-    pub async fn run(&self, sockets: &[Socket], mut keys: KeyFile) -> Result<(), LinkError> {
+    pub async fn run(&self, sockets: &[Socket], keys: &mut KeyFile) -> Result<(), LinkError> {
         let mut complaint = String::new();
-        let mut refresh = interval(KEYS);
-        refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut refresh = Instant::now();
         loop {
-            while let Some(probe) = self.locked(Mesh::probe) {
-                self.send(sockets, &probe);
+            let busy = self.turn(sockets)?;
+            if Instant::now() >= refresh {
+                self.refresh(keys, &mut complaint);
+                refresh = Instant::now() + KEYS;
             }
+            if busy {
+                sleep(PAUSE).await;
+                continue;
+            }
+            let idle = self.locked(until_probe).min(refresh.saturating_duration_since(Instant::now()));
             tokio::select! {
-                result = readable(sockets) => {
-                    result.map_err(LinkError::Receive)?;
-                    for socket in sockets {
-                        self.receive(socket, sockets)?;
-                    }
-                }
-                () = sleep(self.locked(until_probe)) => {}
+                result = timeout(idle, readable(sockets)) => result.unwrap_or(Ok(()))?,
                 () = self.changed.notified() => {}
-                _ = refresh.tick() => self.refresh(&mut keys, &mut complaint),
             }
         }
+    }
+
+    /// Handles what has come, then sends the probes that are due. False if there was nothing of either.
+    fn turn(&self, sockets: &[Socket]) -> Result<bool, LinkError> {
+        let mut busy = false;
+        for socket in sockets {
+            busy |= self.receive(socket, sockets)?;
+        }
+        while let Some(probe) = self.locked(Mesh::probe) {
+            self.send(sockets, &probe);
+            busy = true;
+        }
+        Ok(busy)
     }
 
     /// A panic of somebody who held the lock left at most one packet unfinished.
@@ -91,11 +118,11 @@ impl Link {
         work(&mut mesh, now())
     }
 
-    fn receive(&self, socket: &Socket, sockets: &[Socket]) -> Result<(), LinkError> {
+    fn receive(&self, socket: &Socket, sockets: &[Socket]) -> Result<bool, LinkError> {
         let mut buffer: Buffer = [0; MAX_PACKET + 1];
-        for _ in 0..BATCH {
+        for turn in 0..BATCH {
             match socket.receive(&mut buffer) {
-                Ok(None) => break,
+                Ok(None) => return Ok(turn > 0),
                 Ok(Some(arrival)) => match self.locked(|mesh, now| mesh.receive(arrival, now)) {
                     Ok(Some(reply)) => self.send(sockets, &reply),
                     Ok(None) => {}
@@ -103,15 +130,15 @@ impl Link {
                 },
                 // An ICMP error about an earlier datagram: that peer's silence is seen anyway.
                 Err(error) if is_passing(&error) => {}
-                Err(error) => return Err(LinkError::Receive(error)),
+                Err(cause) => return Err(LinkError::Receive { address: socket.address(), cause }),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn send(&self, sockets: &[Socket], transmit: &Transmit) {
         let family = transmit.to.is_ipv4();
-        let socket = sockets.iter().find(|socket| socket.address().is_ok_and(|own| own.is_ipv4() == family));
+        let socket = sockets.iter().find(|socket| socket.address().is_ipv4() == family);
         let result = socket.map_or_else(|| Err(io::ErrorKind::AddrNotAvailable.into()), |socket| socket.send(transmit));
         if let Err(error) = result {
             self.locked(|mesh, _| mesh.unsent());
@@ -140,7 +167,7 @@ impl Link {
 }
 
 fn until_probe(mesh: &mut Mesh, now: Now) -> Duration {
-    mesh.next_probe().map_or(IDLE, |due| due.saturating_sub(now.steady))
+    mesh.next_probe().map_or(Duration::MAX, |due| due.saturating_sub(now.steady))
 }
 
 fn is_passing(error: &io::Error) -> bool {
@@ -148,11 +175,17 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | HostUnreachable | Interrupted | NetworkUnreachable)
 }
 
-async fn readable(sockets: &[Socket]) -> io::Result<()> {
+/// Waits until one of them has something to read. The runtime knows them only for that time: else every packet would
+/// wake it, also during a pause.
+async fn readable(sockets: &[Socket]) -> Result<(), LinkError> {
+    let watch =
+        |socket: &Socket| socket.watch().map_err(|cause| LinkError::Receive { address: socket.address(), cause });
+    let watched = sockets.iter().map(watch).collect::<Result<Vec<_>, _>>()?;
     poll_fn(|context| {
-        // Each one is asked, so that each one wakes the task.
-        let ready = sockets.iter().map(|socket| socket.poll_readable(context));
-        ready.fold(Poll::Pending, |first, next| if first.is_ready() { first } else { next })
+        // Each one is asked, so that each one wakes the task. What is wrong with it is told by reading it.
+        let ready = watched.iter().filter(|socket| socket.poll_recv_ready(context).is_ready()).count();
+        if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
     })
-    .await
+    .await;
+    Ok(())
 }

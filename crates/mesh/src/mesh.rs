@@ -281,6 +281,7 @@ impl Mesh {
             Kind::Probe => {
                 let length = self.reply_length(&header, arrival, now)?;
                 self.learn(&header, &body, order, held, now);
+                self.schedule.probed_by(header.sender, now.steady.saturating_sub(held), &mut self.rng);
                 let reply = self.body(header.sender, length, held, now);
                 self.counters.replies_sent += 1;
                 let Header { sender: receiver, exchange, .. } = header;

@@ -14,7 +14,7 @@ use crate::services::Merged;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Probes that may be open: one per interval, unless a peer is both near and in turn.
 const OPEN: usize = 8;
-/// After this time without anything from it a peer that is probed all the time is silent: three intervals, so that two
+/// After this time without anything from it a peer that is probed all the time is silent: three turns, so that two
 /// packets each way were lost, and new flows stay away from a node within 2 s of its loss.
 const SILENCE: Duration = Duration::from_millis(1500);
 /// After this time without anything from it a peer counts as one that runs no agent: its own endpoints' failures then say
@@ -23,7 +23,7 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 /// After so many probes without an answer a peer is nobody's neighbour.
 const SILENT: u32 = 3;
 /// The distance is the least of so many measurements: queues and busy agents only ever add to it.
-const MEASUREMENTS: usize = 8;
+const MEASUREMENTS: usize = 5;
 /// How much faster the clock of the wall may run than the steady one before it was set.
 const CLOCK_SLACK: Duration = Duration::from_millis(1);
 /// A service that was not told of for so long is not reported: older data decides nothing.

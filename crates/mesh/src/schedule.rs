@@ -10,12 +10,21 @@ use crate::packet::NodeId;
 /// 1000 peers are known within 16 s.
 const SURVEY: u32 = 8;
 
+/// The turn of a near peer.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    due: Duration,
+    /// It is not put off beyond that.
+    latest: Duration,
+    /// When it probed this node last.
+    came: Option<Duration>,
+}
+
 /// The turn of each peer. All times are of one steady clock.
 #[derive(Debug)]
 pub struct Schedule {
     config: Config,
-    /// The nearest peers and when each is due.
-    nearest: BTreeMap<NodeId, Duration>,
+    nearest: BTreeMap<NodeId, Turn>,
     /// Never probed.
     unseen: VecDeque<NodeId>,
     /// All of them, shuffled; `position` is whose turn it is.
@@ -66,7 +75,7 @@ impl Schedule {
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let others = (self.rotation.len() > self.nearest.len()).then_some(self.sample_due);
-        self.nearest.values().copied().chain(others).min()
+        self.nearest.values().map(|turn| turn.due).chain(others).min()
     }
 
     /// The next one to probe, if one is due. Ask until there is none. `distance` is None for a peer that was not
@@ -80,8 +89,12 @@ impl Schedule {
         if now >= self.choice_due {
             self.choose(now, distance, rng);
         }
-        if let Some((id, due)) = self.nearest.iter_mut().find(|(_, due)| **due <= now) {
-            *due = now + jittered(self.config.interval, rng);
+        if let Some((id, turn)) = self.nearest.iter_mut().find(|(_, turn)| turn.due <= now) {
+            let interval = self.config.interval;
+            let mutual = turn.came.is_some_and(|came| now.saturating_sub(came) < 2 * interval);
+            // Of two that are near to each other, the other one is next.
+            let pause = if mutual { interval * 3 / 2 } else { interval };
+            *turn = Turn { due: now + jittered(pause, rng), latest: now + 2 * interval, came: turn.came };
             return Some(*id);
         }
         if now < self.sample_due {
@@ -95,6 +108,17 @@ impl Schedule {
         };
         self.sample_due = now + jittered(pause, rng);
         id
+    }
+
+    /// A probe came from a peer then. By that both nodes have heard of each other's load, so a near one is probed an
+    /// interval later: two that are near to each other take turns. Who probes all the time is probed every two intervals
+    /// nevertheless.
+    pub fn probed_by(&mut self, id: NodeId, then: Duration, rng: &mut fastrand::Rng) {
+        if let Some(turn) = self.nearest.get_mut(&id) {
+            let next = then + jittered(self.config.interval, rng);
+            turn.due = turn.due.max(next.min(turn.latest));
+            turn.came = Some(then);
+        }
     }
 
     /// The next one of the rotation that is not near. It is shuffled when all had their turn, so that the nodes of a
@@ -126,13 +150,16 @@ impl Schedule {
         let before = std::mem::take(&mut self.nearest);
         for (_, id) in measured {
             // New ones begin anywhere within the interval.
-            let due = before.get(&id).copied().unwrap_or_else(|| now + self.config.interval.mul_f64(rng.f64()));
-            self.nearest.insert(id, due);
+            let turn = before.get(&id).copied().unwrap_or_else(|| {
+                let due = now + self.config.interval.mul_f64(rng.f64());
+                Turn { due, latest: due, came: None }
+            });
+            self.nearest.insert(id, turn);
         }
     }
 }
 
-/// Up to a fifth more or less, so that agents which start together do not stay together.
+/// Up to a tenth more or less, so that agents which start together do not stay together.
 fn jittered(time: Duration, rng: &mut fastrand::Rng) -> Duration {
-    time.mul_f64(0.8 + 0.4 * rng.f64())
+    time.mul_f64(0.9 + 0.2 * rng.f64())
 }

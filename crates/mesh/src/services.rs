@@ -102,13 +102,13 @@ pub(crate) fn in_turn(services: &[(ServiceId, f64)], slots: usize, cursor: &mut 
     chosen
 }
 
-/// What was told of services, part by part.
+/// What was told of services, part by part, with the time of it. By number.
 #[derive(Clone, Debug)]
-pub(crate) struct Merged<V>(BTreeMap<ServiceId, (V, Duration)>);
+pub(crate) struct Merged<V>(Vec<(ServiceId, V, Duration)>);
 
 impl<V> Default for Merged<V> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self(Vec::new())
     }
 }
 
@@ -122,13 +122,18 @@ impl<V: Copy> Merged<V> {
         life: Duration,
         now: Duration,
     ) {
-        self.0.retain(|_, (_, told)| !complete && now.saturating_sub(*told) < life);
-        self.0.extend(part.into_iter().map(|(id, value)| (id, (value, now))));
+        self.0.retain(|(_, _, told)| !complete && now.saturating_sub(*told) < life);
+        for (id, value) in part {
+            match self.0.binary_search_by_key(&id, |(id, _, _)| *id) {
+                Ok(place) => self.0[place] = (id, value, now),
+                Err(place) => self.0.insert(place, (id, value, now)),
+            }
+        }
     }
 
     /// What is younger than `life`.
     pub(crate) fn fresh(&self, life: Duration, now: Duration) -> impl Iterator<Item = (ServiceId, V)> {
-        let fresh = self.0.iter().filter(move |(_, (_, told))| now.saturating_sub(*told) < life);
-        fresh.map(|(id, (value, _))| (*id, *value))
+        let fresh = self.0.iter().filter(move |(_, _, told)| now.saturating_sub(*told) < life);
+        fresh.map(|(id, value, _)| (*id, *value))
     }
 }

@@ -4,13 +4,11 @@
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Type};
-use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
 use crate::mesh::{Arrival, Transmit};
@@ -21,7 +19,10 @@ pub(crate) type Buffer = [u8; MAX_PACKET + 1];
 
 /// A bound socket.
 #[derive(Debug)]
-pub struct Socket(UdpSocket);
+pub struct Socket {
+    socket: socket2::Socket,
+    address: SocketAddr,
+}
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +36,7 @@ pub struct SocketError {
 
 impl Socket {
     /// Binds to an address of the node: the replies come from it too. IPv6 only if it is one of IPv6; a node with both
-    /// families binds two. To be called within a runtime.
+    /// families binds two.
     ///
     /// # Errors
     /// [`SocketError`] with the step that failed.
@@ -50,37 +51,37 @@ impl Socket {
         stamps.map_err(error("the option SO_TIMESTAMPNS"))?;
         socket.set_nonblocking(true).map_err(error("making it non-blocking"))?;
         socket.bind(&address.into()).map_err(error("binding"))?;
-        UdpSocket::from_std(socket.into()).map(Self).map_err(error("joining the runtime"))
+        let bound = socket.local_addr().map_err(error("reading its address"))?;
+        Ok(Self { socket, address: bound.as_socket().unwrap_or(address) })
     }
 
     /// Where it is bound, with the port that was chosen if none was given.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn address(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
-    }
-
-    pub(crate) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_recv_ready(context)
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The next datagram, or None if there is none now.
     pub(crate) fn receive<'a>(&self, buffer: &'a mut Buffer) -> io::Result<Option<Arrival<'a>>> {
-        match self.0.try_io(Interest::READABLE, || receive(&self.0, buffer)) {
+        match receive(&self.socket, buffer) {
             Ok((length, from, stamp)) => Ok(Some(Arrival { bytes: &buffer[..length], from, stamp })),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
     }
 
+    /// The same socket for the runtime, to wait until there is something to receive. To be called within one.
+    pub(crate) fn watch(&self) -> io::Result<UdpSocket> {
+        UdpSocket::from_std(self.socket.try_clone()?.into())
+    }
+
     /// Sends it now or never.
     pub(crate) fn send(&self, transmit: &Transmit) -> io::Result<()> {
-        self.0.try_send_to(&transmit.bytes, transmit.to).map(|_| ())
+        self.socket.send_to(&transmit.bytes, &transmit.to.into()).map(|_| ())
     }
 }
 
-fn receive(socket: &UdpSocket, buffer: &mut Buffer) -> io::Result<(usize, SocketAddr, Option<Duration>)> {
+fn receive(socket: &socket2::Socket, buffer: &mut Buffer) -> io::Result<(usize, SocketAddr, Option<Duration>)> {
     let mut control = nix::cmsg_space!(TimeSpec);
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_DONTWAIT;

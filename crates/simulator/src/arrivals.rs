@@ -2,6 +2,8 @@
 
 use std::f64::consts::TAU;
 
+use crate::crowd::Crowd;
+
 /// What happens to the load of some nodes; the others stay at rest. All times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
@@ -44,6 +46,8 @@ pub enum Pattern {
         /// When they are back.
         back: f64,
     },
+    /// Besides what they have at rest, clients that wait for their answers: these ask as fast as they are served.
+    Crowd(Crowd),
 }
 
 impl Pattern {
@@ -79,6 +83,7 @@ impl Pattern {
                     0.0
                 }
             }
+            Self::Crowd(_) => rest,
         }
     }
 
@@ -87,7 +92,9 @@ impl Pattern {
     pub fn alive(&self, now: f64) -> bool {
         match *self {
             Self::NodeLoss { at, back } => !(at..back).contains(&now),
-            Self::Step { .. } | Self::Ramp { .. } | Self::Diurnal { .. } | Self::FlashCrowd { .. } => true,
+            Self::Step { .. } | Self::Ramp { .. } | Self::Diurnal { .. } | Self::FlashCrowd { .. } | Self::Crowd(_) => {
+                true
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use rand::{Rng, RngExt, SeedableRng, seq};
 use rand_pcg::Pcg64;
 
 use crate::arrivals::Pattern;
+use crate::crowd::Crowd;
 use crate::feed::Feed;
 use crate::scenario::Scenario;
 use crate::world::{Machine, World};
@@ -22,7 +23,8 @@ pub const AGES: [u64; 5] = [1, 2, 5, 10, 15];
 #[must_use]
 pub fn all(seed: u64) -> Vec<Scenario> {
     let ages = AGES.map(|age| one_hot(Duration::from_secs(age)));
-    ages.into_iter().chain(patterns(seed)).chain([hundred_hot(seed, 1000), clusters(seed)]).collect()
+    let beyond = [beyond_all(), endless_crowd(), bursts()];
+    ages.into_iter().chain(patterns(seed)).chain(beyond).chain([hundred_hot(seed, 1000), clusters(seed)]).collect()
 }
 
 /// RAP's four nodes, one of them with half as much again as it can do, while all that is measured is `age` old.
@@ -82,6 +84,50 @@ fn patterns(seed: u64) -> Vec<Scenario> {
         flows,
         metrics,
     ]
+}
+
+/// The same nodes, of which one gets more than all of them can do together.
+#[must_use]
+pub fn beyond_all() -> Scenario {
+    Scenario {
+        name: "beyond-all",
+        about: "more at one node of four than all of them can do",
+        pattern: Pattern::Step { at: 60.0, to: 4.5 },
+        ..one_hot(Duration::from_secs(1))
+    }
+}
+
+/// A hundred clients at one node that never stop.
+#[must_use]
+pub fn endless_crowd() -> Scenario {
+    let endless = Crowd { clients: 100.0, requests: f64::INFINITY, pause: 0.0 };
+    crowd("crowd", "clients at one of three nodes ask again when they are answered", endless)
+}
+
+/// A hundred clients at one node that come again and again, with two requests each.
+#[must_use]
+pub fn bursts() -> Scenario {
+    crowd("bursts", "they come in bursts of two requests each", Crowd { clients: 100.0, requests: 2.0, pause: 0.3 })
+}
+
+/// The EdgeMesh paper's three nodes and their distances; the first has clients that wait for their answers, more than
+/// all nodes can serve at once.
+fn crowd(name: &'static str, about: &'static str, crowd: Crowd) -> Scenario {
+    let machine = |cores| Machine { cores, speed: 0.05, background: 0.0 };
+    let rows = [[0.0, 5.0, 19.0], [5.0, 0.0, 22.0], [19.0, 22.0, 0.0]];
+    Scenario {
+        name,
+        about,
+        world: World::with_matrix([8, 5, 2].map(machine).to_vec(), &rows.map(|row| row.to_vec())),
+        rest: vec![0.0; 3],
+        pattern: Pattern::Crowd(crowd),
+        hot: vec![0],
+        feed: Feed::MESH,
+        work: WORK,
+        life: Duration::ZERO,
+        length: Duration::from_secs(120),
+        settled: Duration::from_secs(10),
+    }
 }
 
 /// Many nodes, a tenth of which get half as much again as they can do.

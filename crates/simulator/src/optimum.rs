@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
 
+use crate::crowd::Crowd;
 use crate::scenario::{PATIENCE, Scenario};
 use crate::server::in_system;
 
@@ -44,6 +45,9 @@ pub struct Optimum {
 /// # Errors
 /// [`OptimumError`] if the solver gives up.
 pub fn solve(scenario: &Scenario, at: f64) -> Result<Optimum, OptimumError> {
+    if let Some(crowd) = scenario.crowd() {
+        return Ok(of_crowd(scenario, &crowd));
+    }
     let (mut time, mut requests, mut hot, mut kept) = (0.0, 0.0, 0.0, 0.0);
     let mut start = 0;
     while start < scenario.world.len() {
@@ -61,6 +65,14 @@ pub fn solve(scenario: &Scenario, at: f64) -> Result<Optimum, OptimumError> {
         start = zone.end;
     }
     Ok(Optimum { latency_ms: time / requests * 1000.0, local_share: kept / hot })
+}
+
+/// With all nodes busy until the last of the crowd is served, whatever the distances.
+fn of_crowd(scenario: &Scenario, crowd: &Crowd) -> Optimum {
+    let rate = |node: usize| scenario.world.machines[node].rate(scenario.work);
+    let all: f64 = (0..scenario.world.len()).map(rate).sum();
+    let hot: f64 = scenario.hot.iter().map(|node| rate(*node)).sum();
+    Optimum { latency_ms: crowd.least_time(all) * 1000.0, local_share: hot / all }
 }
 
 /// Seconds between the moments of a [`Course`].

@@ -13,6 +13,8 @@ use crate::scenario::Scenario;
 
 /// Bars for [`violations`]: the standard deviation of the local share, the distance to the optimum, seconds of overload.
 const BARS: (f64, f64, f64) = (0.03, 0.10, 2.0);
+/// Bar for the distance in `bursts`, whose optimum knows the end of each burst.
+const BURSTS: f64 = 0.25;
 
 /// One scenario's outcomes as a table.
 #[must_use]
@@ -63,7 +65,7 @@ pub fn write_summary(outcomes: &[Outcome], file: &Path) -> Result<()> {
 }
 
 /// What must hold of `waterfill` and does not, in words. Constant overload of one node: a still share near the optimum.
-/// A hundred hot nodes: none above its capacity for long.
+/// More at one node than all can do: near the optimum. A hundred hot nodes: none above its capacity for long.
 #[must_use]
 pub fn violations(outcomes: &[Outcome]) -> Vec<String> {
     let (deviation, distance, overload) = BARS;
@@ -77,6 +79,12 @@ pub fn violations(outcomes: &[Outcome]) -> Vec<String> {
         if outcome.scenario.starts_with("one-hot") {
             must("the standard deviation of the local share", outcome.deviation, deviation);
             must("the distance to the optimum", outcome.distance, distance);
+        }
+        if outcome.scenario == "crowd" {
+            must("the distance to the optimum", outcome.distance, distance);
+        }
+        if outcome.scenario == "bursts" {
+            must("the distance to the optimum", outcome.distance, BURSTS);
         }
         if outcome.scenario == "hundred-hot" {
             must("seconds above the capacity of a node", outcome.overload_seconds, overload);

@@ -9,6 +9,7 @@ use weir_core::ejection::Outcome as FlowOutcome;
 use weir_core::policies::Kind;
 
 use crate::brain::{Brain, Tick};
+use crate::crowd::Queue;
 use crate::feed::{Knowledge, is_turn, ticks};
 use crate::flows::{Flows, New};
 use crate::optimum::{Course, OptimumError};
@@ -62,6 +63,8 @@ struct Site {
     alive: bool,
     /// Requests that came since the last tick.
     came: f64,
+    /// Its clients that wait for their answers.
+    crowd: Option<Queue>,
 }
 
 struct Run<'a> {
@@ -87,7 +90,8 @@ impl<'a> Run<'a> {
             let server = Server { cores, rate, patience: PATIENCE, requests: 0.0 };
             let served = Served { utilisation: 0.0, time: cores / rate, rejected: 0.0 };
             let brain = Brain::new(kind, node - zone.start, zone.len(), machine.cores, &scenario.feed, knowledge);
-            Site { server, served, brain, phase, alive: true, came: 0.0 }
+            let crowd = scenario.crowd().filter(|_| scenario.is_hot(node)).map(Queue::new);
+            Site { server, served, brain, phase, alive: true, came: 0.0, crowd }
         };
         let sites = (0..world.len()).map(&mut site).collect();
         let names = (0..world.len()).map(|node| format!("n{node}").into()).collect();
@@ -109,6 +113,7 @@ impl<'a> Run<'a> {
             self.open(node, now);
         }
         let mut sums = self.serve();
+        self.answer();
         sums.time += self.on_the_way();
         let second = usize::try_from(step * u64::try_from(STEP.as_millis()).unwrap_or(0) / 1000).unwrap_or(usize::MAX);
         self.record.step(second, &sums);
@@ -140,7 +145,8 @@ impl<'a> Run<'a> {
         let life = self.scenario.life.as_secs_f64();
         let part = if life > 0.0 { 1.0 - (-seconds / life).exp() } else { 1.0 };
         let (row, start) = (self.row(node), self.scenario.world.zone_of(node).start);
-        let rate = if self.sites[node].alive { self.scenario.offered(node, now) } else { 0.0 };
+        let steady = if self.sites[node].alive { self.scenario.offered(node, now) } else { 0.0 };
+        let rate = steady + self.sites[node].crowd.as_mut().map_or(0.0, |crowd| crowd.ask(seconds) / seconds);
         let brain = &mut self.sites[node].brain;
         let stays = brain.shares[node - start];
         let local = chance(rate * stays * seconds, &mut self.rng);
@@ -176,6 +182,22 @@ impl<'a> Run<'a> {
             site.brain.counted.steps += 1.0;
         }
         sums
+    }
+
+    /// When those of a crowd who asked in this step will be answered.
+    fn answer(&mut self) {
+        for node in 0..self.sites.len() {
+            let Some(mut crowd) = self.sites[node].crowd.take() else { continue };
+            let (row, zone) = (self.row(node), self.scenario.world.zone_of(node));
+            let links = self.flows.requests[row].iter().zip(self.scenario.world.rtts(node));
+            for ((rate, rtt), site) in links.zip(&self.sites[zone]) {
+                crowd.waits(
+                    rate * STEP.as_secs_f64(),
+                    (site.served.time + f64::from(*rtt)).div_euclid(STEP.as_secs_f64()),
+                );
+            }
+            self.sites[node].crowd = Some(crowd);
+        }
     }
 
     /// Seconds that the requests of a step spend between nodes.

@@ -6,6 +6,7 @@ use rand_distr::{Distribution, Poisson};
 use rand_pcg::Pcg64;
 
 use crate::arrivals::Pattern;
+use crate::crowd::Crowd;
 use crate::feed::Feed;
 use crate::world::World;
 
@@ -54,6 +55,19 @@ impl Scenario {
         load * self.world.machines[node].rate(self.work)
     }
 
+    /// The clients of its hot node that wait for their answers.
+    #[must_use]
+    pub const fn crowd(&self) -> Option<Crowd> {
+        match self.pattern {
+            Pattern::Crowd(crowd) => Some(crowd),
+            Pattern::Step { .. }
+            | Pattern::Ramp { .. }
+            | Pattern::Diurnal { .. }
+            | Pattern::FlashCrowd { .. }
+            | Pattern::NodeLoss { .. } => None,
+        }
+    }
+
     /// Whether a node is there.
     #[must_use]
     pub fn alive(&self, node: usize, now: f64) -> bool {
@@ -64,6 +78,12 @@ impl Scenario {
     #[must_use]
     pub fn is_hot(&self, node: usize) -> bool {
         self.hot.binary_search(&node).is_ok()
+    }
+
+    /// Whether the optimum of a crowd is known: nobody else asks, and all its nodes can serve it.
+    fn is_for_one_crowd(&self) -> bool {
+        let alone = self.rest.iter().all(|rest| *rest == 0.0);
+        alone && self.hot.len() == 1 && self.world.zone == self.world.len() && self.life.is_zero()
     }
 
     /// Where a node's day begins: spread by the golden ratio, so that neighbours differ.
@@ -83,6 +103,9 @@ impl Scenario {
             () if self.rest.len() != nodes => bad("it needs a load at rest for each node"),
             () if self.hot.is_empty() || !self.hot.is_sorted() => bad("its hot nodes must be some, in order"),
             () if self.hot.iter().any(|node| *node >= nodes) => bad("a hot node does not exist"),
+            () if self.crowd().is_some() && !self.is_for_one_crowd() => {
+                bad("a crowd is alone, at one node, and its flows have one request each")
+            }
             () if self.settled >= self.length => bad("it must last longer than it takes to settle"),
             () => Ok(()),
         }

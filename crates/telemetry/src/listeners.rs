@@ -8,7 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Socket, Type};
@@ -126,7 +130,8 @@ impl Listeners {
         self.sockets.iter().filter_map(|listener| listener.local_addr().ok()).collect()
     }
 
-    /// Answers until `stop`, then finishes what is under way, for at most two seconds.
+    /// Answers until `stop`, then finishes what is under way, for at most two seconds. Handlers learn who asks from
+    /// `ConnectInfo<SocketAddr>`.
     pub async fn serve(self, router: Router, stop: CancellationToken) {
         let Self { sockets, room } = self;
         let mut servers = JoinSet::new();
@@ -192,6 +197,13 @@ async fn incoming(socket: &TcpListener) -> TcpStream {
 }
 
 async fn answer(stream: TcpStream, router: Router, limits: Limits, stop: CancellationToken) {
+    // The client has gone before we came.
+    let Ok(peer) = stream.peer_addr() else { return };
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(limits.keep_alive)
@@ -199,7 +211,7 @@ async fn answer(stream: TcpStream, router: Router, limits: Limits, stop: Cancell
         .max_buf_size(limits.header_bytes)
         // As Go writes them, for whoever compares.
         .title_case_headers(true)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     tokio::select! {
         // Whatever went wrong with it is the client's own matter.

@@ -268,7 +268,7 @@ pub(crate) struct ProcessOptions {
     /// Addresses for /healthz, /livez and /readyz
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [HEALTH_ADDRESS])]
     pub(crate) health_address: Vec<SocketAddr>,
-    /// Addresses for /metrics and /proxyMode
+    /// Addresses for /metrics and /proxyMode; /weights is told over loopback alone, whatever they are
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [METRICS_ADDRESS])]
     pub(crate) metrics_address: Vec<SocketAddr>,
     /// What to log: error, warn, info, debug, trace, also by module

@@ -30,6 +30,7 @@ pub(crate) struct WriterMetrics {
     services: Counter,
     interfaces: Gauge,
     refused: Gauge,
+    unsteered: Gauge,
 }
 
 impl WriterMetrics {
@@ -43,6 +44,7 @@ impl WriterMetrics {
             services: Counter::default(),
             interfaces: Gauge::default(),
             refused: Gauge::default(),
+            unsteered: Gauge::default(),
         };
         let registry = metrics.weir();
         registry.register(
@@ -55,6 +57,11 @@ impl WriterMetrics {
         registry.register("services_programmed", "Services planned and written", new.services.clone());
         registry.register("attached_interfaces", "Interfaces with programs attached", new.interfaces.clone());
         registry.register("refused_ports", "Ports of services that cannot be served as asked", new.refused.clone());
+        registry.register(
+            "unsteered_ports",
+            "Service ports whose new shares could not be written: their last ones stay in force",
+            new.unsteered.clone(),
+        );
         new
     }
 
@@ -82,6 +89,11 @@ impl WriterMetrics {
     /// That many ports of services cannot be served as asked.
     pub(crate) fn refused(&self, ports: usize) {
         self.refused.set(i64::try_from(ports).unwrap_or(i64::MAX));
+    }
+
+    /// That many service ports keep their last shares, since new ones could not be written.
+    pub(crate) fn unsteered(&self, ports: usize) {
+        self.unsteered.set(i64::try_from(ports).unwrap_or(i64::MAX));
     }
 }
 

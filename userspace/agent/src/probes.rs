@@ -30,6 +30,10 @@ pub(crate) struct WriterStatus {
     pub(crate) refused: usize,
     /// One of them, why, and what to do.
     pub(crate) refusal: Option<String>,
+    /// Ports of services whose new shares could not be written.
+    pub(crate) unsteered: usize,
+    /// One of them, and why.
+    pub(crate) unsteered_cause: Option<String>,
     /// When the writer last showed that it is not stuck. It does so every few seconds; none before it runs.
     pub(crate) heartbeat: Option<Instant>,
     /// Since when something that is known of the cluster waits to be written.
@@ -84,7 +88,11 @@ fn maps_reason(writer: &WriterStatus) -> Option<String> {
         1 => format!("1 port is not served as asked: {example}"),
         more => format!("{more} ports are not served as asked, among them {example}"),
     });
-    let reasons: Vec<String> = writer.failure.clone().or(pending).into_iter().chain(refused).collect();
+    let unsteered = writer.unsteered_cause.as_ref().map(|example| match writer.unsteered {
+        1 => format!("1 port does not follow the load: {example}"),
+        more => format!("{more} ports do not follow the load, among them {example}"),
+    });
+    let reasons: Vec<String> = writer.failure.clone().or(pending).into_iter().chain(refused).chain(unsteered).collect();
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
@@ -163,6 +171,17 @@ mod tests {
             );
         }
         assert_eq!(maps(WriterStatus::default()).reason, None);
+    }
+
+    #[test]
+    fn ports_whose_shares_find_no_room_are_told_and_leave_the_maps_ready() {
+        let cause = "shop/web: map lines is full (16 entries): raise --max-lines";
+        let one = format!("1 port does not follow the load: {cause}");
+        let more = format!("3 ports do not follow the load, among them {cause}");
+        for (unsteered, reason) in [(1, one), (3, more)] {
+            let status = WriterStatus { unsteered, unsteered_cause: Some(cause.to_owned()), ..WriterStatus::default() };
+            assert_eq!(maps(status), Component { name: "maps", ready: true, reason: Some(reason) });
+        }
     }
 
     #[test]

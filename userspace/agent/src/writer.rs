@@ -319,6 +319,8 @@ impl Writer {
         let failed = self.complaints.failed();
         let (refused, refusal) = self.complaints.refused();
         self.metrics.refused(refused);
+        let unsteered = self.complaints.unsteered();
+        self.metrics.unsteered(unsteered.len());
         self.status.send_replace(WriterStatus {
             synced: self.synced,
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
@@ -328,6 +330,8 @@ impl Writer {
             failure: failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
             refused,
             refusal: refusal.map(str::to_owned),
+            unsteered: unsteered.len(),
+            unsteered_cause: unsteered.iter().next().map(|(port, cause)| format!("{}: {cause}", port.service)),
             heartbeat: Some(Instant::now()),
             pending_since: self.pending.since,
             last_updated: self.last_updated,

@@ -6,7 +6,7 @@ mod harness;
 
 use std::net::IpAddr;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use harness::standalone::{self, Standalone, Web, yaml};
 use serde_json::Value;
@@ -91,6 +91,41 @@ fn a_service_that_grows_beyond_a_full_map_keeps_its_old_endpoints() {
     node.agent.await_log("written after all");
     let both = [1, 2].map(|pod| address::pod(1, pod).both()).concat();
     node.agent.await_backends("web07", both);
+}
+
+#[test]
+fn shares_that_find_no_room_are_told_once_tried_again_now_and_then_and_written_when_there_is_some() {
+    if !standalone::can_run("shares that find no room") {
+        return;
+    }
+    // A line for each service in each family, and half of the endpoints would take another one.
+    let webs: Vec<Web> = (1..=8).map(|number| Web::new(&format!("web{number:02}"), number, &[1, 2, 3, 4])).collect();
+    let steered = |services: &[Web]| {
+        let policy = "    annotations: {weir.dev/policy: nearest-half}\n    clusterIPs";
+        yaml(services).replacen("    clusterIPs", policy, 1)
+    };
+    let node = Standalone::start(4, &steered(&webs), &["--max-lines=16"]);
+    let unsteered = || node.agent.metric(&node.world, "weir_unsteered_ports");
+    wait::until("shares that find no room in both families", ROOM, || unsteered() == 2.0)
+        .unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
+    let full = "map lines is full (16 entries): raise --max-lines";
+    let (status, readiness) = node.agent.get(&node.world, 10256, "/readyz").unwrap();
+    assert_eq!(status, 200, "{readiness}");
+    let told = format!("2 ports do not follow the load, among them default/web01: {full}");
+    assert!(readiness.contains(&told), "{readiness}");
+
+    let decisions = || node.agent.metric(&node.world, "weir_weight_updates_total");
+    let (first, began) = (decisions(), Instant::now());
+    wait::until("two more tries of both", ROOM, || decisions() >= first + 4.0).unwrap();
+    // Slots come free every five seconds, decisions are made four times a second.
+    assert!(began.elapsed() > Duration::from_secs(4), "tried again after {:?}", began.elapsed());
+    assert_eq!(node.agent.log().matches("new shares not written").count(), 2, "{}", node.agent.log());
+
+    node.write(&steered(&webs[..7]));
+    wait::until("room for new shares", 2 * ROOM, || unsteered() == 0.0)
+        .unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
+    node.agent.await_log("new shares written after all");
+    assert_eq!(node.agent.log().matches("new shares not written").count(), 2, "{}", node.agent.log());
 }
 
 /// What `bpftool` prints of a map's entries.

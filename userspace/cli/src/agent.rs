@@ -68,6 +68,7 @@ pub(crate) fn weights(address: SocketAddr, service: Option<&str>) -> Result<Weig
     let silent =
         || format!("weir-agent does not answer at {address}: only it knows why shares are what they are; see --agent");
     let (status, body) = runtime.block_on(get(address, &path)).with_context(silent)?;
+    anyhow::ensure!(status != 403, "{address}{PATH}: {}", String::from_utf8_lossy(&body).trim_end());
     anyhow::ensure!(
         status == 200,
         "{address}{PATH} answers {status}: what runs there is no weir-agent of this version"

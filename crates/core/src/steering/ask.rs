@@ -1,5 +1,6 @@
 //! One service port's turn: its inputs are put together, its controllers asked.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +80,17 @@ impl Steered {
                 *sent += (rate - *sent) * part;
             }
         }
+    }
+
+    /// Notes who is ejected, and says how many were not before. A new plan ends no ejection, and of several sets all eject
+    /// the same endpoint for the same failures.
+    pub(super) fn newly_out(&mut self) -> u64 {
+        let decided = self.target.sets.iter().zip(&self.last).filter_map(|(set, tick)| Some((set, tick.as_ref()?)));
+        let members = decided.flat_map(|(set, tick)| set.of(&self.target.members).zip(&tick.ejected));
+        let now: BTreeSet<_> = members.filter(|(_, ejected)| **ejected).map(|(member, _)| member.address).collect();
+        let begun = now.difference(&self.out).count() as u64;
+        self.out = now;
+        begun
     }
 
     fn ask_set<F: Facts>(&mut self, index: usize, moment: &Moment<'_, F>) -> Option<Tick> {

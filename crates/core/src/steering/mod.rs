@@ -10,6 +10,7 @@ mod state;
 mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +69,8 @@ pub struct Steering {
     here: Arc<str>,
     ports: BTreeMap<PlanKey, Steered>,
     ticks: u64,
+    /// Since the start.
+    ejections: u64,
 }
 
 /// One of them.
@@ -79,6 +82,8 @@ struct Steered {
     held: Vec<Option<(f64, Duration)>>,
     /// What each one decided last.
     last: Vec<Option<Tick>>,
+    /// Endpoints that are ejected.
+    out: BTreeSet<SocketAddr>,
     /// Of each backend when it was last looked at.
     seen: Box<[BackendCounts]>,
     /// The maps may hold something else than what was decided: to be asked at the next tick.
@@ -110,7 +115,7 @@ impl Steering {
     /// Nothing is steered yet on this node.
     #[must_use]
     pub const fn new(here: Arc<str>) -> Self {
-        Self { here, ports: BTreeMap::new(), ticks: 0 }
+        Self { here, ports: BTreeMap::new(), ticks: 0, ejections: 0 }
     }
 
     /// Takes all ports of a service as they are in the maps from now on; none of them if it is not steered.
@@ -181,6 +186,7 @@ impl Steering {
             let relies_on = steered.target.settings.relies_on.as_ref();
             let relies_on = relies_on.and_then(|name| relied_on.get(name).copied());
             writes.extend(steered.ask(&here, relies_on, facts));
+            self.ejections += steered.newly_out();
         }
         writes
     }
@@ -243,8 +249,13 @@ impl Steering {
     /// How many endpoints are ejected.
     #[must_use]
     pub fn ejected(&self) -> usize {
-        let ticks = self.ports.values().flat_map(|steered| steered.last.iter().flatten());
-        ticks.flat_map(|tick| &tick.ejected).filter(|ejected| **ejected).count()
+        self.ports.values().map(|steered| steered.out.len()).sum()
+    }
+
+    /// How often an endpoint was ejected, since the start.
+    #[must_use]
+    pub const fn ejections(&self) -> u64 {
+        self.ejections
     }
 
     /// This node's name.
@@ -289,14 +300,16 @@ impl Steered {
                 controller.change(kind);
                 controller.forget_written();
             }
-            // Who stays local until there is load has nothing to decide before: the plan is what it would say.
-            let begins = (kind != Kind::Waterfill).then(|| Controller::new(kind));
-            controllers.push(controller.or(begins));
+            // Who stays local until there is load has nothing to decide before: the plan is what it would say, unless the
+            // maps say something else.
+            let decides = kind != Kind::Waterfill || held.last().is_some_and(Option::is_some);
+            controllers.push(controller.or_else(|| decides.then(|| Controller::new(kind))));
         }
         let now = facts.service(target.slot);
         let since = |time: fn(&Self) -> Duration| old.as_ref().map_or(Duration::ZERO, time);
         Self {
             last: target.sets.iter().map(|_| None).collect(),
+            out: old.as_ref().map_or_else(BTreeSet::new, |old| old.out.clone()),
             controllers,
             held,
             seen,

@@ -231,6 +231,7 @@ fn port(name: &abi::ServiceName, content: abi::Service) -> Option<Port> {
         backends: Box::default(),
         claims: Box::default(),
         source_ranges: Box::default(),
+        thin: false,
     })
 }
 

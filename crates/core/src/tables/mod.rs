@@ -13,6 +13,7 @@ mod prune;
 mod replace;
 mod source_ranges;
 mod steer;
+mod tiers;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -93,6 +94,9 @@ pub struct Update {
     /// addresses, which would be open to all, and everything else is as planned. To be reported, and tried again with
     /// the same plans.
     pub shortage: Option<TablesError>,
+    /// Why some tiers have fewer endpoints than planned: there was no room for their lines, maybe only for as long as
+    /// those that they replace have to rest. To be reported, and tried again with the same plans.
+    pub thinned: Option<TablesError>,
 }
 
 /// The ledger. See the module's description.
@@ -134,6 +138,8 @@ struct Port {
     claims: Box<[FrontendKey]>,
     /// Sorted.
     source_ranges: Box<[IpNet]>,
+    /// Its tiers have fewer endpoints than planned, for want of lines.
+    thin: bool,
 }
 
 /// What an earlier writer left that belongs to no known service. Reserved until it is pruned.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use weir_abi as abi;
 
 use super::frontends::{Changes, Claim};
+use super::tiers::{Room, keep_spill_alone};
 use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, roots, source_ranges};
 use crate::last_resort::keeps_endpoints;
-use crate::lines::{self, MAX_ENTRIES};
 use crate::model::ObjectName;
 use crate::ops::{FrontendKey, MapOp, SourceRange};
-use crate::plan::{BackendPlan, ServicePlan, Shares, TierPlan};
+use crate::plan::{BackendPlan, ServicePlan, Shares};
 
 /// What a replacement is going to write, and the slots that it has taken for that.
 #[derive(Debug, Default)]
@@ -39,6 +39,8 @@ pub(super) struct Stage {
     pub(super) own: BTreeSet<u32>,
     pub(super) old_claims: BTreeSet<FrontendKey>,
     pub(super) frontends: Changes,
+    pub(super) room: Room,
+    pub(super) thinned: Option<TablesError>,
 }
 
 impl Tables {
@@ -46,7 +48,8 @@ impl Tables {
     /// becomes the creation time of new ports. A second plan of the same key is ignored.
     ///
     /// A service whose source ranges find no room is written without the addresses that they guard, and goes on being
-    /// updated: see [`Update::shortage`].
+    /// updated: see [`Update::shortage`]. None is refused for want of lines: shares that moved give way to those of the
+    /// plan, and these to fewer endpoints ([`Update::thinned`]).
     ///
     /// # Errors
     /// If another map is full or a tier has too many endpoints. Nothing has changed then.
@@ -56,19 +59,43 @@ impl Tables {
         plans: &[ServicePlan],
         now_seconds: u32,
     ) -> Result<Update, TablesError> {
-        let written = source_ranges::check_limit(plans).and_then(|()| self.write(service, plans, now_seconds));
+        let written =
+            source_ranges::check_limit(plans).and_then(|()| self.write_what_fits(service, plans, now_seconds));
         match written {
             Err(shortage) if shortage.is_of_source_ranges() => {
-                let update = self.write(service, &source_ranges::closed(plans), now_seconds)?;
+                let update = self.write_what_fits(service, &source_ranges::closed(plans), now_seconds)?;
                 Ok(Update { shortage: Some(shortage), ..update })
             }
             Ok(_) | Err(_) => written,
         }
     }
 
-    /// Writes plans as they are, or nothing.
-    fn write(&mut self, service: &ObjectName, plans: &[ServicePlan], now_seconds: u32) -> Result<Update, TablesError> {
-        let mut stage = Stage::default();
+    /// Writes plans with as much room for lines as there is.
+    fn write_what_fits(
+        &mut self,
+        service: &ObjectName,
+        plans: &[ServicePlan],
+        now_seconds: u32,
+    ) -> Result<Update, TablesError> {
+        let mut written = self.write(service, plans, now_seconds, Room::Kept);
+        for room in [Room::Planned, Room::Thin] {
+            match &written {
+                Err(cause) if cause.is_of_lines() => written = self.write(service, plans, now_seconds, room),
+                Ok(_) | Err(_) => break,
+            }
+        }
+        written
+    }
+
+    /// Writes plans, or nothing.
+    fn write(
+        &mut self,
+        service: &ObjectName,
+        plans: &[ServicePlan],
+        now_seconds: u32,
+        room: Room,
+    ) -> Result<Update, TablesError> {
+        let mut stage = Stage { room, ..Stage::default() };
         match self.stage(service, plans, now_seconds, &mut stage) {
             Ok(()) => Ok(self.commit(service, stage)),
             Err(error) => {
@@ -128,14 +155,22 @@ impl Tables {
         let old = old.and_then(|slot| self.ports.get(&slot));
         let (old_content, created) = old.map_or((NO_SERVICE, now_seconds), |port| (port.content, port.created));
         let old_backends = old.map_or_else(Box::default, |port| port.backends.clone());
+        let old_thin = old.is_some_and(|port| port.thin);
 
-        let (backends, tiers, endpoints) = if keeps_endpoints(service, old_content.endpoints, plan.endpoints) {
-            (old_backends, old_content.tiers, old_content.endpoints)
+        let (backends, (tiers, thin), endpoints) = if keeps_endpoints(service, old_content.endpoints, plan.endpoints) {
+            (old_backends, (old_content.tiers, old_thin), old_content.endpoints)
         } else {
             let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
             let tiers = match plan.shares {
                 Shares::Planned => &plan.tiers,
-                Shares::Steered => &self.kept_shares(&old_content, plan, &ids),
+                Shares::Steered => {
+                    let mut tiers = self.kept_shares(&old_content, plan, &ids);
+                    // What is missing in thin tiers is not what anybody decided.
+                    if old_thin || stage.room != Room::Kept {
+                        keep_spill_alone(&mut tiers, plan);
+                    }
+                    &{ tiers }
+                }
             };
             (backends, self.stage_tiers(&old_content, plan, tiers, &ids, stage)?, plan.endpoints)
         };
@@ -160,6 +195,7 @@ impl Tables {
             backends,
             claims: plan.frontends.iter().map(|(key, _)| *key).collect(),
             source_ranges,
+            thin,
         };
         stage.ports.push((slot, port));
         Ok(slot)
@@ -251,76 +287,6 @@ impl Tables {
             stage.released.push(old);
         }
         Ok(number)
-    }
-
-    fn stage_tiers(
-        &mut self,
-        old: &abi::Service,
-        plan: &ServicePlan,
-        planned: &[TierPlan; abi::CLASS_COUNT],
-        ids: &[u32],
-        stage: &mut Stage,
-    ) -> Result<[abi::Tiers; abi::CLASS_COUNT], TablesError> {
-        let mut built = Vec::new();
-        let mut tiers = NO_SERVICE.tiers;
-        for ((new, old_tiers), tier) in tiers.iter_mut().zip(&old.tiers).zip(planned) {
-            new.spill = u32::from(tier.spill);
-            for (reference, old_reference, entries) in
-                [(&mut new.local, old_tiers.local, &tier.local), (&mut new.remote, old_tiers.remote, &tier.remote)]
-            {
-                let entries: Vec<_> = entries.iter().map(|(index, weight)| (ids[*index], *weight)).collect();
-                *reference = match built.iter().find(|(known, _)| *known == entries) {
-                    Some((_, root)) => *root,
-                    None => {
-                        let root = self.stage_tree(plan, &entries, (old_reference, old), stage)?;
-                        built.push((entries, root));
-                        root
-                    }
-                };
-            }
-        }
-        let kept: BTreeSet<_> = built.iter().map(|(_, root)| *root).collect();
-        let left: BTreeSet<_> = roots(old).filter(|root| !kept.contains(root)).collect();
-        stage.gone_lines.extend(left.iter().filter_map(|root| self.line_slots(*root)).flatten());
-        Ok(tiers)
-    }
-
-    /// The root of a tree with these entries: an old one that says the same, best that of the same tier, else a new one.
-    fn stage_tree(
-        &mut self,
-        plan: &ServicePlan,
-        entries: &[(u32, u32)],
-        (same_tier, old): (u32, &abi::Service),
-        stage: &mut Stage,
-    ) -> Result<u32, TablesError> {
-        let others: BTreeSet<_> = roots(old).filter(|root| *root != same_tier).collect();
-        let mut candidates = std::iter::once(same_tier).chain(others).filter(|root| root & abi::REF_LINE != 0);
-        if let Some(root) = candidates.find(|root| self.says_the_same(*root, entries)) {
-            return Ok(root);
-        }
-        let endpoints = entries.iter().filter(|(_, weight)| *weight > 0).count();
-        if endpoints > MAX_ENTRIES {
-            let (service, port_name) = (plan.key.service.clone(), Arc::clone(&plan.key.port_name));
-            return Err(TablesError::TooManyEndpoints { service, port_name, endpoints });
-        }
-        let tree = lines::build(entries, &mut || {
-            let slot = self.line_pool.take()?;
-            stage.new_lines.push(slot);
-            Some(slot)
-        });
-        let full = TablesError::Full { map: "lines", size: self.capacity.lines, option: "--max-lines" };
-        let tree = tree.ok_or(full)?;
-        stage.lines.extend(tree.lines);
-        Ok(tree.root)
-    }
-
-    /// Whether building the entries into the slots of an old tree would write what they hold already.
-    pub(super) fn says_the_same(&self, root: u32, entries: &[(u32, u32)]) -> bool {
-        let Some(slots) = self.line_slots(root) else { return false };
-        let mut slots = slots.into_iter();
-        let Some(tree) = lines::build(entries, &mut || slots.next()) else { return false };
-        let holds = |(slot, line): &(u32, abi::Line)| self.lines.get(slot).is_some_and(|held| **held == *line);
-        tree.root == root && slots.next().is_none() && tree.lines.iter().all(holds)
     }
 
     /// Everything of the service that the stage does not keep.

@@ -55,7 +55,12 @@ impl Tables {
         }
         let mut redraw = Redraw::default();
         match self.redraw(slot, &old, &wanted, &mut content, &mut redraw) {
-            Ok(()) => Ok(self.commit_shares(slot, &old, content, redraw)),
+            Ok(()) => {
+                // What is missing from now on is missing because somebody decided so.
+                let decided = wanted.iter().any(Option::is_some);
+                self.ports.get_mut(&slot).into_iter().for_each(|port| port.thin &= !decided);
+                Ok(self.commit_shares(slot, &old, content, redraw))
+            }
             Err(error) => {
                 redraw.taken.into_iter().rev().for_each(|slot| self.line_pool.untake(slot));
                 Err(error)
@@ -140,8 +145,7 @@ impl Tables {
             redraw.taken.push(slot);
             Some(slot)
         });
-        let full = TablesError::Full { map: "lines", size: self.capacity.lines, option: "--max-lines" };
-        let Tree { root, lines } = tree.ok_or(full)?;
+        let Tree { root, lines } = tree.ok_or_else(|| self.lines_are_full())?;
         redraw.lines.extend(lines);
         Ok(root)
     }
@@ -195,8 +199,11 @@ impl Tables {
     #[must_use]
     pub fn slots_of(&self, plan: &ServicePlan) -> Option<(u32, Vec<u32>)> {
         let slot = self.find_port(&plan.key.service, plan)?;
-        let held: HashMap<_, u32> =
-            self.ports.get(&slot)?.backends.iter().map(|id| (super::endpoint(&self.backend(*id)), *id)).collect();
+        let port = self.ports.get(&slot)?;
+        if port.backends.len() != plan.backends.len() {
+            return None;
+        }
+        let held: HashMap<_, u32> = port.backends.iter().map(|id| (super::endpoint(&self.backend(*id)), *id)).collect();
         let key = |backend: &crate::plan::BackendPlan| (abi::Addr::from(backend.address).octets(), backend.port);
         let ids: Option<Vec<u32>> = plan.backends.iter().map(|backend| held.get(&key(backend)).copied()).collect();
         Some((slot, ids?))
@@ -217,7 +224,7 @@ impl Tables {
     }
 
     /// The plan's tiers with the shares that the maps hold. Endpoints that are new begin with a part of what the others
-    /// have; those that had none still have none. Where that leaves nobody, or nothing is held, it is as planned.
+    /// have, the first ones of this node with a part of what the plan gives them; those that had none still have none. Where that leaves nobody, or nothing is held, it is as planned.
     pub(super) fn kept_shares(
         &self,
         old: &abi::Service,
@@ -253,7 +260,8 @@ impl Tables {
             let spill = match (local.is_empty(), near.is_empty()) {
                 (true, _) if remote.is_empty() => return planned.clone(),
                 (true, _) => u16::MAX,
-                (false, true) => planned.spill,
+                (false, true) if remote.is_empty() => planned.spill,
+                (false, true) => first_local(planned.spill),
                 (false, false) => u16::try_from(old.tiers[class].spill).unwrap_or(u16::MAX),
             };
             TierPlan { spill, local, remote }
@@ -270,6 +278,13 @@ impl Tables {
 )]
 fn beginning(mean: u64) -> u32 {
     ((mean as f64 * RAMP_START) as u32).max(1)
+}
+
+/// What still leaves the node when it gets its first endpoints, until the next decision: as a controller that begins
+/// with them would say.
+fn first_local(planned: u16) -> u16 {
+    let stays = 0x1_0000 - u64::from(planned);
+    u16::try_from(0x1_0000 - u64::from(beginning(stays))).unwrap_or(u16::MAX)
 }
 
 fn root(service: &abi::Service, class: usize, local: bool) -> u32 {

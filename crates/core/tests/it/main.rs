@@ -18,6 +18,7 @@ mod policies;
 mod policies_build;
 mod policies_controller;
 mod policies_ejection;
+mod policies_level;
 mod policies_loop;
 mod policies_papers;
 mod policies_waterfill;

@@ -12,7 +12,7 @@ use crate::policies_build::{SERVICE, Scene, TICK, assert_shares, peer, share};
 
 /// A node of which a flow per second costs a hundredth, as its pods tell, with some flows offered and some CPU in use
 /// by others.
-fn scene(offered: f64, local: f64, background: f64, peers: Vec<PeerReport>) -> Scene {
+pub(crate) fn scene(offered: f64, local: f64, background: f64, peers: Vec<PeerReport>) -> Scene {
     let service = (local * 0.01).min(1.0 - background);
     let mut scene = Scene::new(background + service, peers).offers(offered, local);
     scene.own.pods = Some(Sample::fresh(PodsLoad { cores: service * 2.0, limit: None }));
@@ -20,7 +20,7 @@ fn scene(offered: f64, local: f64, background: f64, peers: Vec<PeerReport>) -> S
 }
 
 /// A node that has been at ease: 40 flows per second of the 80 that it takes.
-fn at_ease(peers: Vec<PeerReport>) -> Waterfill {
+pub(crate) fn at_ease(peers: Vec<PeerReport>) -> Waterfill {
     let mut policy = Waterfill::default();
     scene(40.0, 40.0, 0.0, peers).settle(&mut policy, 30);
     policy
@@ -28,7 +28,7 @@ fn at_ease(peers: Vec<PeerReport>) -> Waterfill {
 
 /// The decisions of the two ticks after a step of the offered load. Until the second one all of it comes here, and what
 /// the node cannot do queues up.
-fn step(policy: &mut Waterfill, offered: f64, background: f64, peers: &[PeerReport]) -> [Decision; 2] {
+pub(crate) fn step(policy: &mut Waterfill, offered: f64, background: f64, peers: &[PeerReport]) -> [Decision; 2] {
     [1.0, 2.0].map(|tick| {
         let mut hot = scene(offered, offered, background, peers.to_vec());
         let waits = (offered - (1.0 - background) * 100.0).max(0.0) * TICK.as_secs_f64() * tick;

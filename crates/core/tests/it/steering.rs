@@ -242,6 +242,35 @@ fn an_endpoint_that_fails_is_out() {
 }
 
 #[test]
+fn an_ejection_counts_once_whatever_plans_come_while_it_lasts() {
+    let mut world = World::new(0.1);
+    world.rates = FlowRates { local: 4.0, remote: 12.0 };
+    let scene = scene(|_| {});
+    let mut steering = steering(&scene, Kind::Random, &world);
+    drop(run_tick(&mut steering, &world));
+    for revision in 2..6 {
+        world.flows(12, 3, 3);
+        drop(run_tick(&mut steering, &world));
+        steering.put(&name("web"), targets(&scene, Kind::Random, revision), &world);
+        assert_eq!((steering.ejections(), steering.ejected()), (1, 1), "plan {revision}");
+    }
+    drop(run(&mut steering, &world, 60));
+    assert_eq!((steering.ejections(), steering.ejected()), (1, 0), "it is back");
+    world.flows(12, 3, 3);
+    drop(run_tick(&mut steering, &world));
+    assert_eq!((steering.ejections(), steering.ejected()), (2, 1));
+}
+
+#[test]
+fn a_spill_that_the_maps_hold_of_a_service_that_nobody_uses_does_not_last() {
+    let world = World::new(0.1);
+    let mut steering = Steering::new("here".into());
+    steering.put(&name("web"), targets_held(&scene(|_| {}), Kind::Waterfill, 1, 0xe000), &world);
+    let writes: Vec<_> = (0..40).flat_map(|_| steering.tick(TICK, &world)).collect();
+    assert_eq!(writes.iter().map(|write| write.shares[0].as_ref().unwrap().spill).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
 fn a_new_plan_is_written_anew_and_a_gone_service_is_forgotten() {
     let world = World::new(0.1);
     let mut cluster = scene(|_| {});

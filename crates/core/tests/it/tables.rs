@@ -319,12 +319,11 @@ fn a_renumbered_service_port_is_renamed_in_place() {
 
 #[test]
 fn a_full_map_names_itself_its_size_and_the_option_and_changes_nothing() {
-    // Just enough for both services, so that a slot lost by a failure is missed.
+    // Just enough for both services, so that a slot lost by a failure is missed. For want of lines none is refused.
     let base = Capacity { services: 3, backends: 5, lines: 2, frontends: 2, nodes: 2, ..Capacity::default() };
     let cases = [
         (Capacity { services: 2, ..base }, "services", 2, "--max-services"),
         (Capacity { backends: 4, ..base }, "backends", 4, "--max-backends"),
-        (Capacity { lines: 1, ..base }, "lines", 1, "--max-lines"),
         (Capacity { frontends: 1, ..base }, "frontends4", 1, "--max-frontends"),
         (Capacity { nodes: 1, ..base }, "node_names", 1, "--max-nodes"),
     ];

@@ -27,6 +27,28 @@ fn an_exchange_measures_the_round_trip_and_carries_both_reports() {
     }
 }
 
+/// An agent publishes every 250 ms and sends its probes up to 100 ms late: what is left of a second is 650 ms.
+#[test]
+fn near_nodes_that_look_late_know_load_and_delay_of_each_other_within_a_second() {
+    let mut world = world(17);
+    for node in &mut world.nodes {
+        node.holds = millis(100);
+        node.tells = Some((busy(0.5), vec![]));
+    }
+    world.run(millis(5000));
+    for _ in 0..200 {
+        world.run(millis(50));
+        let ages = (1..17).map(|of| world.report(0, of).expect("a report").age);
+        assert!(ages.max() < Some(millis(650)));
+    }
+    let replies = |world: &World| world.nodes[0].mesh.counters().replies_received;
+    let before = replies(&world);
+    world.run(millis(10_000));
+    let each = (replies(&world) - before) as f64 / 160.0;
+    // Each alone would have made two.
+    assert!((1.0..1.5).contains(&each), "{each} measurements per second and peer");
+}
+
 #[test]
 fn a_node_that_holds_its_probes_does_not_look_far() {
     let mut world = world(2);

@@ -25,7 +25,7 @@ struct Agent {
 impl Agent {
     /// Blocks its own thread for `busy` again and again, as an agent with much to do.
     fn start(name: &str, binds: &[&str], keys: &Path, busy: Duration) -> Self {
-        let (file, ring) = KeyFile::open(keys).expect("keys");
+        let (mut file, ring) = KeyFile::open(keys).expect("keys");
         let config = Config { interval: millis(100), bytes_per_second: 10_000, ..Config::default() };
         let link = Link::new(Mesh::new(name, config.checked().expect("config"), ring, 1, now()));
         let binds: Vec<SocketAddr> = binds.iter().map(|bind| bind.parse().expect("an address")).collect();
@@ -37,10 +37,10 @@ impl Agent {
                 let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
                 runtime.block_on(async {
                     let sockets: Vec<_> = binds.iter().map(|bind| Socket::bind(*bind).expect("bound")).collect();
-                    let addresses = sockets.iter().map(|socket| socket.address().expect("an address"));
+                    let addresses = sockets.iter().map(Socket::address);
                     tell.send(addresses.collect()).expect("somebody waits");
                     tokio::select! {
-                        result = link.run(&sockets, file) => result.expect("sockets that work"),
+                        result = link.run(&sockets, &mut file) => result.expect("sockets that work"),
                         () = work(&stop, busy) => {}
                     }
                 });

@@ -60,7 +60,7 @@ fn a_thousand_peers_are_all_known_within_twenty_seconds() {
 }
 
 #[test]
-fn the_nearest_are_probed_every_interval_give_or_take_a_fifth() {
+fn the_nearest_are_probed_every_interval_give_or_take_a_tenth() {
     let mut log = Log::new(1000, 2);
     log.run(millis(60_000), |_| false);
     let near: BTreeSet<_> = (1..=1000).map(NodeId).filter(|id| log.schedule.is_near(*id)).collect();
@@ -72,16 +72,53 @@ fn the_nearest_are_probed_every_interval_give_or_take_a_fifth() {
         let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
         let (least, most) =
             gaps.fold((Duration::MAX, Duration::ZERO), |(least, most), gap| (least.min(gap), most.max(gap)));
-        assert!(least >= millis(400) && most <= millis(600), "{id:?}: {least:?} to {most:?}");
+        assert!(least >= millis(360) && most <= millis(440), "{id:?}: {least:?} to {most:?}");
     }
+}
+
+#[test]
+fn two_near_nodes_take_turns_and_each_probes_within_a_second() {
+    let mut rng = fastrand::Rng::with_seed(8);
+    let mut nodes = [Schedule::new(Config::default()), Schedule::new(Config::default())];
+    nodes.iter_mut().for_each(|node| node.set(&ids(1..=1), &mut rng));
+    let mut probes = Vec::new();
+    while let Some((due, number)) = (0..2).filter_map(|number| Some((nodes[number].next()?, number))).min() {
+        if due > millis(60_000) {
+            break;
+        }
+        if nodes[number].take(due, |_| Some(millis(1)), &mut rng).is_some() {
+            nodes[1 - number].probed_by(NodeId(1), due, &mut rng);
+            probes.push((due, number));
+        }
+    }
+    let settled: Vec<_> = probes.into_iter().filter(|(at, _)| *at > millis(2000)).collect();
+    for pair in settled.windows(2) {
+        let gap = pair[1].0 - pair[0].0;
+        assert!(pair[0].1 != pair[1].1, "one probes twice: {pair:?}");
+        assert!(gap >= millis(360) && gap <= millis(440), "{gap:?}");
+    }
+}
+
+#[test]
+fn who_is_probed_all_the_time_probes_every_two_intervals_nevertheless() {
+    let mut log = Log::new(1, 9);
+    log.run(millis(5000), |_| false);
+    log.probes.clear();
+    let begin = log.now;
+    while log.now < begin + millis(20_000) {
+        log.schedule.probed_by(NodeId(1), log.now, &mut log.rng);
+        log.run(millis(50), |_| false);
+    }
+    let longest = log.times(1).windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(longest.is_some_and(|longest| longest <= millis(800)), "{longest:?}");
 }
 
 #[test]
 fn every_other_peer_has_its_turn_in_bounded_time() {
     let mut log = Log::new(100, 3);
     log.run(millis(120_000), |_| false);
-    // 84 others, 8 per second, jitter; once at the start and once at the end of two rounds at worst.
-    let bound = millis(84 * 125 * 12 / 10) * 2;
+    // 84 others, 7.5 per second, jitter; once at the start and once at the end of two rounds at worst.
+    let bound = millis(84 * 133 * 11 / 10) * 2;
     for id in 1..=100 {
         let mut times = log.times(id);
         times.push(log.now);
@@ -96,8 +133,8 @@ fn the_number_of_probes_does_not_grow_with_the_cluster() {
     log.run(millis(90_000), |_| false);
     log.probes.clear();
     log.run(millis(10_000), |_| false);
-    // 16 + 4 every half second, a fifth more at most.
-    assert!((350..=480).contains(&log.probes.len()), "{}", log.probes.len());
+    // 16 + 3 every 0.4 s, a tenth more at most.
+    assert!((430..=525).contains(&log.probes.len()), "{}", log.probes.len());
 }
 
 #[test]

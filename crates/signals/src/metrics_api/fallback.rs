@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use weir_core::load::{Lie, NodeLoad, Sample, Share};
 
-use super::{NodeUsage, Usage};
-use crate::source::{Counts, Failure, FailureKind};
+use super::{NodeUsage, Pace, Usage};
+use crate::source::{Counts, Failure};
 
 /// Clocks of two machines may differ by so much. What was measured later than that from now is a lie.
 pub const SKEW: Duration = Duration::from_secs(5);
@@ -29,6 +29,7 @@ pub struct Capacity {
 pub struct Fallback {
     nodes: HashMap<String, Told>,
     counts: Counts,
+    pace: Pace,
     problem: Option<Failure>,
 }
 
@@ -53,8 +54,12 @@ impl Fallback {
         self.counts.count_read();
         let nodes = match answer {
             Ok(nodes) => nodes,
-            Err(failure) => return self.failed(failure),
+            Err(failure) => {
+                self.pace.failed();
+                return self.failed(failure);
+            }
         };
+        self.pace.answered(nodes.len());
         self.problem = None;
         let mut before = std::mem::take(&mut self.nodes);
         for NodeUsage { name, usage } in nodes {
@@ -125,10 +130,10 @@ impl Fallback {
         self.problem.as_ref()
     }
 
-    /// Whether the cluster has no metrics-server, as far as the last answer says.
+    /// When to ask again.
     #[must_use]
-    pub fn is_absent(&self) -> bool {
-        self.problem.as_ref().is_some_and(|problem| problem.kind() == FailureKind::Missing)
+    pub const fn pace(&self) -> Pace {
+        self.pace
     }
 }
 

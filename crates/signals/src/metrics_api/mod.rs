@@ -2,6 +2,7 @@
 //! the fallback for nodes that run no agent, and never drives the loop alone.
 
 mod fallback;
+mod pace;
 
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use weir_core::load::Lie;
 use weir_core::quantity;
 
 pub use fallback::{Capacity, Fallback, SKEW};
+pub use pace::{CROWD, JITTER, LONGEST, Pace, SHORTEST};
 
 use crate::source::Failure;
 

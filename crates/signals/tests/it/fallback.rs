@@ -94,7 +94,8 @@ fn when_nobody_answers_everything_stays_and_grows_old() {
     update(&mut fallback, vec![usage("far", 1.0, 600.0, 0)], at(0), wall(0));
     let failure = Failure::Missing { object: "nodes".to_owned(), cause: "no metrics-server".into() };
     fallback.update(Err(failure), |_| Some(FOUR_CORES), at(15_000), wall(15));
-    assert!(fallback.is_absent());
+    assert_eq!(fallback.problem().map(Failure::kind), Some(FailureKind::Missing));
+    assert_eq!(fallback.pace().pause(0.5), Duration::from_secs(30), "asked less often");
     assert_eq!(fallback.counts().failures(FailureKind::Missing), 1);
     assert_eq!(fallback.node("far", at(30_000)).unwrap().cpu.unwrap().age, Duration::from_secs(30));
 }
@@ -115,6 +116,6 @@ fn one_bad_node_spoils_no_other_and_one_that_is_not_in_the_list_is_gone() {
     assert!(near(fallback.node("b", at(15_000)).unwrap().cpu.unwrap().value.get(), 0.5));
     assert!(fallback.node("c", at(15_000)).is_none());
     assert_eq!(fallback.counts().failures(FailureKind::Malformed), 1);
-    assert!(fallback.problem().is_some());
-    assert!(!fallback.is_absent());
+    assert_eq!(fallback.problem().map(Failure::kind), Some(FailureKind::Malformed));
+    assert_eq!(fallback.pace().pause(0.5), Duration::from_secs(15), "there was an answer");
 }

@@ -11,6 +11,7 @@ mod metrics_api;
 mod network;
 mod node;
 mod open_flows;
+mod pace;
 mod parsers;
 mod pods;
 mod pressure;

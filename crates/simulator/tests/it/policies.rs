@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::policies::Kind;
-use weir_simulator::catalogue::{AGES, hundred_hot, one_hot};
+use weir_simulator::catalogue::{AGES, bursts, endless_crowd, hundred_hot, one_hot};
 use weir_simulator::{Outcome, Scenario, run};
 
 const SEED: u64 = 4;
@@ -29,6 +29,19 @@ fn rap_switches_to_and_fro_where_waterfill_holds_still() {
     for age in AGES.map(Duration::from_secs) {
         let outcome = outcome(&one_hot(age), Kind::Rap);
         assert!((0.35..0.55).contains(&outcome.deviation), "data {age:?} old: {}", outcome.deviation);
+    }
+}
+
+#[test]
+fn clients_that_are_more_than_all_nodes_can_serve_keep_all_nodes_busy() {
+    for (scenario, at_most) in [(endless_crowd(), 0.10), (bursts(), 0.25)] {
+        let [ours, random, nearest] =
+            [Kind::Waterfill, Kind::Random, Kind::NearestHalf].map(|kind| outcome(&scenario, kind));
+        assert!(ours.distance <= at_most, "{}: {} above the optimum", ours.scenario, ours.distance);
+        assert!(ours.rejected < 0.001, "{}: {} rejected", ours.scenario, ours.rejected);
+        for other in [random, nearest] {
+            assert!(ours.latency_ms < other.latency_ms, "{}: {} is faster", ours.scenario, other.policy);
+        }
     }
 }
 

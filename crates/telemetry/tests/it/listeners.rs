@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
 use axum::routing::get as route;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -58,6 +59,18 @@ async fn a_stop_closes_the_port_and_ends_the_server() {
     server.task.await.unwrap();
     let error = TcpStream::connect(server.address).await.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn a_handler_learns_who_asks() {
+    let who = |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move { peer.to_string() };
+    let server = start(Router::new().route("/", route(who)), "127.0.0.1:0");
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let own = stream.local_addr().unwrap().to_string();
+    let mut answer = String::new();
+    timeout(SOON, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.ends_with(&own), "{own} in\n{answer}");
 }
 
 #[tokio::test]

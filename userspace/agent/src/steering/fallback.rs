@@ -7,14 +7,10 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
 use weir_core::load::NodeLoad;
 use weir_core::model::NodeCapacity;
 use weir_signals::Counts;
-use weir_signals::metrics_api::{Capacity, Fallback, MetricsApi};
-
-/// How often: metrics-server measures as often (its `--metric-resolution`, 15 s).
-pub(super) const INTERVAL: Duration = Duration::from_secs(15);
+use weir_signals::metrics_api::{Capacity, Fallback, MetricsApi, SHORTEST};
 
 /// Nodes of which the mesh knows nothing, with what they have.
 pub(super) type Strangers = HashMap<Arc<str>, NodeCapacity>;
@@ -25,6 +21,8 @@ pub(super) struct Answer {
     /// Of strangers. Samples are as old as they were at `at`.
     pub(super) loads: HashMap<Arc<str>, NodeLoad>,
     pub(super) at: Option<Instant>,
+    /// How often there is one.
+    pub(super) interval: Duration,
     pub(super) counts: Counts,
     pub(super) problem: Option<String>,
 }
@@ -46,27 +44,28 @@ impl FallbackReader {
         (Self { api, strangers, latest }, answers)
     }
 
-    /// Asks for ever, as long as there are strangers. `phase`, 0 to 1, is this agent's own: all ask one server.
+    /// Asks for ever, as long as there are strangers. `phase`, 0 to 1, is this agent's own: all ask one server, and
+    /// neither begin together nor stay together.
     pub(super) async fn run(self, phase: f64) {
         let Self { api, mut strangers, latest } = self;
         let Some(api) = api else { return };
         let mut told = Fallback::default();
-        let start = tokio::time::Instant::now() + INTERVAL.mul_f64(phase);
-        let mut tick = tokio::time::interval_at(start, INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut next = tokio::time::Instant::now() + SHORTEST.mul_f64(phase);
         loop {
             if strangers.wait_for(|strangers| !strangers.is_empty()).await.is_err() {
                 return;
             }
-            tick.tick().await;
+            tokio::time::sleep_until(next).await;
             let answer = api.nodes().await;
             let now = Instant::now();
             let known = strangers.borrow().clone();
             told.update(answer, |node| known.get(node).and_then(capacity), now, Timestamp::now());
+            next = tokio::time::Instant::now() + told.pace().pause(phase);
             let load = |node: Arc<str>| told.node(&node, now).map(|load| (node, load));
             latest.send_replace(Answer {
                 loads: known.into_keys().filter_map(load).collect(),
                 at: Some(now),
+                interval: told.pace().interval(),
                 counts: told.counts(),
                 problem: told.problem().map(ToString::to_string),
             });
@@ -132,7 +131,7 @@ mod tests {
         assert!((cpu.unwrap().value.get() - 0.25).abs() < 1e-9 && (memory.unwrap().value.get() - 0.6).abs() < 1e-9);
         assert!(cpu.unwrap().age >= Duration::from_secs(20), "{cpu:?}");
         assert!((capacity - 4.0).abs() < 1e-9);
-        assert_eq!(answer.problem, None);
+        assert_eq!((answer.problem, answer.interval), (None, SHORTEST));
     }
 
     #[tokio::test]

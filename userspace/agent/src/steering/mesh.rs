@@ -1,15 +1,14 @@
 //! The mesh's task: its sockets follow the addresses of this node.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::OtherNode;
 use anyhow::Result;
 use tokio::sync::watch;
 use tracing::{info, warn};
-use weir_mesh::{Config, KeyFile, Link, Mesh, Socket, now};
+use weir_mesh::{Config, KeyFile, Link, LinkError, Mesh, Socket, now};
 
 /// After a socket could not be bound or read: an address of IPv6 may still be tentative.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -22,19 +21,11 @@ pub(crate) struct Key {
     pub(crate) port: u16,
 }
 
-/// Where each peer is probed: at its first address of IPv4 if this node has one too, else of IPv6.
-pub(super) fn peers(nodes: &[OtherNode], own: &[IpAddr], port: u16) -> impl Iterator<Item = (Arc<str>, SocketAddr)> {
-    let has = [own.iter().any(IpAddr::is_ipv4), own.iter().any(IpAddr::is_ipv6)];
-    nodes.iter().filter_map(move |OtherNode { name, addresses, capacity: _ }| {
-        let v4 = addresses.iter().find(|ip| ip.is_ipv4() && has[0]);
-        let address = v4.or_else(|| addresses.iter().find(|ip| ip.is_ipv6() && has[1]))?;
-        Some((Arc::clone(name), SocketAddr::new(*address, port)))
-    })
-}
-
 /// See the module's description.
 pub(crate) struct MeshTask {
-    key: Key,
+    /// Read at the start; a file that is wrong later leaves its keys in force.
+    keys: KeyFile,
+    port: u16,
     link: Link,
     addresses: watch::Receiver<Vec<IpAddr>>,
 }
@@ -45,10 +36,11 @@ impl MeshTask {
     /// # Errors
     /// If the key file holds no key.
     pub(crate) fn new(node: &str, key: Key, addresses: watch::Receiver<Vec<IpAddr>>) -> Result<Self> {
-        let (_, keys) = KeyFile::open(&key.file)?;
+        let Key { file, port } = key;
+        let (keys, ring) = KeyFile::open(file)?;
         let seed = u64::from(super::random()?);
-        let mesh = Mesh::new(node, Config::default().checked()?, keys, seed, now());
-        Ok(Self { key, link: Link::new(mesh), addresses })
+        let mesh = Mesh::new(node, Config::default().checked()?, ring, seed, now());
+        Ok(Self { keys, port, link: Link::new(mesh), addresses })
     }
 
     /// To tell it and ask it.
@@ -56,42 +48,153 @@ impl MeshTask {
         &self.link
     }
 
-    /// Probes for ever.
-    pub(crate) async fn run(mut self) {
-        let mut told = String::new();
+    /// Probes for ever, on one socket of each family: where one cannot be had, the other goes on.
+    pub(crate) async fn run(self) {
+        let Self { mut keys, port, link, mut addresses } = self;
+        let mut sockets: Vec<Socket> = Vec::new();
+        let mut binding = Binding::default();
         loop {
-            let own = self.addresses.borrow_and_update().clone();
-            if own.is_empty() {
-                if self.addresses.changed().await.is_err() {
-                    return;
+            let wanted = wanted(&addresses.borrow_and_update(), port);
+            sockets.retain(|socket| wanted.contains(&socket.address()));
+            let is_bound = |address: &SocketAddr| sockets.iter().any(|socket| socket.address() == *address);
+            let missing: Vec<_> = wanted.into_iter().filter(|address| !is_bound(address)).collect();
+            tokio::select! {
+                Err(failed) = link.run(&sockets, &mut keys), if !sockets.is_empty() => {
+                    let LinkError::Receive { address, cause: _ } = failed;
+                    sockets.retain(|socket| socket.address() != address);
+                    binding.complain(address, &failed.into());
+                    binding.pause = AGAIN;
                 }
-                continue;
-            }
-            let ended = tokio::select! {
-                ended = probe(&self.key, &self.link, &own) => ended,
-                changed = self.addresses.changed() => match changed {
-                    Ok(()) => continue,
-                    Err(_closed) => return,
-                },
-            };
-            if let Err(cause) = ended {
-                let text = format!("{cause:#}");
-                if text != told {
-                    warn!(cause = %text, "the mesh does not run; tried again");
-                    told = text;
+                socket = binding.any(&missing), if !missing.is_empty() => {
+                    info!(address = %socket.address(), "probing other nodes");
+                    sockets.push(socket);
                 }
+                changed = addresses.changed() => if changed.is_err() { return },
             }
-            tokio::time::sleep(AGAIN).await;
         }
     }
 }
 
-async fn probe(key: &Key, link: &Link, own: &[IpAddr]) -> Result<()> {
+/// The first address of each family.
+fn wanted(own: &[IpAddr], port: u16) -> Vec<SocketAddr> {
     let families = [own.iter().find(|ip| ip.is_ipv4()), own.iter().find(|ip| ip.is_ipv6())];
-    let addresses: Vec<_> = families.into_iter().flatten().map(|ip| SocketAddr::new(*ip, key.port)).collect();
-    let sockets = addresses.iter().map(|address| Socket::bind(*address)).collect::<Result<Vec<_>, _>>()?;
-    let (file, keys) = KeyFile::open(&key.file)?;
-    link.with(|mesh, _| mesh.set_keys(keys));
-    info!(?addresses, "probing other nodes");
-    Ok(link.run(&sockets, file).await?)
+    families.into_iter().flatten().map(|ip| SocketAddr::new(*ip, port)).collect()
+}
+
+/// Sockets that cannot be had now.
+#[derive(Default)]
+struct Binding {
+    /// What was logged about each address, so that it is logged once.
+    told: HashMap<SocketAddr, String>,
+    /// Before the next try.
+    pause: Duration,
+}
+
+impl Binding {
+    /// Binds to the first of the addresses, at least one, that works. Tries for ever.
+    async fn any(&mut self, addresses: &[SocketAddr]) -> Socket {
+        loop {
+            tokio::time::sleep(std::mem::take(&mut self.pause)).await;
+            for address in addresses {
+                match Socket::bind(*address) {
+                    Ok(socket) => {
+                        self.told.remove(address);
+                        return socket;
+                    }
+                    Err(failed) => self.complain(*address, &failed.into()),
+                }
+            }
+            self.pause = AGAIN;
+        }
+    }
+
+    fn complain(&mut self, address: SocketAddr, cause: &anyhow::Error) {
+        let text = format!("{cause:#}");
+        if self.told.get(&address) != Some(&text) {
+            warn!(%address, cause = %text, "nodes of this family are not probed; tried again every {AGAIN:?}");
+            self.told.insert(address, text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// A node's mesh task, and a peer at other addresses of the loopback that probes it in one family.
+    struct Bed {
+        addresses: watch::Sender<Vec<IpAddr>>,
+        port: u16,
+        key: tempfile::NamedTempFile,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    impl Bed {
+        /// Both ports of the task are free or, in IPv6, held by the socket that is returned.
+        fn start() -> (Self, UdpSocket) {
+            let taken = UdpSocket::bind("[::1]:0").unwrap();
+            let port = taken.local_addr().unwrap().port();
+            let key = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(key.path(), "0123456789abcdef0123456789abcdef").unwrap();
+            let (addresses, own) = watch::channel(Vec::new());
+            let place = Key { file: key.path().to_owned(), port };
+            let task = MeshTask::new("here", place, own).unwrap();
+            (Self { addresses, port, key, task: tokio::spawn(task.run()) }, taken)
+        }
+
+        /// Waits until a node that probes `own` has its answer.
+        async fn answers_at(&self, own: &str, bind: &str) {
+            let (mut keys, ring) = KeyFile::open(self.key.path()).unwrap();
+            let peer = Link::new(Mesh::new("there", Config::default(), ring, 1, now()));
+            let here = SocketAddr::new(own.parse().unwrap(), self.port);
+            peer.with(|mesh, _| mesh.set_peers([("here".into(), here)]));
+            let sockets = [Socket::bind(SocketAddr::new(bind.parse().unwrap(), 0)).unwrap()];
+            let measured = async {
+                while peer.with(|mesh, now| mesh.peers(now)[0].rtt.is_none()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                failed = peer.run(&sockets, &mut keys) => panic!("{failed:?}"),
+                () = measured => {}
+                () = tokio::time::sleep(Duration::from_secs(20)) => panic!("{own} does not answer"),
+            }
+        }
+    }
+
+    impl Drop for Bed {
+        fn drop(&mut self) {
+            self.task.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_family_that_cannot_be_bound_leaves_the_other_alone_and_is_tried_again() {
+        let (bed, taken) = Bed::start();
+        bed.addresses.send(vec!["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()]).unwrap();
+        bed.answers_at("127.0.0.1", "127.0.0.2").await;
+        drop(taken);
+        bed.answers_at("::1", "::1").await;
+        bed.answers_at("127.0.0.1", "127.0.0.2").await;
+    }
+
+    #[tokio::test]
+    async fn a_key_file_that_is_gone_when_addresses_change_stops_nothing() {
+        let (bed, _taken) = Bed::start();
+        bed.addresses.send(vec!["127.0.0.1".parse().unwrap()]).unwrap();
+        bed.answers_at("127.0.0.1", "127.0.0.2").await;
+        let text = std::fs::read(bed.key.path()).unwrap();
+        std::fs::write(bed.key.path(), "").unwrap();
+        bed.addresses.send(vec!["127.0.0.3".parse().unwrap()]).unwrap();
+        // Nobody listens there any more, since the task has another socket now.
+        while UdpSocket::bind(("127.0.0.1", bed.port)).is_err() {
+            tokio::task::yield_now().await;
+        }
+        std::fs::write(bed.key.path(), text).unwrap();
+        bed.answers_at("127.0.0.3", "127.0.0.2").await;
+    }
 }

@@ -140,7 +140,7 @@ fn decisions(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     encode(encoder, "weight_updates", "Decisions that moved shares", &ConstCounter::new(brain.decisions))?;
     let help = "Endpoints that failed, or whose node is silent, and get no new flows";
     encode(encoder, "ejected_endpoints", help, &number(brain.steering.ejected()))?;
-    encode(encoder, "ejections", "Times that an endpoint was ejected", &ConstCounter::new(brain.ejections))
+    encode(encoder, "ejections", "Times that an endpoint was ejected", &ConstCounter::new(brain.steering.ejections()))
 }
 
 fn signals(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

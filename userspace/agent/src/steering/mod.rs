@@ -8,6 +8,7 @@ mod fallback;
 mod mesh;
 mod metrics;
 mod open_flows;
+mod others;
 mod pods;
 mod snapshot;
 mod world;
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
-use weir_core::model::{NodeCapacity, ObjectName, PodUid};
+use weir_core::model::{ObjectName, PodUid};
 use weir_core::plan::PlanKey;
 use weir_core::steering::{Facts, Steering, Target, Write};
 use weir_datapath::View;
@@ -36,6 +37,8 @@ use fallback::{FallbackReader, Strangers};
 pub(crate) use mesh::{Key, MeshTask};
 use metrics::SteeringCollector;
 use open_flows::OpenReader;
+pub(crate) use others::OtherNode;
+use others::Others;
 use pods::PodReader;
 use world::{Feeds, World};
 
@@ -64,14 +67,6 @@ pub(crate) enum Feed {
     },
 }
 
-/// Another node of the cluster.
-#[derive(Clone, Debug)]
-pub(crate) struct OtherNode {
-    pub(crate) name: Arc<str>,
-    pub(crate) addresses: Vec<IpAddr>,
-    pub(crate) capacity: NodeCapacity,
-}
-
 /// The writer's ends.
 #[derive(Debug)]
 pub(crate) struct Ends {
@@ -97,13 +92,10 @@ pub(crate) struct Brain {
     steering: Steering,
     world: World,
     link: Option<Link>,
-    /// All other nodes.
-    others: Vec<OtherNode>,
+    others: Others,
     ticks: u64,
     /// Of the mesh, on all nodes.
     port: u16,
-    /// Endpoints that were ejected, since the start.
-    ejections: u64,
     /// Decisions sent to the writer, since the start.
     decisions: u64,
 }
@@ -163,10 +155,9 @@ impl SteeringLoop {
             steering,
             world,
             link,
-            others: Vec::new(),
+            others: Others::default(),
             ticks: 0,
             port,
-            ejections: 0,
             decisions: 0,
         }));
         let new = Self {
@@ -251,10 +242,8 @@ impl Brain {
             Feed::Service(name, targets) => self.steering.put(&name, targets, &self.world),
             Feed::NotWritten(key) => self.steering.not_written(&key),
             Feed::Nodes { own, peers } => {
-                if let Some(link) = &self.link {
-                    link.with(|mesh, _| mesh.set_peers(mesh::peers(&peers, &own, self.port)));
-                }
-                self.others = peers;
+                self.others.replace(peers, own.clone(), &self.steering.nodes());
+                self.probe_others();
                 addresses.send_if_modified(|known| {
                     let other = *known != own;
                     *known = own;
@@ -264,15 +253,19 @@ impl Brain {
         }
     }
 
+    fn probe_others(&self) {
+        if let Some(link) = &self.link {
+            link.with(|mesh, _| mesh.set_peers(self.others.peers(self.port)));
+        }
+    }
+
     fn tick(&mut self, elapsed: Duration, now: Instant) -> Vec<Write> {
         // Nobody is told anything, and there is nothing to decide: the load is not worth a look.
         if self.steering.is_empty() && self.link.is_none() {
             return Vec::new();
         }
         self.world.look(now, self.link.as_ref(), elapsed < LATE);
-        let before = self.steering.ejected();
         let decided = self.steering.tick(elapsed, &self.world);
-        self.ejections += self.steering.ejected().saturating_sub(before) as u64;
         if let Some(link) = &self.link {
             let report = self.steering.report(&self.world);
             let mut spilled = self.steering.spilled();
@@ -292,6 +285,9 @@ impl Brain {
         self.ticks += 1;
         if !self.ticks.is_multiple_of(STRANGERS) {
             return;
+        }
+        if self.others.has_deleted() && self.others.forget(&self.steering.nodes()) {
+            self.probe_others();
         }
         let heard: HashSet<&str> = self.world.heard().collect();
         let mut unheard = self.others.iter().filter(|node| !heard.contains(&*node.name)).peekable();

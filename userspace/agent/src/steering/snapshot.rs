@@ -1,10 +1,15 @@
 //! `/weights`: what is decided, from what and why, as one document for `weir weights` and `weir explain`.
+//!
+//! It names all nodes, Services and endpoints, so it is for people on this machine: scrapers elsewhere may be let in to the
+//! metrics beside it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Query;
+use axum::extract::{ConnectInfo, Query};
+use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use serde::Deserialize;
@@ -24,11 +29,17 @@ struct Question {
     service: Option<String>,
 }
 
-/// Serves the document.
+const FOR_LOOPBACK: &str =
+    "weights are told to this machine alone: ask 127.0.0.1 or [::1], one of which has to be in --metrics-address\n";
+
+/// Serves the document to who asks over loopback.
 pub(super) fn router(brain: Shared) -> Router {
-    let weights = move |Query(question): Query<Question>| {
+    let weights = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, Query(question): Query<Question>| {
         let brain = Arc::clone(&brain);
         async move {
+            if !peer.ip().is_loopback() {
+                return (StatusCode::FORBIDDEN, FOR_LOOPBACK).into_response();
+            }
             // The lock is held for as long as it takes to copy.
             let document = weights(&locked(&brain), &question);
             axum::Json(document).into_response()

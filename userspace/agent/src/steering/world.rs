@@ -16,7 +16,7 @@ use weir_signals::open_flows::OpenByBackend;
 use weir_signals::{Counts, Node, NodeOptions};
 
 use super::counters::DatapathCounters;
-use super::fallback::{self, Answer};
+use super::fallback::Answer;
 use super::pods::PodReadings;
 
 /// See the module's description.
@@ -139,7 +139,7 @@ impl Facts for World {
 
     fn report_interval(&self, node: &str) -> Duration {
         let slow = !self.reports.contains_key(node) && self.slow.contains_key(node);
-        if slow { fallback::INTERVAL } else { Parameters::REPORT_INTERVAL }
+        if slow { self.answer.interval } else { Parameters::REPORT_INTERVAL }
     }
 
     fn is_silent(&self, node: &str) -> bool {

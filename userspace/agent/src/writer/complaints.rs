@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tracing::{error, info, warn};
 use weir_core::model::ObjectName;
-use weir_core::plan::Refusal;
+use weir_core::plan::{PlanKey, Refusal};
 use weir_core::service_networks::LeftOut;
 use weir_core::tables::FrontendConflict;
 use weir_kube_watch::events::{Events, Regarding};
@@ -17,6 +17,8 @@ pub(super) struct Complaints {
     failed: BTreeMap<ObjectName, String>,
     /// Those among them that were written without their load balancer addresses.
     closed: BTreeSet<ObjectName>,
+    /// Ports whose new shares could not be written, and why.
+    unsteered: BTreeMap<PlanKey, String>,
     conflicts: BTreeSet<FrontendConflict>,
     left_out: Vec<LeftOut>,
     /// By service: what of it cannot be served, as it was last found. Of one cause the numbers may change without being
@@ -34,6 +36,7 @@ impl Complaints {
             events,
             failed: BTreeMap::new(),
             closed: BTreeSet::new(),
+            unsteered: BTreeMap::new(),
             conflicts: BTreeSet::new(),
             left_out: Vec::new(),
             refusals: BTreeMap::new(),
@@ -62,6 +65,17 @@ impl Complaints {
         }
     }
 
+    /// A service was written, but new flows go to some of its endpoints only.
+    pub(super) fn thinned(&mut self, name: &ObjectName, cause: String) {
+        self.closed.remove(name);
+        if self.failed.get(name) != Some(&cause) {
+            error!(service = %name, %cause, "new flows go to some of the endpoints only");
+            let note = format!("new flows go to some of the endpoints only: {cause}");
+            self.events.warn(Regarding::service(name.clone()), "EndpointsNotWritten", note);
+            self.failed.insert(name.clone(), cause);
+        }
+    }
+
     /// A service was written.
     pub(super) fn written(&mut self, name: &ObjectName) {
         self.closed.remove(name);
@@ -75,6 +89,40 @@ impl Complaints {
         self.closed.remove(name);
         self.failed.remove(name);
         self.refusals.remove(name);
+        self.keep_unsteered(name, |_| false);
+    }
+
+    /// New shares of a port could not be written: the old ones stay in force. True if that was not known.
+    pub(super) fn not_steered(&mut self, port: &PlanKey, cause: String) -> bool {
+        if self.unsteered.get(port) == Some(&cause) {
+            return false;
+        }
+        let PlanKey { service, port_name, protocol: _, family } = port;
+        warn!(%service, %port_name, ?family, %cause, "new shares not written, the old ones stay in force");
+        let note = format!("port {port_name:?} does not follow the load, its last shares stay in force: {cause}");
+        self.events.warn(Regarding::service(service.clone()), "SharesNotWritten", note);
+        self.unsteered.insert(port.clone(), cause);
+        true
+    }
+
+    /// Shares of a port were written. True if they could not be before.
+    pub(super) fn steered(&mut self, port: &PlanKey) -> bool {
+        let known = self.unsteered.remove(port).is_some();
+        if known {
+            let PlanKey { service, port_name, protocol: _, family } = port;
+            info!(%service, %port_name, ?family, "new shares written after all");
+        }
+        known
+    }
+
+    /// Of a service only these ports are steered any more.
+    pub(super) fn keep_unsteered(&mut self, service: &ObjectName, keep: impl Fn(&PlanKey) -> bool) {
+        self.unsteered.retain(|port, _| port.service != *service || keep(port));
+    }
+
+    /// Ports whose new shares could not be written, and why.
+    pub(super) const fn unsteered(&self) -> &BTreeMap<PlanKey, String> {
+        &self.unsteered
     }
 
     /// Services that could not be written, and why.
@@ -145,6 +193,8 @@ fn cause(refusal: &Refusal) -> Cause {
 
 #[cfg(test)]
 mod tests {
+    use weir_core::model::{Family, Protocol};
+
     use super::*;
 
     fn name(name: &str) -> ObjectName {
@@ -184,9 +234,37 @@ mod tests {
     }
 
     #[test]
+    fn shares_that_are_not_written_are_told_once_per_cause_until_they_are_or_the_port_is_not_steered() {
+        let plan = |port_name: &str| PlanKey {
+            service: name("cart"),
+            port_name: port_name.into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        };
+        let (http, dns, full) = (plan("http"), plan("dns"), "map lines is full");
+        let mut complaints = Complaints::new(Events::disabled());
+        let told: Vec<_> = (0..4).map(|_| complaints.not_steered(&http, full.to_owned())).collect();
+        assert_eq!(told, [true, false, false, false]);
+        assert!(complaints.not_steered(&http, "another cause".to_owned()));
+        assert_eq!([complaints.steered(&http), complaints.steered(&http)], [true, false]);
+        for port in [&http, &dns] {
+            assert!(
+                complaints.not_steered(port, full.to_owned()),
+                "told anew after it was written or for another port"
+            );
+        }
+        complaints.keep_unsteered(&name("web"), |_| false);
+        complaints.keep_unsteered(&name("cart"), |port| *port == dns);
+        assert_eq!(complaints.unsteered().keys().collect::<Vec<_>>(), [&dns]);
+        complaints.forget(&name("cart"));
+        assert_eq!(complaints.unsteered().len(), 0);
+    }
+
+    #[test]
     fn a_service_is_closed_until_it_is_written_as_it_is_or_gone() {
-        let ends: [fn(&mut Complaints); 3] = [
+        let ends: [fn(&mut Complaints); 4] = [
             |complaints| complaints.written(&name("cart")),
+            |complaints| complaints.thinned(&name("cart"), "lines is full".into()),
             |complaints| complaints.forget(&name("cart")),
             |complaints| complaints.not_written(&name("cart"), "backends is full".into()),
         ];

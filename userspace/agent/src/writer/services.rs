@@ -59,14 +59,16 @@ impl Writer {
             }
         };
         self.apply(&update.ops)?;
-        match update.shortage {
+        match (update.shortage, update.thinned) {
             // Tried again like a service that was not written at all.
-            Some(cause) => self.complaints.closed(name, cause.to_string()),
-            None => self.complaints.written(name),
+            (Some(cause), _) => self.complaints.closed(name, cause.to_string()),
+            (None, Some(cause)) => self.complaints.thinned(name, cause.to_string()),
+            (None, None) => self.complaints.written(name),
         }
         self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
         self.no_local.replace(name, &plans);
         self.steered.publish(&self.tables, &self.settings.plan.node, name, &plans, settings.as_ref());
+        self.complaints.keep_unsteered(name, |port| self.steered.is_published(port));
         for trigger in self.pending.take_triggers(name) {
             self.kube_proxy.programmed(trigger.family, trigger.at);
         }
@@ -79,6 +81,7 @@ impl Writer {
         if !self.synced {
             return Ok(());
         }
+        self.steered.not_written(self.complaints.unsteered().keys());
         let now = Instant::now();
         let handed_over = self.handovers.take_due(now);
         if !handed_over.is_empty() {

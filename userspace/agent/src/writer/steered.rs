@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use tokio::sync::{mpsc, watch};
-use tracing::warn;
 use weir_core::model::{Node, ObjectName, Proxy, Service};
-use weir_core::plan::{ServicePlan, Spread};
+use weir_core::plan::{PlanKey, ServicePlan, Spread};
 use weir_core::policies::Kind;
 use weir_core::settings::{ServiceSettings, Settings};
 use weir_core::steering::{Target, Write};
@@ -30,8 +29,9 @@ pub(crate) struct Steered {
     next: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Published {
+    key: PlanKey,
     slot: u32,
     revision: u64,
 }
@@ -91,7 +91,7 @@ impl Steered {
             let backends: Vec<_> = backends.into_iter().map(|id| (id, tables.generation(id))).collect();
             let held = tables.held_spill(slot);
             targets.push(Target::new(plan, here, slot, &backends, settings.clone(), held, revision));
-            published.push(Published { slot, revision });
+            published.push(Published { key: plan.key.clone(), slot, revision });
         }
         if before.is_none() && targets.is_empty() {
             return;
@@ -103,35 +103,48 @@ impl Steered {
         let _ = self.feed.send(Feed::Service(name.clone(), targets));
     }
 
+    /// Whether the loop was told of a port.
+    pub(super) fn is_published(&self, port: &PlanKey) -> bool {
+        self.published.get(&port.service).into_iter().flatten().any(|known| known.key == *port)
+    }
+
     /// Whether a decision is about what the maps hold.
     fn is_current(&self, write: &Write) -> bool {
         let known = self.published.get(&write.key.service);
         known.into_iter().flatten().any(|known| known.slot == write.slot && known.revision == write.revision)
     }
 
-    fn not_written(&self, write: &Write) {
-        let _ = self.feed.send(Feed::NotWritten(write.key.clone()));
+    /// Asks for the shares of ports that were not written.
+    pub(super) fn not_written<'a>(&self, ports: impl IntoIterator<Item = &'a PlanKey>) {
+        for port in ports {
+            let _ = self.feed.send(Feed::NotWritten(port.clone()));
+        }
     }
 }
 
 impl Writer {
-    /// Writes new shares.
+    /// Writes new shares. What finds no room is tried again when shares move again, or with the grace period, since
+    /// slots come free then.
     pub(super) fn steer(&mut self, writes: Vec<Write>) -> Result<()> {
-        let mut ops = Vec::new();
+        let (mut ops, mut news) = (Vec::new(), false);
         for write in writes {
             // The loop has heard of the new plan, or is about to.
             if !self.steered.is_current(&write) {
                 continue;
             }
             match self.tables.steer(write.slot, &write.shares) {
-                Ok(new) => ops.extend(new),
-                Err(cause) => {
-                    warn!(service = %write.key.service, %cause, "new shares not written, the old ones stay in force");
-                    self.steered.not_written(&write);
+                Ok(new) => {
+                    ops.extend(new);
+                    news |= self.complaints.steered(&write.key);
                 }
+                Err(cause) => news |= self.complaints.not_steered(&write.key, cause.to_string()),
             }
         }
-        self.apply(&ops)
+        self.apply(&ops)?;
+        if news {
+            self.publish();
+        }
+        Ok(())
     }
 
     /// Tells the loop where the nodes are.

@@ -1,5 +1,6 @@
 //! kube-proxy's URLs, and metrics under its names.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use weir_testbed::{Node, address, wait};
@@ -7,8 +8,8 @@ use weir_testbed::{Node, address, wait};
 use crate::CLUSTER;
 use crate::harness::SOON;
 use crate::harness::echo::{Member, echo, slice};
-use crate::harness::http::ask_agent;
-use crate::harness::standalone::{self, Standalone};
+use crate::harness::http::{self, ask_agent};
+use crate::harness::standalone::{self, Standalone, yaml};
 
 #[test]
 fn the_urls_that_kube_proxys_users_ask_answer() {
@@ -38,6 +39,21 @@ fn the_urls_that_kube_proxys_users_ask_answer() {
         let known = |family: &str| text.lines().any(|line| line == format!("# TYPE {family} {kind}"));
         assert!(known(family) || known(name), "no {kind} {name} among {types:?}");
     }
+}
+
+#[test]
+fn metrics_may_be_scraped_from_elsewhere_and_weights_are_told_on_the_node_alone() {
+    if !standalone::can_run("who may ask for weights") {
+        return;
+    }
+    let node = Standalone::start(0, &yaml(&[]), &["--metrics-address=0.0.0.0:10249"]);
+    let address = SocketAddr::new(IpAddr::V4(address::node(1).v4), 10249);
+    let ask = |path: &str| node.world.client().enter(|| http::get(address, path)).unwrap();
+    assert_eq!(ask("/metrics").status, 200);
+    let refused = ask("/weights");
+    assert_eq!(refused.status, 403);
+    assert!(refused.body.contains("ask 127.0.0.1 or [::1]"), "{refused:?}");
+    assert_eq!(ask_agent(node.world.node(1), 10249, "/weights").status, 200);
 }
 
 /// The sum of a metric's samples with this name whose labels contain `labels`.

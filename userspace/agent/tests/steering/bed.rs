@@ -146,6 +146,25 @@ impl Bed {
         view.backend_counters(*slot).unwrap().flows
     }
 
+    /// The nodes whose endpoints new flows of a service's HTTP port may go to from a node, as its maps say.
+    pub(crate) fn chosen(&self, node: u8, name: &str) -> Vec<u8> {
+        let dump = self.agents[usize::from(node) - 1].view().dump().unwrap();
+        let tiers = self.slot(node, name).0.tiers[abi::CLASS_INTERNAL];
+        let mut open = vec![tiers.local, tiers.remote];
+        let mut chosen = Vec::new();
+        while let Some(reference) = open.pop() {
+            let slot = reference & !abi::REF_LINE;
+            if reference & abi::REF_LINE != 0 {
+                // Shares that move between two looks: looked at anew.
+                let Some((_, line)) = dump.lines.iter().find(|(id, _)| *id == slot) else { return (1..=3).collect() };
+                open.extend(line.r#ref);
+            } else if let Some((_, backend)) = dump.backends.iter().find(|(id, _)| *id == slot) {
+                chosen.extend((1..=3).find(|node| backend.addr.ip() == IpAddr::V4(address::pod(*node, 1).v4)));
+            }
+        }
+        chosen
+    }
+
     /// Waits until something holds, and says what was seen if it never does.
     pub(crate) fn await_that<T>(&self, what: &str, limit: Duration, look: impl FnMut() -> Result<T, String>) -> T {
         wait::until_some(what, limit, look).unwrap_or_else(|e| {
@@ -186,19 +205,20 @@ fn yaml(services: &[Web]) -> String {
     yaml
 }
 
-/// The control group that is a node: a twentieth of a CPU.
+/// The control group that is a node, or a pod: a twentieth of a CPU.
 pub(crate) struct Machine {
     name: String,
+    hierarchies: &'static [&'static str],
     busy: Option<Process>,
 }
 
-/// Hierarchies of version 1 that a group is in.
-const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct"];
+/// Hierarchies of version 1 that a node is in, and one more that a pod is in.
+const HIERARCHIES: &[&str] = &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/memory"];
 /// Of 100 ms, in microseconds: so little that a busy loop gets it on a machine that is busy with other tests.
 const QUOTA: &str = "5000";
 
 impl Machine {
-    fn require(what: &str) -> bool {
+    pub(crate) fn require(what: &str) -> bool {
         let found = HIERARCHIES.iter().all(|root| Path::new(root).join("cgroup.procs").exists());
         if !found {
             println!("SKIPPED: {what}: no hierarchies of cgroup v1 for CPU time and its quota");
@@ -207,7 +227,16 @@ impl Machine {
     }
 
     fn create(name: &str) -> Self {
-        for root in HIERARCHIES {
+        Self::within(name, &HIERARCHIES[..2])
+    }
+
+    /// A pod's group. `name` is its path in the hierarchies.
+    pub(crate) fn of_pod(name: &str) -> Self {
+        Self::within(name, HIERARCHIES)
+    }
+
+    fn within(name: &str, hierarchies: &'static [&'static str]) -> Self {
+        for root in hierarchies {
             let group = Path::new(root).join(name);
             fs::create_dir_all(&group).unwrap();
             let quota = group.join("cpu.cfs_quota_us");
@@ -215,17 +244,17 @@ impl Machine {
                 fs::write(quota, QUOTA).unwrap();
             }
         }
-        Self { name: name.to_owned(), busy: None }
+        Self { name: name.to_owned(), hierarchies, busy: None }
     }
 
     /// Keeps all of its CPU busy from now on.
     pub(crate) fn work(&mut self) {
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do :; done"]);
-        let log = std::env::temp_dir().join(format!("{}.log", self.name));
+        let log = std::env::temp_dir().join(format!("{}.log", self.name.replace('/', "-")));
         let process = Process::start(command, "busy loop", &log).unwrap();
         let _ = fs::remove_file(log);
-        for root in HIERARCHIES {
+        for root in self.hierarchies {
             fs::write(Path::new(root).join(&self.name).join("cgroup.procs"), process.id().to_string()).unwrap();
         }
         self.busy = Some(process);
@@ -242,13 +271,16 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.rest();
-        for root in HIERARCHIES {
+        for root in self.hierarchies {
             let group = Path::new(root).join(&self.name);
             // What was in it takes a moment to be gone.
             let end = Instant::now() + SOON;
             while group.exists() && fs::remove_dir(&group).is_err() && Instant::now() < end {
                 std::thread::yield_now();
             }
+            // Those that were made for it alone.
+            let above = Path::new(&self.name).ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+            above.for_each(|above| drop(fs::remove_dir(Path::new(root).join(above))));
         }
     }
 }

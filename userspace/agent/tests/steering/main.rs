@@ -8,5 +8,6 @@ mod harness;
 
 mod bed;
 mod ejection;
+mod pods;
 mod restart;
 mod spill;

@@ -1,7 +1,5 @@
 //! An agent that starts again finds its shares in the maps and goes on from them.
 
-use std::time::Duration;
-
 use weir_testbed::load::Load;
 
 use crate::bed::{Bed, SETTLED, Web};
@@ -22,11 +20,12 @@ fn an_agent_that_starts_again_keeps_the_shares() {
     let Bed { agents, world, .. } = &mut bed;
     agents[0].start_again(world);
     agents[0].await_ready(world);
-    let least = (0..200).map(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        bed.slot(1, "web").0.tiers[0].spill
+    let mut least = held;
+    bed.await_that("a decision of the new agent", SETTLED, || {
+        least = least.min(bed.slot(1, "web").0.tiers[0].spill);
+        let decided = bed.agents[0].metric(&bed.world, "weir_weight_updates_total");
+        if decided > 0.0 { Ok(()) } else { Err(format!("{least:#x}")) }
     });
-    let least = least.min().unwrap();
     assert!(least > held / 2, "{held:#x} of new flows left, then {least:#x}");
     drop(asked);
 }

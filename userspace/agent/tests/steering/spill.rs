@@ -1,13 +1,11 @@
 //! Load above the level goes to the nearest node and comes home again; nobody who is connected notices.
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdout, Stdio};
-use std::time::Duration;
-
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use weir_testbed::Netns;
-use weir_testbed::load::Load;
+use weir_testbed::load::{Load, Report, RunningLoad};
 
 use crate::bed::{Bed, SETTLED, Web};
 use crate::harness::SOON;
@@ -33,9 +31,7 @@ fn load_above_the_level_goes_to_the_nearest_node_and_home_again_and_breaks_no_co
     bed.await_that("a decision", SOON, || {
         bed.service(1, "web").filter(|s| !s["sets"][0].is_null()).ok_or_else(String::new)
     });
-    drop(asked.take().unwrap());
-    std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(asked.take().unwrap().share("node1-pod1"), 1.0);
+    assert_eq!(next_second(&bed, &mut asked).share("node1-pod1"), 1.0);
 
     bed.machines[0].work();
     bed.await_that("the overflow on the nearest node", SETTLED, || {
@@ -49,9 +45,7 @@ fn load_above_the_level_goes_to_the_nearest_node_and_home_again_and_breaks_no_co
         if inbound > 5.0 { Ok(inbound) } else { Err(format!("{inbound}")) }
     });
     assert!(told < f64::from(2 * RATE), "{told}");
-    drop(asked.take().unwrap());
-    std::thread::sleep(Duration::from_secs(1));
-    let report = asked.take().unwrap();
+    let report = next_second(&bed, &mut asked);
     assert!(report.share("node2-pod1") > 0.1, "{:?}", report.answers);
     assert_eq!(report.failed(), 0, "{:?}", report.errors);
     assert!(bed.agents[0].metric(&bed.world, "weir_spill_ratio") > 0.1);
@@ -85,12 +79,24 @@ fn load_above_the_level_goes_to_the_nearest_node_and_home_again_and_breaks_no_co
     kept.stop().unwrap();
 }
 
+/// What becomes of the next flows, as many as there are in a second.
+fn next_second(bed: &Bed, asked: &mut RunningLoad) -> Report {
+    let flows = || {
+        let (_, counted) = bed.slot(1, "web");
+        counted.local + counted.remote
+    };
+    drop(asked.take().unwrap());
+    let enough = flows() + u64::from(RATE);
+    bed.await_that("flows", SETTLED, || if flows() >= enough { Ok(()) } else { Err(format!("{}", flows())) });
+    asked.take().unwrap()
+}
+
 fn raise_file_limit() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
 }
 
-fn load_of(bed: &Bed, service: &Web) -> weir_testbed::load::RunningLoad {
+fn load_of(bed: &Bed, service: &Web) -> RunningLoad {
     Load::http(service.http()).concurrency(2).rate(RATE / 4).start(bed.world.node(1).pod(1).netns()).unwrap()
 }
 

@@ -211,7 +211,7 @@ impl Drop for Peers {
 
 /// One that answers and probes the agent, and tells of as many services as its packets hold.
 fn peer(name: &str, ip: IpAddr, key: &Path) -> Result<()> {
-    let (file, keys) = KeyFile::open(key)?;
+    let (mut file, keys) = KeyFile::open(key)?;
     let mut mesh = Mesh::new(name, Config::default().checked()?, keys, u64::from(MESH_PORT), now());
     let agent = SocketAddr::new(address::node(1).v4.into(), MESH_PORT);
     mesh.set_peers([(Arc::from("node1"), agent)]);
@@ -229,7 +229,7 @@ fn peer(name: &str, ip: IpAddr, key: &Path) -> Result<()> {
         }
     });
     tokio::spawn(async move {
-        if let Err(error) = link.run(&[socket], file).await {
+        if let Err(error) = link.run(&[socket], &mut file).await {
             eprintln!("a peer has ended: {error}");
         }
     });

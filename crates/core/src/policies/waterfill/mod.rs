@@ -3,10 +3,11 @@
 //!
 //! It is feed-forward: the share follows from the node's own offered load, which is counted and has no age, and from
 //! what a flow costs. Feedback only trims it, slower than its data are old. That is why it does not swing, where
-//! policies that switch by a threshold do.
+//! policies that switch by a threshold do. What nobody has headroom for raises the level of all (ADR 22).
 
 pub mod constants;
 mod fill;
+mod level;
 mod meter;
 mod own;
 mod peers;
@@ -19,6 +20,7 @@ use constants::{
     DEAD_BAND, ENTER_MARGIN, ENTER_TICKS, GAIN, LEAVE_MARGIN, LEAVE_TICKS, MOST_TRIM, SETTLING, STEP, TARGET,
 };
 pub use fill::{Vessel, fill};
+pub use level::Basin;
 use own::{OwnState, Room};
 use peers::{Candidate, Peers, Yardstick};
 
@@ -87,7 +89,7 @@ impl Policy for Waterfill {
         let yardstick = Yardstick { offered, cost, target };
         let candidates = self.peers.candidates(inputs, &endpoints, &yardstick, &mut reasons);
         if here.is_some() {
-            let limits = Limits::new(inputs, &candidates, offered);
+            let limits = Limits::new(inputs, &candidates, room.or(self.room));
             self.spill = self.next_spill(room, target, inputs.elapsed, &limits, &mut reasons);
         } else {
             // Back at the level when endpoints are.
@@ -105,9 +107,10 @@ impl Policy for Waterfill {
         if room.cost.is_none() || (!room.learned && room.used < room.demand.min(TARGET / 2.0)) {
             return None;
         }
+        // Who sends here beyond the headroom must see that it is still there, or it would come and go.
         let spare = match self.phase {
-            Phase::Local { .. } => (room.total - room.offered).max(0.0),
-            Phase::Spilling { .. } => 0.0,
+            Phase::Spilling { .. } if room.own_demand() >= room.target - LEAVE_MARGIN => 0.0,
+            Phase::Spilling { .. } | Phase::Local { .. } => (room.total - room.offered).max(0.0),
         };
         Some(spare / f64::from(peers.max(1)))
     }
@@ -117,15 +120,17 @@ impl Policy for Waterfill {
 struct Limits {
     /// At once: the owner's limit, and 0 if there is nowhere to go.
     hard: f64,
-    /// Step by step: what other nodes have headroom for.
-    headroom: f64,
+    /// Step by step: what other nodes take, of all that they share with this one.
+    level: f64,
 }
 
 impl Limits {
-    fn new(inputs: &Inputs<'_>, candidates: &[Candidate], offered: f64) -> Self {
+    fn new(inputs: &Inputs<'_>, candidates: &[Candidate], room: Option<Room>) -> Self {
         let headroom: f64 = candidates.iter().map(|candidate| candidate.vessel.headroom).sum();
         let hard = if candidates.is_empty() { 0.0 } else { inputs.parameters.max_spill.get() };
-        Self { hard, headroom: if offered > 0.0 { (headroom / offered).min(1.0) } else { 0.0 } }
+        let most =
+            |room: Room| Basin { target: room.target, own: room.own(), cost: room.cost, headroom }.most(room.offered);
+        Self { hard, level: room.map_or(0.0, most) }
     }
 }
 
@@ -172,8 +177,8 @@ impl Waterfill {
                 (forward + self.trim).clamp(0.0, 1.0)
             }
         };
-        let possible = wanted.min(limits.headroom).min(limits.hard);
-        if wanted > 0.0 && limits.hard.min(limits.headroom) <= 0.0 {
+        let possible = wanted.min(limits.level).min(limits.hard);
+        if wanted > 0.0 && limits.hard.min(limits.level) <= 0.0 {
             reasons.push(Reason::NoHeadroom);
         }
         let spill = possible.clamp(self.spill - STEP, self.spill + STEP + jump).min(limits.hard);
@@ -196,11 +201,8 @@ impl Waterfill {
     fn integrate(&mut self, room: &Room, target: f64, forward: f64, elapsed: Duration, limits: &Limits) {
         let error = room.used - target;
         let unsettled = !self.settling.is_zero();
-        let at_limit = if error > 0.0 {
-            forward + self.trim >= limits.hard.min(limits.headroom)
-        } else {
-            forward + self.trim <= 0.0
-        };
+        let at_limit =
+            if error > 0.0 { forward + self.trim >= limits.hard.min(limits.level) } else { forward + self.trim <= 0.0 };
         if unsettled || error.abs() <= DEAD_BAND || at_limit {
             return;
         }

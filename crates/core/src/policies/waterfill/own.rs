@@ -55,6 +55,8 @@ impl Others {
 pub(super) struct Room {
     /// New flows per second from clients of this node.
     pub(super) offered: f64,
+    /// Utilisation up to which the node takes flows.
+    pub(super) target: f64,
     /// New flows per second of the service that the node takes at its target, from anywhere.
     pub(super) total: f64,
     /// New flows per second that come from other nodes.
@@ -77,6 +79,11 @@ impl Room {
     /// New flows per second from clients of this node that it takes.
     pub(super) fn own(&self) -> f64 {
         (self.total - self.inbound).max(0.0)
+    }
+
+    /// Utilisation if all of the offered flows stay and no others come.
+    pub(super) fn own_demand(&self) -> f64 {
+        self.demand - self.cost.unwrap_or(0.0) * self.inbound
     }
 }
 
@@ -159,7 +166,7 @@ fn scarcest(levels: &[Level], offered: f64, inbound: f64, target: f64, delay: Du
             None if used < target => (used, offered + inbound),
             None => (used, 0.0),
         };
-        Room { offered, total, inbound, demand, used, cost, learned, background, delay }
+        Room { offered, target, total, inbound, demand, used, cost, learned, background, delay }
     });
     let worse = |a: Room, b: Room| if b.demand > a.demand { b } else { a };
     let least = |a: Room, b: Room| Room { total: a.total.min(b.total), ..worse(a, b) };
