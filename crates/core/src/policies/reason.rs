@@ -31,6 +31,11 @@ pub enum Reason {
         /// Correction by what was measured since, in shares.
         trim: f64,
     },
+    /// Flows piled up before the step of the load was known. The node takes fewer until they are done.
+    Waiting {
+        /// New flows per second that they take the place of.
+        flows: f64,
+    },
     /// A node takes part of the excess.
     Takes {
         /// The node.
@@ -139,6 +144,9 @@ impl fmt::Display for Reason {
                 background * 100.0,
                 trim * 100.0
             ),
+            Self::Waiting { flows } => {
+                write!(f, "{flows:.1} flows/s less than else, for those that wait since the load rose")
+            }
             Self::Takes { node, flows, headroom, rtt } => {
                 write!(f, "{node} takes {flows:.1} flows/s of the {headroom:.1} that it could")?;
                 match rtt {

@@ -34,6 +34,9 @@ pub const LEAVE_TICKS: u32 = 5;
 /// Most by which the share moves in a tick: 5 points (point 5). What follows from a step of the node's own offered load
 /// comes on top: it is counted, not measured, has no age, and so cannot swing.
 pub const STEP: f64 = 0.05;
+/// Time in which flows that piled up before a step was known are to be done: a second. Until then the node takes fewer new
+/// ones; else they would wait behind the old ones for as long as its level is the target.
+pub const DRAIN: Duration = Duration::from_secs(1);
 /// Memory in use at which a node takes nothing from others. New flows need some, and memory gives no warning by delay.
 pub const MEMORY_FULL: f64 = 0.95;
 /// Headroom in flows per second above which a report is a lie: more than any link carries.

@@ -174,6 +174,9 @@ impl Waterfill {
                 self.integrate(&room, target, forward, elapsed, limits);
                 self.followed = room.offered;
                 reasons.push(explain(&room, self.trim));
+                if room.backlog >= 1.0 {
+                    reasons.push(Reason::Waiting { flows: room.backlog });
+                }
                 (forward + self.trim).clamp(0.0, 1.0)
             }
         };
@@ -191,7 +194,7 @@ impl Waterfill {
     /// By how much the share may rise at once, since the node's own offered load rose while it stood.
     fn jump(&self, offered: f64) -> f64 {
         self.room.map_or(0.0, |before| {
-            let room = before.own();
+            let room = before.steady();
             (excess(offered, room) - excess(self.followed, room)).max(0.0)
         })
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::constants::{BAD_NEWS, GOOD_NEWS, LONGEST_FLOW, SIGNIFICANT, SMOOTHING};
+use super::constants::{BAD_NEWS, DRAIN, GOOD_NEWS, LONGEST_FLOW, SIGNIFICANT, SMOOTHING};
 use super::meter::{Level, Meter};
 use super::smooth::{History, Smoothed};
 use crate::load::{NodeLoad, Sample, Share};
@@ -17,10 +17,37 @@ pub(super) struct OwnState {
     inbound: Smoothed,
     done: History,
     open_flows: Option<u32>,
+    backlog: Backlog,
     cpu: Meter,
     network: Meter,
     pods: Meter,
     others: Others,
+}
+
+/// Flows that pile up from the beginning of a step until the share follows it. Long flows look alike: of them no more than
+/// come in these ticks is held against the node, and not for long.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backlog {
+    flows: f64,
+    /// Open flows before the step.
+    calm: u32,
+    /// The tick before was in it.
+    rising: bool,
+}
+
+impl Backlog {
+    /// Takes the open flows of a tick and of the one before it. Answers with the flows per second that are to be done of
+    /// what piled up.
+    fn follow(&mut self, before: u32, open: u32, rising: bool, elapsed: Duration) -> f64 {
+        if rising && !self.rising {
+            self.calm = before;
+        }
+        let more = f64::from(open.saturating_sub(self.calm));
+        self.flows =
+            if rising || self.rising { more } else { more.min(self.flows * (-elapsed.div_duration_f64(DRAIN)).exp()) };
+        self.rising = rising;
+        self.flows / DRAIN.as_secs_f64()
+    }
 }
 
 /// CPU in use by others than the service's pods. Pods are read more seldom than the node, and a reading is about the time
@@ -61,6 +88,8 @@ pub(super) struct Room {
     pub(super) total: f64,
     /// New flows per second that come from other nodes.
     pub(super) inbound: f64,
+    /// Flows per second that are to be done of those that wait since a step.
+    pub(super) backlog: f64,
     /// Utilisation if all of the offered flows stay, of the scarcest resource.
     pub(super) demand: f64,
     /// Utilisation of that resource as it is.
@@ -76,8 +105,13 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// New flows per second from clients of this node that it takes.
+    /// New flows per second from clients of this node that it takes now.
     pub(super) fn own(&self) -> f64 {
+        (self.steady() - self.backlog).max(0.0)
+    }
+
+    /// The same once nothing waits.
+    pub(super) fn steady(&self) -> f64 {
         (self.total - self.inbound).max(0.0)
     }
 
@@ -114,7 +148,10 @@ impl OwnState {
         let local = finite(inputs.offered.local_flows_per_second);
         let foreign = local - finite(inputs.offered.flows_per_second) * (1.0 - spill);
         let inbound = self.inbound.follow(foreign, elapsed, SMOOTHING).max(0.0);
-        let work = self.work(&inputs.offered, local, elapsed, age);
+        let open = inputs.offered.open_flows;
+        let before = self.open_flows.replace(open).unwrap_or(open);
+        let backlog = self.backlog.follow(before, open, self.rose, elapsed);
+        let work = self.work(before, open, local, elapsed, age);
 
         let pods = pods.filter(|pods| pods.value.cores.is_finite() && pods.value.cores >= 0.0);
         let part = pods.filter(|_| capacity > 0.0).map(|pods| {
@@ -130,14 +167,14 @@ impl OwnState {
             levels.push(self.pods.read(of_limit, Some(of_limit), work, elapsed));
         }
         let delay = age + life(&inputs.offered) + SMOOTHING;
-        scarcest(&levels, offered, inbound, target, delay)
+        let room = scarcest(&levels, offered, inbound, target, delay)?;
+        Some(Room { backlog, ..room })
     }
 
     /// Flows per second that the node's endpoints got done when its CPU was measured. A queue that grows is not done
     /// yet; but long flows grow like queues, so that half of what comes always counts.
-    fn work(&mut self, offered: &Offered, local: f64, elapsed: Duration, age: Duration) -> f64 {
-        let before = self.open_flows.replace(offered.open_flows).unwrap_or(offered.open_flows);
-        let growth = (f64::from(offered.open_flows) - f64::from(before)) / elapsed.as_secs_f64().max(1e-3);
+    fn work(&mut self, before: u32, open: u32, local: f64, elapsed: Duration, age: Duration) -> f64 {
+        let growth = (f64::from(open) - f64::from(before)) / elapsed.as_secs_f64().max(1e-3);
         let done = local - growth.clamp(0.0, local / 2.0);
         self.done.add(done, elapsed, age)
     }
@@ -166,7 +203,7 @@ fn scarcest(levels: &[Level], offered: f64, inbound: f64, target: f64, delay: Du
             None if used < target => (used, offered + inbound),
             None => (used, 0.0),
         };
-        Room { offered, target, total, inbound, demand, used, cost, learned, background, delay }
+        Room { offered, target, total, inbound, backlog: 0.0, demand, used, cost, learned, background, delay }
     });
     let worse = |a: Room, b: Room| if b.demand > a.demand { b } else { a };
     let least = |a: Room, b: Room| Room { total: a.total.min(b.total), ..worse(a, b) };
