@@ -89,7 +89,12 @@ static __always_inline bool is_to_nobody(const struct packet *p)
  */
 __noinline int is_lost(const struct packet *p, bool v6)
 {
-	return p && (v6 ? is_unused_port(&p->dst, true) : is_unused_port(&p->dst, false));
+	const struct config *config = config_get();
+
+	/* The other proxy may have the connection. */
+	if (!p || !config || (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP))
+		return false;
+	return v6 ? is_unused_port(&p->dst, true) : is_unused_port(&p->dst, false);
 }
 
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
@@ -102,7 +107,7 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	if (hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
 		reason = REASON_NO_SERVICE;
 	/* The others share its fate, and that of the untouched ones needs no memory. */
-	if (p->piece == PIECE_FIRST && reason >= REASON_TO_LOCAL)
+	if (p->piece == PIECE_FIRST && reason >= REASON_TO_LOCAL && reason != REASON_FRAGMENT_LOST)
 		fragment_store(p);
 	return reason;
 }

@@ -12,10 +12,9 @@
 
 /*
  * A backend may go away while it is selected. Its reference has changed by then: the second attempt finds another. Where one
- * is to be avoided, two may find nothing else in its tier, and two in the other one.
+ * is to be avoided, each attempt is a new draw, of the tier as always and of the other one in turns.
  */
-#define SELECT_ATTEMPTS 4
-#define OTHER_TIER 2
+#define SELECT_ATTEMPTS 8
 
 /* What a new flow asks for, and what it gets. */
 struct request {
@@ -70,17 +69,20 @@ static __always_inline bool take(struct request *request, __u32 id)
 	return true;
 }
 
-/* Returns as select_backend, of another backend than the one to avoid with every attempt, if there is one. */
+/* Returns as select_backend. To avoid a backend it draws anew each time, and either tier has its chance. */
 static __always_inline int select_again(const struct service *service, const struct request *request, __u32 attempt)
 {
-	__u32 avoid = request->backend, class = request->class;
+	__u32 class = request->class;
 	__u64 hash = request->hash;
+	bool other = false;
 
 	if (class >= CLASS_COUNT)
 		return -REASON_BROKEN_TABLE;
-	if (avoid)
-		hash = hash_mix(hash, (__u64)attempt << 32 | avoid);
-	return select_backend(service, class, hash, avoid && attempt >= OTHER_TIER);
+	if (request->backend) {
+		hash = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
+		other = (attempt ^ request->hash >> 20 ^ request->backend) & 1;
+	}
+	return select_backend(service, class, hash, other);
 }
 
 /*
@@ -109,6 +111,8 @@ __noinline int choose(struct request *request)
 		kept = affinity_find(&key, class, service->affinity);
 		if (kept && kept != request->backend && take(request, kept))
 			return 0;
+		/* A SYN may have been lost on its way: the client keeps what it has. */
+		keeps = !request->backend;
 	}
 	for (__u32 attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
 		int selected = select_again(service, request, attempt);

@@ -215,7 +215,22 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
 }
 
-/* Not a reason: there is no other backend than the one to avoid. */
+static __always_inline void note(const struct packet *p, enum silence silence, const bool v6)
+{
+	(void)(v6 ? note_silence6(p, silence) : note_silence4(p, silence));
+}
+
+/* Both entries of a new flow. Returns 0 or a negative reason. */
+static __always_inline int flow_write(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
+
+	if (error || !(flow->flags & FLOW_SNAT))
+		return error;
+	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
+}
+
+/* Not a reason: no other backend than the one to avoid can have the flow. */
 #define FLOW_STAYS 1
 
 /* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
@@ -224,16 +239,17 @@ static __always_inline int flow_new(const struct packet *p, struct flow *flow, b
 	__u32 avoid = flow->backend;
 	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
 
-	if (error)
-		return error;
-	if (avoid && avoid == flow->backend)
+	if (error || !avoid)
+		return error ?: flow_write(p, flow, from_outside, v6);
+	if (avoid == flow->backend) {
+		note(p, SILENCE_STAYS, v6);
 		return FLOW_STAYS;
-	if (avoid)
-		(void)(v6 ? leave_behind6(p) : leave_behind4(p));
-	error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
-	if (error || !(flow->flags & FLOW_SNAT))
-		return error;
-	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
+	}
+	note(p, SILENCE_LEFT, v6);
+	if (!flow_write(p, flow, from_outside, v6))
+		return 0;
+	note(p, SILENCE_BACK, v6);
+	return FLOW_STAYS;
 }
 
 /* Translates a client's packet. Returns a reason. */
@@ -295,14 +311,16 @@ static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
 }
 
-/* Ticks for which a backend may repeat its answer to a SYN: five times, and a minute in all. */
+/* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
 #define MOVED_IDLE 64
 
 /* A SYN that no backend has answered. The next one begins anew. */
 static __always_inline int gives_up(const struct packet *p, const bool v6)
 {
-	if (!CTX_XDP)
+	if (!CTX_XDP) {
+		note(p, SILENCE_LEFT, v6);
 		flow_forget(p, v6);
+	}
 	return REASON_UNANSWERED;
 }
 

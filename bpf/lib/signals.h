@@ -143,27 +143,16 @@ enum next_step {
 };
 
 /*
- * A SYN of a flow that is known. The backend may have refused or ended it, and is asked again. If it has not answered, that
- * is counted and another one is asked. XDP leaves giving up to tc, which comes to the same end, and counts.
+ * A SYN of a flow that is known. The backend may have refused or ended it, and is asked again; or it has not answered, and
+ * another one is asked. Only judges: what follows may be left to tc, which must come to the same end.
  */
-static __always_inline enum next_step syn_step(const struct flow *flow, struct reply *reply)
+static __always_inline enum next_step syn_step(const struct flow *flow, const struct reply *reply)
 {
-	const bool last = (flow->flags & FLOW_RETRIES) == FLOW_RETRIES;
-	struct backend_counters *counters;
-	__u32 now;
-
 	if (reply->flags & FLOW_CLOSING)
 		return STEP_OVER;
-	now = now_delay();
-	if (!reply->asked || now - reply->asked < SYN_AGAIN)
+	if (!reply->asked || now_delay() - reply->asked < SYN_AGAIN)
 		return STEP_ON;
-	if (last && CTX_XDP)
-		return STEP_GIVE_UP;
-	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	if (counters)
-		__sync_fetch_and_add(&counters->unanswered, 1);
-	reply->asked = now;
-	return last ? STEP_GIVE_UP : STEP_ELSEWHERE;
+	return (flow->flags & FLOW_RETRIES) == FLOW_RETRIES ? STEP_GIVE_UP : STEP_ELSEWHERE;
 }
 
 /* The reply entry of a flow's packets, which may be another flow's, or NULL. */
@@ -202,20 +191,40 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 												      : STEP_ON;
 }
 
-/* Leaves the flow that is known of a client's packet for another backend: what the old one still says is dropped. */
-static __always_inline void leave_behind(const struct packet *p, const bool v6)
+/* What becomes of a flow whose backend did not answer a SYN. */
+enum silence {
+	SILENCE_STAYS = 0, /* there is no other backend: it is asked once more */
+	SILENCE_LEFT = 1,  /* another one has it: what this one still says is dropped */
+	SILENCE_BACK = 2,  /* the other one could not have it: as if nothing had been */
+};
+
+/* Notes it at the flow that is known of a client's packet, and at its backend. */
+static __always_inline void note_silence(const struct packet *p, enum silence silence, const bool v6)
 {
 	const struct flow *flow = flow_lookup(p, v6);
 	const struct config *config = config_get();
+	struct backend_counters *counters;
 	const struct backend *backend;
 	struct reply *reply;
 
 	if (!flow || !config)
 		return;
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
 	reply = backend ? reply_at(p, flow, backend, config, v6) : NULL;
-	if (reply && reply_is_of(reply, p, flow, v6))
+	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
+		return;
+	if (silence == SILENCE_BACK) {
+		reply->flags &= ~FLOW_MOVED;
+		__sync_fetch_and_add(&counters->balance, 1);
+		return;
+	}
+	reply->asked = now_delay();
+	__sync_fetch_and_add(&counters->unanswered, 1);
+	if (silence == SILENCE_LEFT) {
 		reply->flags |= FLOW_MOVED;
+		__sync_fetch_and_add(&counters->balance, -1);
+	}
 }
 
 /* Functions of their own: few packets ask. */
@@ -229,17 +238,17 @@ __noinline int next_step6(const struct packet *p, const struct flow *flow)
 	return p && flow ? next_step(p, flow, true) : STEP_OVER;
 }
 
-__noinline int leave_behind4(const struct packet *p)
+__noinline int note_silence4(const struct packet *p, enum silence silence)
 {
 	if (p)
-		leave_behind(p, false);
+		note_silence(p, silence, false);
 	return 0;
 }
 
-__noinline int leave_behind6(const struct packet *p)
+__noinline int note_silence6(const struct packet *p, enum silence silence)
 {
 	if (p)
-		leave_behind(p, true);
+		note_silence(p, silence, true);
 	return 0;
 }
 

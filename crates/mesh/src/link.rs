@@ -20,6 +20,8 @@ const KEYS: Duration = Duration::from_secs(5);
 /// Between two turns: what comes meanwhile waits and is handled at once, since waking up costs more than a packet. The
 /// kernel's stamps keep this wait out of all measurements.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The same while there is more to read than fits into one turn: somebody floods, and peers must still be heard.
+const SHORT_PAUSE: Duration = Duration::from_millis(10);
 /// Datagrams that are read from a socket in one turn: about what its buffer holds by default. It also bounds what a flood
 /// costs.
 const BATCH: usize = 256;
@@ -82,13 +84,13 @@ impl Link {
         let mut complaint = String::new();
         let mut refresh = Instant::now();
         loop {
-            let busy = self.turn(sockets)?;
+            let pause = self.turn(sockets)?;
             if Instant::now() >= refresh {
                 self.refresh(keys, &mut complaint);
                 refresh = Instant::now() + KEYS;
             }
-            if busy {
-                sleep(PAUSE).await;
+            if let Some(pause) = pause {
+                sleep(pause).await;
                 continue;
             }
             let idle = self.locked(until_probe).min(refresh.saturating_duration_since(Instant::now()));
@@ -99,17 +101,23 @@ impl Link {
         }
     }
 
-    /// Handles what has come, then sends the probes that are due. False if there was nothing of either.
-    fn turn(&self, sockets: &[Socket]) -> Result<bool, LinkError> {
-        let mut busy = false;
+    /// Handles what has come, then sends the probes that are due. Answers with the pause until the next turn, None if there
+    /// was nothing to do.
+    fn turn(&self, sockets: &[Socket]) -> Result<Option<Duration>, LinkError> {
+        let mut pause = None;
         for socket in sockets {
-            busy |= self.receive(socket, sockets)?;
+            let next = match self.receive(socket, sockets)? {
+                0 => None,
+                BATCH => Some(SHORT_PAUSE),
+                _ => Some(PAUSE),
+            };
+            pause = pause.into_iter().chain(next).min();
         }
         while let Some(probe) = self.locked(Mesh::probe) {
             self.send(sockets, &probe);
-            busy = true;
+            pause = pause.or(Some(PAUSE));
         }
-        Ok(busy)
+        Ok(pause)
     }
 
     /// A panic of somebody who held the lock left at most one packet unfinished.
@@ -118,11 +126,12 @@ impl Link {
         work(&mut mesh, now())
     }
 
-    fn receive(&self, socket: &Socket, sockets: &[Socket]) -> Result<bool, LinkError> {
+    /// Answers with how many datagrams there were, [`BATCH`] at most.
+    fn receive(&self, socket: &Socket, sockets: &[Socket]) -> Result<usize, LinkError> {
         let mut buffer: Buffer = [0; MAX_PACKET + 1];
         for turn in 0..BATCH {
             match socket.receive(&mut buffer) {
-                Ok(None) => return Ok(turn > 0),
+                Ok(None) => return Ok(turn),
                 Ok(Some(arrival)) => match self.locked(|mesh, now| mesh.receive(arrival, now)) {
                     Ok(Some(reply)) => self.send(sockets, &reply),
                     Ok(None) => {}
@@ -133,7 +142,7 @@ impl Link {
                 Err(cause) => return Err(LinkError::Receive { address: socket.address(), cause }),
             }
         }
-        Ok(true)
+        Ok(BATCH)
     }
 
     fn send(&self, sockets: &[Socket], transmit: &Transmit) {

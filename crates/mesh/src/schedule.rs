@@ -10,6 +10,9 @@ use crate::packet::NodeId;
 /// 1000 peers are known within 16 s.
 const SURVEY: u32 = 8;
 
+/// Samples that were not asked for in time are not made up for beyond this: the pauses of who asks are shorter.
+const CATCH_UP: Duration = Duration::from_millis(200);
+
 /// The turn of a near peer.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
@@ -106,7 +109,8 @@ impl Schedule {
             Some(id) => (Some(id), pause / SURVEY),
             None => (self.rotate(rng), pause),
         };
-        self.sample_due = now + jittered(pause, rng);
+        // Who asks at intervals gets several at once.
+        self.sample_due = self.sample_due.max(now.saturating_sub(CATCH_UP)) + jittered(pause, rng);
         id
     }
 

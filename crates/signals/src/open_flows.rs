@@ -76,7 +76,7 @@ impl<T: FlowTable> Source for OpenFlows<T> {
     fn read(&mut self, _now: Instant) -> Result<Option<OpenByBackend>, Failure> {
         let (tick, idle) = (self.table.tick(), self.idle);
         let mut open = OpenByBackend::new();
-        // Flows that begin or end while the table is read are in one of the two alone, until it is read again.
+        // What begins or ends while the table is read may count twice, until it is read again.
         let balances = self.table.balances(&mut |slot, generation, balance| {
             open.insert((slot, generation), Open { flows: 0, balance });
         });

@@ -196,7 +196,13 @@ impl Inputs<'_> {
             return self.own.load.checked().ok();
         }
         let report = report.filter(|report| self.reading(node, report.age).is_some())?;
-        report.load.checked().ok()
+        let mut load = report.load.checked().ok()?;
+        // A node can report in time and yet measure nothing any more.
+        let young = |age: Duration| self.reading(node, age.saturating_add(report.age)).is_some();
+        load.cpu = load.cpu.filter(|cpu| young(cpu.age));
+        load.memory = load.memory.filter(|memory| young(memory.age));
+        load.network = load.network.filter(|network| young(network.age));
+        Some(load)
     }
 
     /// Round-trip time to a node; None if it was never measured.

@@ -1,6 +1,7 @@
 //! `waterfill` beyond everybody's headroom: who takes what nobody has room for.
 
 use proptest::prelude::*;
+use weir_core::load::PeerReport;
 use weir_core::policies::Policy;
 use weir_core::policies::waterfill::{Basin, Waterfill};
 
@@ -67,6 +68,19 @@ fn who_is_full_of_the_flows_of_others_goes_on_telling_what_its_own_leave() {
     assert!((policy.spare(1).unwrap() - 40.0).abs() < 1.0, "{:?}", policy.spare(1));
     scene(100.0, 100.0, 0.0, vec![]).settle(&mut policy, 60);
     assert_eq!(policy.spare(1), Some(0.0), "its own are more than it takes");
+}
+
+#[test]
+fn a_node_that_tells_no_room_is_not_filled_above_the_node_that_spills() {
+    let silent = |cpu| PeerReport { services: vec![], ..peer(1, cpu, 0.0, 1) };
+    let mut policy = at_ease(vec![silent(0.0)]);
+    let mut spill = 0.0;
+    // Two nodes of a hundred flows per second, and four times as many at one of them.
+    for _ in 0..480 {
+        let scene = scene(400.0, 100.0, 0.0, vec![silent(f64::min(spill * 4.0, 1.0))]);
+        spill = scene.ask(|inputs| policy.decide(inputs).spill(inputs));
+    }
+    assert!((0.1..=0.5).contains(&spill), "{spill}");
 }
 
 proptest! {

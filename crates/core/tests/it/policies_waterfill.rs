@@ -57,7 +57,8 @@ fn the_excess_leaves_within_two_ticks_after_a_step_of_the_offered_load_and_what_
         after.decide(&mut policy).shares[0]
     });
     assert!(stays[0] < 0.45 && stays[1] > stays[0], "{stays:?}");
-    assert_shares(&after.settle(&mut policy, 120), &[0.5, 0.5]);
+    let later = after.settle(&mut policy, 120).shares[0];
+    assert!((later - 0.5).abs() < 0.02, "{later}");
 }
 
 #[test]

@@ -85,6 +85,7 @@ impl Case {
 /// Types of SCTP chunks.
 pub(crate) const SCTP_DATA: u8 = 0;
 pub(crate) const SCTP_INIT: u8 = 1;
+pub(crate) const SCTP_INIT_ACK: u8 = 2;
 pub(crate) const SCTP_ABORT: u8 = 6;
 pub(crate) const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 

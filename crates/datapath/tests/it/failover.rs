@@ -1,19 +1,20 @@
 //! A SYN that comes again without an answer goes to another backend: what a dead endpoint costs its clients is one
 //! retransmission.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
-use weir_core::model::{Protocol, Service, TrafficPolicy};
+use weir_core::model::{Family, Protocol, Service, ServicePort, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
-use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases, tcp};
+use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_INIT, SCTP_INIT_ACK, TARGET_PORT, cases, sctp, tcp};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
-use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way};
+use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
 
 /// Clients send a SYN again after a second.
 const SECOND: Duration = Duration::from_secs(1);
@@ -143,16 +144,72 @@ fn where_there_is_one_endpoint_it_is_asked_for_ever() {
 }
 
 #[test]
-fn a_client_with_affinity_keeps_the_backend_that_it_went_to_in_the_end() {
+fn every_other_endpoint_has_its_chance_in_either_tier() {
+    let Some(mut node) = Node::new("where SYNs that come again go") else { return };
+    let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+    for case in cases(Protocol::Tcp) {
+        for endpoints in [vec![(1, 1), (1, 2), (1, 3)], vec![(1, 1), (1, 2), (2, 1)], vec![(1, 1), (2, 1), (2, 2)]] {
+            node.serve(web(), &endpoints);
+            // Of so many clients all miss one with a chance of less than one in a million.
+            let firsts: Vec<_> = (0..64).map(|_| open(&node, case, way)).collect();
+            wait(&node, case, SECOND);
+            let mut second = BTreeMap::<_, BTreeSet<_>>::new();
+            for first in firsts {
+                let again = node.send(Hook::NicIn, Device::Eth0, &first.first).packet();
+                second.entry(first.seen.destination).or_default().insert(again.destination);
+            }
+            let all: BTreeSet<_> = endpoints.iter().map(|(node, pod)| case.ip(address::pod(*node, *pod))).collect();
+            for (first, then) in second {
+                let others: BTreeSet<_> = all.iter().copied().filter(|other| *other != first).collect();
+                assert_eq!(then, others, "after {first} of {endpoints:?}");
+            }
+        }
+    }
+}
+
+/// An association keeps its client's port, so another client may have the only one that there is at the other backend.
+#[test]
+fn a_flow_that_no_other_backend_can_have_stays_with_its_own() {
+    let Some(mut node) = Node::new("SCTP that comes again") else { return };
+    let port = ServicePort { name: "sctp".into(), protocol: Protocol::Sctp, port: PORT, node_port: None };
+    node.serve(Service { ports: vec![port], ..web() }, &[(2, 1), (2, 2)]);
+    for family in [Family::V4, Family::V6] {
+        let case = Case { family, protocol: Protocol::Sctp };
+        let client_port = node.client_port();
+        let init = |client| {
+            let sent = sctp(case.at(client, client_port), case.at(CLUSTER_IP, PORT), SCTP_INIT);
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+            (sent, outcome)
+        };
+        let (sent, outcome) = init(CLIENT);
+        let first = outcome.packet().destination;
+        let taken = (5..=40u8).any(|n| {
+            let (_, outcome) = init(address::node(n));
+            outcome.reason == abi::REASON_TO_REMOTE && outcome.packet().destination != first
+        });
+        assert!(taken, "a client of 36 is sent to the other backend");
+        for _ in 0..3 {
+            wait(&node, case, SECOND);
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+            outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            assert_eq!(outcome.packet().destination, first);
+        }
+        let pod = SocketAddr::new(first, PORT);
+        let answer = sctp(pod, case.at(address::node(1), client_port), SCTP_INIT_ACK);
+        assert_eq!(node.send(Hook::NicIn, Device::Eth0, &answer).reason, abi::REASON_BACK);
+    }
+}
+
+#[test]
+fn a_client_with_affinity_keeps_the_backend_that_it_has_for_a_syn_may_be_lost_on_its_way() {
     let Some(mut node) = Node::new("affinity of SYNs that come again") else { return };
     node.serve(Service { affinity: Some(600), ..web() }, &[(1, 1), (1, 2)]);
     for case in cases(Protocol::Tcp) {
         let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
-        let dead = open(&node, case, way);
-        let alive = again(&dead);
-        assert_ne!(alive.seen.destination, dead.seen.destination);
+        let silent = open(&node, case, way);
+        assert_ne!(again(&silent).seen.destination, silent.seen.destination);
         for _ in 0..8 {
-            assert_eq!(open(&node, case, way).seen.destination, alive.seen.destination);
+            assert_eq!(open(&node, case, way).seen.destination, silent.seen.destination);
         }
     }
 }

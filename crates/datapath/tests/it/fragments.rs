@@ -200,6 +200,21 @@ fn later_pieces_to_a_cluster_ip_that_come_before_the_first_one_are_dropped() {
     }
 }
 
+#[test]
+fn beside_another_proxy_all_pieces_of_its_connections_pass() {
+    let Some(mut node) = Node::new("fragments of another proxy") else { return };
+    node.serve(web(), &[(1, 1)]);
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_BESIDE, ..config }).unwrap();
+    for case in cases(Protocol::Tcp) {
+        let reasons = [abi::REASON_MID_FLOW, abi::REASON_FRAGMENT, abi::REASON_FRAGMENT];
+        for (piece, reason) in cut(&large(case, &node, CLIENT, CLUSTER_IP)).iter().zip(reasons) {
+            let outcome = node.send(Hook::NicIn, Device::Eth0, piece);
+            outcome.is_untouched(TC_UNSPEC, reason, &piece.to_bytes());
+        }
+    }
+}
+
 /// Hosts have these addresses, or routers do, and may be meant by other packets.
 #[test]
 fn later_pieces_to_other_frontends_and_on_their_way_out_pass_before_the_first_one() {

@@ -10,15 +10,13 @@ use weir_core::model::{Family, Protocol, Service, ServicePort};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, SCTP_ABORT, SCTP_INIT, cases, sctp};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, SCTP_ABORT, SCTP_INIT, SCTP_INIT_ACK, cases, sctp};
 use crate::entries::age;
 use crate::node::{Device, Node, web};
 use crate::talk::{NIC_IN, Talk, WAYS, Way, each_way};
 
 /// So long a SYN must be under way until the same once more was sent again.
 const SYN_AGAIN: Duration = Duration::from_millis(100);
-/// The type of an INIT ACK chunk.
-const SCTP_INIT_ACK: u8 = 2;
 
 /// What happened between two readings of a backend's counters.
 fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::BackendCounters {

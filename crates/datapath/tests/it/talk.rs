@@ -118,17 +118,13 @@ impl<'a> Talk<'a> {
         self.node.view.backend_counters(self.flow().backend).unwrap()
     }
 
-    /// Everything that still waits for an answer has waited longer by so much.
+    /// See [`wait`].
     pub(crate) fn wait(&self, time: Duration) {
-        let units = u32::try_from(time.as_nanos() >> abi::DELAY_SHIFT).unwrap();
-        age(self.node, self.replies(), offset_of!(abi::Reply, asked), units);
+        wait(self.node, self.case, time);
     }
 
     pub(crate) const fn replies(&self) -> &'static str {
-        match self.case.family {
-            Family::V4 => "replies4",
-            Family::V6 => "replies6",
-        }
+        replies(self.case)
     }
 
     pub(crate) const fn flows(&self) -> &'static str {
@@ -137,6 +133,19 @@ impl<'a> Talk<'a> {
             Family::V6 => "flows6",
         }
     }
+}
+
+const fn replies(case: Case) -> &'static str {
+    match case.family {
+        Family::V4 => "replies4",
+        Family::V6 => "replies6",
+    }
+}
+
+/// Everything of a family that still waits for an answer has waited longer by so much.
+pub(crate) fn wait(node: &Node, case: Case, time: Duration) {
+    let units = u32::try_from(time.as_nanos() >> abi::DELAY_SHIFT).unwrap();
+    age(node, replies(case), offset_of!(abi::Reply, asked), units);
 }
 
 /// Runs a conversation each way with an endpoint of its own, whose counters begin at 0.

@@ -34,7 +34,8 @@ pub(super) struct World {
     inbound: HashMap<ServiceId, Inbound>,
     // Of this tick: a lock for every endpoint would cost more than the copy of a pointer.
     pod_use: PodReadings,
-    open_flows: OpenByBackend,
+    /// None before the first count: a balance alone says nothing.
+    open_flows: Option<OpenByBackend>,
     answer: Answer,
     /// Of nodes without an agent.
     slow: HashMap<Arc<str>, PeerReport>,
@@ -63,7 +64,7 @@ impl World {
             silent: HashSet::new(),
             inbound: HashMap::new(),
             pod_use: PodReadings::default(),
-            open_flows: OpenByBackend::new(),
+            open_flows: None,
             answer: Answer::default(),
             slow: HashMap::new(),
         })
@@ -79,7 +80,7 @@ impl World {
             self.pod_use = pods.borrow_and_update().clone();
         }
         if open.has_changed().unwrap_or(false) {
-            self.open_flows = open.borrow_and_update().clone();
+            self.open_flows = Some(open.borrow_and_update().clone());
         }
         if answers.has_changed().unwrap_or(false) {
             self.answer = answers.borrow_and_update().clone();
@@ -159,7 +160,8 @@ impl Facts for World {
     }
 
     fn open_flows(&self, slot: u32, generation: u32) -> u32 {
-        self.open_flows.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.balance(slot))
+        let Some(counted) = &self.open_flows else { return 0 };
+        counted.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.balance(slot))
     }
 
     fn pod(&self, pod: PodUid) -> Option<PodUse> {

@@ -249,7 +249,8 @@ impl Waterfill {
         for candidate in candidates {
             let node = &inputs.nodes[candidate.node];
             let flows = shares[candidate.node] * offered;
-            self.peers.gets(&node.name, flows);
+            // What is beyond its headroom must not become headroom by having been sent.
+            self.peers.gets(&node.name, flows.min(candidate.vessel.headroom));
             if flows > 0.0 {
                 let (headroom, rtt) = (candidate.vessel.headroom, inputs.rtt_of(candidate.node));
                 reasons.push(Reason::Takes { node: Arc::clone(&node.name), flows, headroom, rtt });

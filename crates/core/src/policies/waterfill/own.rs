@@ -31,20 +31,25 @@ struct Backlog {
     flows: f64,
     /// Open flows before the step.
     calm: u32,
+    /// Flows that came since.
+    came: f64,
     /// The tick before was in it.
     rising: bool,
 }
 
 impl Backlog {
-    /// Takes the open flows of a tick and of the one before it. Answers with the flows per second that are to be done of
-    /// what piled up.
-    fn follow(&mut self, before: u32, open: u32, rising: bool, elapsed: Duration) -> f64 {
+    /// Takes the open flows of the tick before and of this one, and the flows per second that came in it. Answers with the
+    /// flows per second that are to be done of what piled up.
+    fn follow(&mut self, open: [u32; 2], local: f64, rising: bool, elapsed: Duration) -> f64 {
+        let [before, open] = open;
         if rising && !self.rising {
-            self.calm = before;
+            (self.calm, self.came) = (before, 0.0);
         }
+        self.came += local * elapsed.as_secs_f64();
         let more = f64::from(open.saturating_sub(self.calm));
-        self.flows =
-            if rising || self.rising { more } else { more.min(self.flows * (-elapsed.div_duration_f64(DRAIN)).exp()) };
+        let most =
+            if rising || self.rising { self.came } else { self.flows * (-elapsed.div_duration_f64(DRAIN)).exp() };
+        self.flows = more.min(most);
         self.rising = rising;
         self.flows / DRAIN.as_secs_f64()
     }
@@ -150,7 +155,7 @@ impl OwnState {
         let inbound = self.inbound.follow(foreign, elapsed, SMOOTHING).max(0.0);
         let open = inputs.offered.open_flows;
         let before = self.open_flows.replace(open).unwrap_or(open);
-        let backlog = self.backlog.follow(before, open, self.rose, elapsed);
+        let backlog = self.backlog.follow([before, open], local, self.rose, elapsed);
         let work = self.work(before, open, local, elapsed, age);
 
         let pods = pods.filter(|pods| pods.value.cores.is_finite() && pods.value.cores >= 0.0);
