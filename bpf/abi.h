@@ -221,7 +221,8 @@ enum flow_flags {
 	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
 	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did */
 	FLOW_REPLIED = 4, /* a reply was seen */
-	FLOW_MOVED = 8,	  /* in a reply: its SYN was not answered and went to another backend; what comes late is dropped */
+	FLOW_MOVED =
+		8, /* in a reply: its SYN was not answered and went to another backend; what comes late is dropped */
 	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
@@ -398,11 +399,11 @@ enum reason {
 	REASON_TTL_EXCEEDED = 52,
 	REASON_BROKEN_TABLE = 53, /* a reference led nowhere: a bug, or a map of another writer */
 	REASON_REWRITE_FAILED = 54,
-	REASON_FLOW_TABLE = 55,	  /* the flow could not be stored */
-	REASON_TOO_BIG = 56,	  /* for the MTU of the way to the other node */
-	REASON_HELD = 57,	  /* a new flow while the flow tables are being replaced */
-	REASON_SOURCE_RANGE = 58, /* from outside of loadBalancerSourceRanges */
-	REASON_NO_SERVICE = 59,	  /* to a cluster IP that no service has */
+	REASON_FLOW_TABLE = 55,	   /* the flow could not be stored */
+	REASON_TOO_BIG = 56,	   /* for the MTU of the way to the other node */
+	REASON_HELD = 57,	   /* a new flow while the flow tables are being replaced */
+	REASON_SOURCE_RANGE = 58,  /* from outside of loadBalancerSourceRanges */
+	REASON_NO_SERVICE = 59,	   /* to a cluster IP that no service has */
 	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
 	REASON_COUNT = 64,
 };

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::programs::{Program, ProgramError, ProgramFd};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::Capacity;
@@ -275,6 +276,7 @@ fn load(
         }
     }
     let mut ebpf = loader.load(bytes).map_err(|e| failed(object, &e))?;
+    let _undisturbed = Undisturbed::begin();
     for (name, program) in ebpf.programs_mut() {
         let mut attempts = 1;
         loop {
@@ -294,6 +296,26 @@ fn load(
         programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
     }
     Ok(ebpf)
+}
+
+/// A thread that gets no signals: each one would end the verifier's walk, and a process that starts others gets many. They
+/// wait, or another thread gets them.
+struct Undisturbed(Option<SigSet>);
+
+impl Undisturbed {
+    fn begin() -> Self {
+        Self(SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for Undisturbed {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0
+            && let Err(cause) = before.thread_set_mask()
+        {
+            warn!(%cause, "signals stay blocked in a thread");
+        }
+    }
 }
 
 /// Whether the verifier gave up because a signal came for the thread: it says `EAGAIN` then (bpf_check() in
