@@ -14,7 +14,7 @@
  * A backend may go away while it is selected. Its reference has changed by then: the second attempt finds another. Where one
  * is to be avoided, each attempt is a new draw, of the tier as always and of the other one in turns.
  */
-#define SELECT_ATTEMPTS 8
+#define SELECT_ATTEMPTS 32
 
 /* What a new flow asks for, and what it gets. */
 struct request {
@@ -86,8 +86,8 @@ static __always_inline int select_again(const struct service *service, const str
 }
 
 /*
- * Chooses a backend for a new flow, the one to avoid only if there is no other. A function of its own, for the stack's sake. Returns 0, -REASON_SOURCE_RANGE,
- * -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
+ * Chooses a backend for a new flow, the one to avoid only if there is no other. A function of its own, for the stack's sake.
+ * Returns 0, -REASON_SOURCE_RANGE, -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
  */
 __noinline int choose(struct request *request)
 {

@@ -74,7 +74,8 @@ __noinline __u32 select_in_tier(__u32 ref, __u32 r)
 }
 
 /*
- * Selects a backend for a new flow, or one of the tier that it would not use, if there are two. Returns the backend's slot, -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
+ * Selects a backend for a new flow; other: of the tier that it would not use, if there are two. Returns the backend's slot,
+ * -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
  */
 static __always_inline int select_backend(const struct service *service, enum traffic_class class, __u64 hash,
 					  bool other)

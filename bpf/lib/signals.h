@@ -187,8 +187,11 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		return p->syn ? syn_step(flow, known) : STEP_ON;
 	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
-	return reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6) ? STEP_OVER
-												      : STEP_ON;
+	if (!reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6))
+		return STEP_ON;
+	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
+	known = reply_at(p, flow, backend, config, v6);
+	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
 }
 
 /* What becomes of a flow whose backend did not answer a SYN. */
