@@ -32,6 +32,21 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
     }
 }
 
+/// The endpoint's counters have one flow with an answer, all of its bytes, and no connection that goes on.
+#[track_caller]
+fn assert_told_of_one_answered(talk: &Talk<'_>) {
+    let counters = talk.counters();
+    let expected = abi::BackendCounters {
+        flows: 1,
+        answered: 1,
+        delay: counters.delay,
+        bytes_to: talk.bytes_to.get(),
+        bytes_from: talk.bytes_from.get(),
+        ..abi::BackendCounters::default()
+    };
+    assert_eq!(counters, expected, "{:?} {:?}", talk.case, talk.way);
+}
+
 #[test]
 fn a_connection_is_answered_once_and_all_its_bytes_are_told_when_it_ends() {
     each_way("signals of a connection", Protocol::Tcp, |talk| {
@@ -45,16 +60,7 @@ fn a_connection_is_answered_once_and_all_its_bytes_are_told_when_it_ends() {
         talk.endpoint_sends(&talk.endpoint_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
         talk.client_goes_on();
         talk.endpoint_goes_on();
-        let counters = talk.counters();
-        let expected = abi::BackendCounters {
-            flows: 1,
-            answered: 1,
-            delay: counters.delay,
-            bytes_to: talk.bytes_to.get(),
-            bytes_from: talk.bytes_from.get(),
-            ..abi::BackendCounters::default()
-        };
-        assert_eq!(counters, expected, "{:?} {:?}", talk.case, talk.way);
+        assert_told_of_one_answered(talk);
     });
 }
 
@@ -107,16 +113,7 @@ fn the_first_answer_to_a_datagram_counts_and_few_datagrams_are_told_at_once() {
         for _ in 0..12 {
             talk.client_goes_on();
         }
-        let counters = talk.counters();
-        let expected = abi::BackendCounters {
-            flows: 1,
-            answered: 1,
-            delay: counters.delay,
-            bytes_to: talk.bytes_to.get(),
-            bytes_from: talk.bytes_from.get(),
-            ..abi::BackendCounters::default()
-        };
-        assert_eq!(counters, expected, "{:?} {:?}", talk.case, talk.way);
+        assert_told_of_one_answered(talk);
         for _ in 0..100 {
             talk.client_goes_on();
             let (told, sent) = (talk.counters().bytes_to, talk.bytes_to.get());
