@@ -153,10 +153,13 @@ impl Mesh {
         self.remotes.inbound(now.steady)
     }
 
-    /// What the peers told, by node; nothing older than 30 s.
-    #[must_use]
-    pub fn reports(&self, now: Now) -> Vec<PeerReport> {
-        self.peers.values().filter_map(|peer| peer.report(now.steady)).collect()
+    /// Brings what is known of the peers' reports up to date, by node; nothing older than 30 s stays. In place: it is asked
+    /// for several times a second, and there are thousands of services.
+    pub fn reports(&self, now: Now, known: &mut HashMap<Arc<str>, PeerReport>) {
+        known.retain(|node, _| self.peers.contains_key(&NodeId::of(node)));
+        for peer in self.peers.values() {
+            peer.tell(now.steady, known);
+        }
     }
 
     /// Every peer with its distance, for people.

@@ -1,5 +1,6 @@
 //! The nodes that this one probes: how far they are, and what they told.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,11 +197,19 @@ impl Peer {
         self.rtt().filter(|_| self.unanswered <= SILENT)
     }
 
-    pub(crate) fn report(&self, now: Duration) -> Option<PeerReport> {
-        let (load, _, _) = self.load?;
-        let age = self.report_age(now).filter(|age| *age < REPORT_LIFE)?;
-        let services = self.services.fresh(SERVICE_LIFE, now).collect();
-        Some(PeerReport { node: Arc::clone(&self.name), load, services, rtt: self.rtt(), age })
+    /// Takes its place among the reports, or leaves it.
+    pub(crate) fn tell(&self, now: Duration, known: &mut HashMap<Arc<str>, PeerReport>) {
+        let age = self.report_age(now).filter(|age| *age < REPORT_LIFE);
+        let Some(((load, _, _), age)) = self.load.zip(age) else {
+            known.remove(&self.name);
+            return;
+        };
+        let mut services =
+            known.get_mut(&self.name).map(|known| std::mem::take(&mut known.services)).unwrap_or_default();
+        services.clear();
+        services.extend(self.services.fresh(SERVICE_LIFE, now));
+        let node = Arc::clone(&self.name);
+        known.insert(Arc::clone(&node), PeerReport { node, load, services, rtt: self.rtt(), age });
     }
 
     fn report_age(&self, now: Duration) -> Option<Duration> {

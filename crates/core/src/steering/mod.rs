@@ -8,6 +8,7 @@ mod ask;
 mod facts;
 mod state;
 mod target;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,6 +20,8 @@ use weir_abi as abi;
 pub use facts::{BackendCounts, Facts, FlowRates, PodUse, ServiceCounts};
 pub use state::{EndpointState, PortState, SetState};
 pub use target::{Member, Set, Target};
+pub use told::Spilled;
+use told::Told;
 
 use crate::controller::{Controller, Tick};
 use crate::load::{Inbound, NodeLoad, Sample, ServiceId, ServiceLoad, Share};
@@ -44,8 +47,6 @@ const IN_USE: Duration = Duration::from_secs(30);
 ///
 /// [`waterfill`]: crate::policies::waterfill
 const SENT_SMOOTHING: Duration = Duration::from_secs(1);
-/// Flows per second below which a node is not told of them: one flow is that for two seconds.
-const WORTH_TELLING: f64 = 0.1;
 
 /// How long what an agent before wrote stays, while the new one finds out what it would: a whole share takes 5 s to move,
 /// and peers are known within a second. Else each restart would drop the load on the node for that time.
@@ -71,6 +72,7 @@ pub struct Steering {
     ticks: u64,
     /// Since the start.
     ejections: u64,
+    told: Told,
 }
 
 /// One of them.
@@ -114,8 +116,8 @@ struct Steered {
 impl Steering {
     /// Nothing is steered yet on this node.
     #[must_use]
-    pub const fn new(here: Arc<str>) -> Self {
-        Self { here, ports: BTreeMap::new(), ticks: 0, ejections: 0 }
+    pub fn new(here: Arc<str>) -> Self {
+        Self { here, ports: BTreeMap::new(), ticks: 0, ejections: 0, told: Told::default() }
     }
 
     /// Takes all ports of a service as they are in the maps from now on; none of them if it is not steered.
@@ -171,23 +173,18 @@ impl Steering {
         let cpu = facts.own().cpu.map(|cpu| cpu.value.get());
         let alarmed = facts.is_alarmed();
         let mut writes = Vec::new();
+        self.told.clear();
         for steered in self.ports.values_mut() {
             steered.look(elapsed, facts);
-            let pause = match (steered.is_in_use(), steered.is_calm(cpu)) {
-                (false, _) => IDLE_TICKS,
-                (true, true) => CALM_TICKS,
-                (true, false) => 1,
-            };
-            // Each service has its own turn.
-            let turn = ticks.wrapping_add(steered.target.slot.into()).is_multiple_of(pause);
-            if !(steered.due || steered.urgent || alarmed || turn) {
-                continue;
+            if alarmed || steered.is_its_turn(ticks, cpu) {
+                let relies_on = steered.target.settings.relies_on.as_ref();
+                let relies_on = relies_on.and_then(|name| relied_on.get(name).copied());
+                writes.extend(steered.ask(&here, relies_on, facts));
+                self.ejections += steered.newly_out();
             }
-            let relies_on = steered.target.settings.relies_on.as_ref();
-            let relies_on = relies_on.and_then(|name| relied_on.get(name).copied());
-            writes.extend(steered.ask(&here, relies_on, facts));
-            self.ejections += steered.newly_out();
+            self.told.add(steered, facts);
         }
+        self.told.finish();
         writes
     }
 
@@ -206,39 +203,19 @@ impl Steering {
         names.into_iter().map(|name| (name.clone(), NodeLoad { cpu: load(&name), ..NodeLoad::default() })).collect()
     }
 
-    /// What peers are told of the services that this node has endpoints of and knows the cost of. Of the others they
-    /// judge by the node's size and load and their own cost, until their flows have taught this node its own.
+    /// What peers are told of the services that this node has endpoints of and knows the cost of, as of the last tick. Of
+    /// the others they judge by the node's size and load and their own cost, until their flows have taught this node its
+    /// own.
     #[must_use]
-    pub fn report(&self, facts: &impl Facts) -> Vec<(ServiceId, ServiceLoad)> {
-        let mut services: BTreeMap<ServiceId, ServiceLoad> = BTreeMap::new();
-        for steered in self.ports.values().filter(|steered| steered.target.has_local()) {
-            let id = steered.target.id;
-            let Some(spare) = steered.spare(facts.inbound(id).spillers) else { continue };
-            // Both families have the same node: what one of them takes, the other one cannot. The first one knows what
-            // comes from other nodes, so it does not take that for background.
-            let service = services.entry(id).or_insert(ServiceLoad { flows_per_second: 0.0, open_flows: 0, spare });
-            service.flows_per_second += steered.rates.local + steered.inbound;
-            service.open_flows = service.open_flows.saturating_add(steered.open_local);
-        }
-        services.into_iter().collect()
+    pub const fn report(&self) -> &BTreeMap<ServiceId, ServiceLoad> {
+        &self.told.report
     }
 
-    /// The services whose flows go to other nodes, by node, with new flows per second: of both families, and of clients
-    /// outside that came to this node.
+    /// The services whose flows go to other nodes, by node, with new flows per second, as of the last tick: of both
+    /// families, and of clients outside that came to this node.
     #[must_use]
-    pub fn spilled(&self) -> BTreeMap<Arc<str>, BTreeMap<ServiceId, f64>> {
-        let mut nodes: BTreeMap<Arc<str>, BTreeMap<ServiceId, f64>> = BTreeMap::new();
-        for steered in self.ports.values() {
-            for (member, sent) in steered.target.members.iter().zip(&steered.sent).filter(|(_, sent)| **sent > 0.0) {
-                let services = nodes.entry(Arc::clone(&member.node)).or_default();
-                *services.entry(steered.target.id).or_default() += sent;
-            }
-        }
-        nodes.retain(|_, services| {
-            services.retain(|_, sent| *sent >= WORTH_TELLING);
-            !services.is_empty()
-        });
-        nodes
+    pub const fn spilled(&self) -> &Spilled {
+        &self.told.spilled
     }
 
     /// Everything as it stands, for people.
@@ -364,6 +341,14 @@ impl Steered {
         self.urgent = jumped || members.any(|(member, seen)| facts.backend(member.slot).failed != seen.failed);
     }
 
+    /// Whether it is to be asked now. Each service has its own turn.
+    fn is_its_turn(&self, ticks: u64, cpu: Option<f64>) -> bool {
+        let turn = |pause| ticks.wrapping_add(self.target.slot.into()).is_multiple_of(pause);
+        self.due
+            || self.urgent
+            || if self.is_in_use() { turn(CALM_TICKS) || !self.is_calm(cpu) } else { turn(IDLE_TICKS) }
+    }
+
     /// Whether nothing can come of it soon: the node is far below its target, nothing of it leaves that need not, and
     /// nobody is out.
     fn is_calm(&self, cpu: Option<f64>) -> bool {
@@ -374,8 +359,10 @@ impl Steered {
     }
 
     /// The least that any set's policy says, if one says anything.
-    fn spare(&self, spillers: u32) -> Option<f64> {
-        self.controllers.iter().flatten().filter_map(|controller| controller.spare(spillers)).reduce(f64::min)
+    fn spare(&self, spillers: impl FnOnce() -> u32) -> Option<f64> {
+        let mut controllers = self.controllers.iter().flatten().peekable();
+        let spillers = controllers.peek().map(|_| spillers())?;
+        controllers.filter_map(|controller| controller.spare(spillers)).reduce(f64::min)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Agents on real sockets.
 
+use std::collections::HashMap;
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
@@ -59,7 +60,9 @@ impl Agent {
     }
 
     fn report(&self) -> Option<PeerReport> {
-        self.link.with(|mesh, now| mesh.reports(now)).pop()
+        let mut reports = HashMap::new();
+        self.link.with(|mesh, now| mesh.reports(now, &mut reports));
+        reports.into_values().next()
     }
 
     fn answers(&self) -> u64 {

@@ -149,8 +149,7 @@ proptest! {
             let answer = world.hand(0, from, &packet);
             prop_assert!(answer.is_err() || kind == weir_mesh::Kind::Probe);
         }
-        let now = world.now(0);
-        for report in world.nodes[0].mesh.reports(now) {
+        for report in world.reports(0).into_values() {
             prop_assert!(report.load.checked().is_ok());
         }
     }

@@ -1,11 +1,11 @@
 //! Nodes on a network without sockets: time passes from event to event.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::load::{NodeLoad, Sample, ServiceId, ServiceLoad, Share};
+use weir_core::load::{NodeLoad, PeerReport, Sample, ServiceId, ServiceLoad, Share};
 use weir_mesh::{Arrival, Config, KeyRing, Mesh, Now, PeerState, Transmit};
 
 pub(crate) const OLD: &str = "old-0123456789abcdef0123456789abcdef";
@@ -172,8 +172,13 @@ impl World {
         peers.into_iter().find(|peer| *peer.node == name(of)).expect("a peer of the world")
     }
 
-    pub(crate) fn report(&self, node: usize, of: usize) -> Option<weir_core::load::PeerReport> {
-        let reports = self.nodes[node].mesh.reports(self.now(node));
-        reports.into_iter().find(|report| *report.node == name(of))
+    pub(crate) fn report(&self, node: usize, of: usize) -> Option<PeerReport> {
+        self.reports(node).remove(name(of).as_str())
+    }
+
+    pub(crate) fn reports(&self, node: usize) -> HashMap<Arc<str>, PeerReport> {
+        let mut reports = HashMap::new();
+        self.nodes[node].mesh.reports(self.now(node), &mut reports);
+        reports
     }
 }

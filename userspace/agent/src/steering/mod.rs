@@ -267,13 +267,14 @@ impl Brain {
         self.world.look(now, self.link.as_ref(), elapsed < LATE);
         let decided = self.steering.tick(elapsed, &self.world);
         if let Some(link) = &self.link {
-            let report = self.steering.report(&self.world);
-            let mut spilled = self.steering.spilled();
+            let report = self.steering.report().iter().map(|(id, load)| (*id, *load));
+            let spilled = self.steering.spilled();
             let own = self.world.own();
             link.with(|mesh, now| {
                 mesh.publish(own, report, now);
                 for node in self.world.peers() {
-                    mesh.spill(node, spilled.remove(node).unwrap_or_default());
+                    let services = spilled.get(node).into_iter().flatten();
+                    mesh.spill(node, services.map(|(id, rate)| (*id, *rate)));
                 }
             });
         }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
 use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_datapath::{Error, View};
@@ -12,8 +11,12 @@ use weir_signals::open_flows::{FlowTable, OpenByBackend, OpenFlows};
 
 use crate::host;
 
-/// How often: a scan of a full table takes tens of milliseconds, and what depends on it is a time constant of seconds.
+/// How often: what depends on it is a time constant of seconds, and the datapath's balance keeps connections right between.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Most of a core that counting may take, a twentieth of a percent: a scan of a full table takes tens of milliseconds.
+const EFFORT: f64 = 0.0005;
+/// How long a count may be old, whatever it takes: nobody says when flows of UDP end.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// The flow tables with the clock of their times.
 #[derive(Debug)]
@@ -56,22 +59,37 @@ impl OpenReader {
     /// Counts for ever.
     pub(super) async fn run(self) {
         let Self { mut flows, latest, mut wanted } = self;
-        let mut tick = tokio::time::interval(INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tick.tick().await;
             if wanted.wait_for(|wanted| *wanted).await.is_err() {
                 return;
             }
             let read = tokio::task::spawn_blocking(move || {
-                let read = flows.read(Instant::now());
-                (flows, read)
+                let begin = Instant::now();
+                let read = flows.read(begin);
+                (flows, read, begin.elapsed())
             });
-            let Ok((back, read)) = read.await else { return };
+            let Ok((back, read, took)) = read.await else { return };
             flows = back;
             if let Ok(Some(open)) = read {
                 latest.send_replace(open);
             }
+            tokio::time::sleep(pause(took)).await;
         }
+    }
+}
+
+/// After a count that took so long.
+fn pause(took: Duration) -> Duration {
+    took.div_f64(EFFORT).clamp(INTERVAL, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_takes_long_is_made_less_often_but_never_left_out() {
+        let seconds = |millis| pause(Duration::from_millis(millis)).as_secs();
+        assert_eq!([0, 1, 5, 12, 15, 60].map(seconds), [5, 5, 10, 24, 30, 30]);
     }
 }

@@ -90,8 +90,11 @@ impl World {
         let age = self.answer.at.map(|at| now.saturating_duration_since(at)).unwrap_or_default();
         self.slow.values_mut().for_each(|report| report.age = age);
         let Some(link) = link else { return };
-        let (reports, peers, inbound) = link.with(|mesh, now| (mesh.reports(now), mesh.peers(now), mesh.inbound(now)));
-        self.reports = reports.into_iter().map(|report| (Arc::clone(&report.node), report)).collect();
+        let reports = &mut self.reports;
+        let (peers, inbound) = link.with(|mesh, now| {
+            mesh.reports(now, reports);
+            (mesh.peers(now), mesh.inbound(now))
+        });
         self.inbound = inbound;
         self.alarmed = false;
         if in_time {

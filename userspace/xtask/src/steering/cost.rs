@@ -1,4 +1,4 @@
-//! CPU time of an agent with a thousand services, some of them in use: not steered, steered, and with peers.
+//! CPU time of an agent with a thousand services, some of them in use: not steered, steered, and with peers, in turns.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,8 +20,9 @@ use weir_testbed::node::NIC;
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{World, address};
 
+use super::Spread;
 use crate::demo::Programs;
-use crate::demo::agent::{Agent, Spread};
+use crate::demo::agent::{self, Agent};
 use crate::guard::Stop;
 use crate::progress::Step;
 
@@ -32,8 +33,10 @@ const IN_USE: u16 = 100;
 const FLOWS: u32 = 2;
 /// Other nodes with an agent.
 const PEERS: u8 = 16;
-/// How long CPU time is counted.
+/// How long CPU time is counted, of each way in each round.
 const TIME: Duration = Duration::from_secs(20);
+/// How often each way has its turn: a machine may be slower for minutes.
+const ROUNDS: usize = 3;
 /// How long everything is left to settle before.
 const SETTLE: Duration = Duration::from_secs(6);
 /// Of the mesh, as the agent has it by default.
@@ -43,7 +46,7 @@ const PORT: u16 = 8080;
 /// How often peers publish what they are doing, as agents do.
 const TICK: Duration = Duration::from_millis(250);
 
-/// What was measured: parts of one core.
+/// What was measured: parts of one core, in each round.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Figures {
     pub(super) services: u16,
@@ -51,14 +54,14 @@ pub(super) struct Figures {
     pub(super) peers: u8,
     pub(super) seconds: f64,
     /// Nothing is steered.
-    pub(super) fixed: f64,
-    /// All services are.
-    pub(super) ticking: f64,
-    /// The same with a key and peers that answer and probe.
-    pub(super) meshed: f64,
+    pub(super) fixed: Spread,
+    /// All services are: what that adds.
+    pub(super) ticking: Spread,
+    /// The same with a key and peers that answer and probe: what these add.
+    pub(super) meshed: Spread,
 }
 
-/// Measures one agent after the other, under the same load.
+/// Measures one way after the other, under the same load.
 ///
 /// # Errors
 /// When a part of the world fails.
@@ -71,29 +74,32 @@ pub(super) fn measure(programs: &Programs, directory: &Path, stop: &Stop) -> Res
         .into_iter()
         .collect::<weir_testbed::Result<Vec<Server>>>()?;
     let _peers = Peers::start(&world, &files.key)?;
-    let spreads = [
-        Spread::LocalFirst,
-        Spread::ByLoad { key: None, config: Some(files.config.clone()), group: None },
-        Spread::ByLoad { key: Some(files.key.clone()), config: Some(files.config.clone()), group: None },
+    let ways = [
+        agent::Spread::LocalFirst,
+        agent::Spread::ByLoad { key: None, config: Some(files.config.clone()), group: None },
+        agent::Spread::ByLoad { key: Some(files.key.clone()), config: Some(files.config.clone()), group: None },
     ];
-    let mut agent = Agent::start(&world, 1, &spreads[0], &programs.agent, &files.services, directory)?;
+    let mut agent = Agent::start(&world, 1, &ways[0], &programs.agent, &files.services, directory)?;
     agent.await_ready(&world)?;
     let _loads = load(&world)?;
-    let mut used = [0.0; 3];
-    for (index, (spread, used)) in spreads.iter().zip(&mut used).enumerate() {
+    let mut used = [vec![], vec![], vec![]];
+    for _ in 0..ROUNDS {
         let step = Step::begin("CPU time of an agent");
-        if index > 0 {
-            agent = agent.restart(&world, spread)?;
+        for (way, used) in ways.iter().zip(&mut used) {
+            agent = agent.restart(&world, way)?;
+            stop.sleep(SETTLE)?;
+            let before = cpu_time(&agent)?;
+            stop.sleep(TIME)?;
+            used.push((cpu_time(&agent)? - before).as_secs_f64() / TIME.as_secs_f64());
         }
-        stop.sleep(SETTLE)?;
-        let before = cpu_time(&agent)?;
-        stop.sleep(TIME)?;
-        *used = (cpu_time(&agent)? - before).as_secs_f64() / TIME.as_secs_f64();
         step.done();
     }
     let [fixed, ticking, meshed] = used;
+    let added =
+        |with: &[f64], without: &[f64]| with.iter().zip(without).map(|(with, without)| with - without).collect();
+    let (ticking, meshed) = (Spread::of(added(&ticking, &fixed)), Spread::of(added(&meshed, &ticking)));
     let seconds = TIME.as_secs_f64();
-    Ok(Figures { services: SERVICES, in_use: IN_USE, peers: PEERS, seconds, fixed, ticking, meshed })
+    Ok(Figures { services: SERVICES, in_use: IN_USE, peers: PEERS, seconds, fixed: Spread::of(fixed), ticking, meshed })
 }
 
 /// User's and system's of all its threads, to the nanosecond.

@@ -127,16 +127,12 @@ fn print(figures: &Figures) {
     }
     if let Some(cost) = cost {
         let percent = |part: f64| format!("{:.2} %", part * 100.0);
+        let range = |spread: Spread| format!("{:.2}-{:.2}", spread.least * 100.0, spread.most * 100.0);
         let cost::Figures { services, in_use, peers, fixed, ticking, meshed, seconds: _ } = *cost;
-        row(
-            &format!("agent, of a core: {services} services, {in_use} in use, not steered"),
-            percent(fixed),
-            String::new(),
-            "",
-        );
-        row("  the same steered, without peers", percent(ticking), String::new(), "");
-        row("  what ticking adds", percent(ticking - fixed), String::new(), "1 %");
-        row(&format!("  what a mesh of {peers} peers adds"), percent(meshed - ticking), String::new(), "0.3 %");
+        let part = |what: &str, of: Spread, bar: &str| row(what, percent(of.median), range(of), bar);
+        part(&format!("agent, of a core: {services} services, {in_use} in use, not steered"), fixed, "");
+        part("  what ticking adds", ticking, "1 %");
+        part(&format!("  what a mesh of {peers} peers adds"), meshed, "0.3 %");
     }
     if let Some(connections::Figures { open, updates, seconds, broken }) = connections {
         let what = format!("{open} open connections, {updates} changes of shares in {seconds:.0} s: broken");
