@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 2,
+	ABI_VERSION = 3,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -30,6 +30,13 @@ enum abi {
 	FILTER_WORD_BITS = 6,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,
+	/* Port numbers to an entry of snat_next and of snat_ports, as powers of two. */
+	SNAT_NEXT_BITS = 2,
+	SNAT_WORD_BITS = 6,
+	/* Seed of the hash of flows to services of SERVICE_MAGLEV: the same on all nodes. Any number would do. */
+	MAGLEV_SEED = 0x6d61676c,
+	/* What the hash of a flow is mixed with for the second draw of SERVICE_LEAST_CONN. */
+	SECOND_DRAW = 0x7477696e,
 	/* Prefixes of cluster IPs that one node knows: clusters have one for each family, rarely a few more. */
 	SERVICE_NETWORKS = 8,
 	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
@@ -101,6 +108,8 @@ enum service_flags {
 	SERVICE_USED = 1,	    /* the slot belongs to a service */
 	SERVICE_SOURCE_RANGES = 2,  /* its load balancer addresses admit only clients found in source_ranges */
 	SERVICE_EXTERNAL_LOCAL = 4, /* externalTrafficPolicy Local: clients of its external addresses keep their own */
+	SERVICE_LEAST_CONN = 8,	    /* of two backends drawn by weight, the one with fewer open flows for its weight */
+	SERVICE_MAGLEV = 16,	    /* its flows are hashed as on every other node; its lines hold Maglev's table */
 };
 
 struct service {
@@ -162,7 +171,7 @@ struct source_range {
 
 /*
  * What became of a backend's flows since the slot was taken; one cache line. All but the first is about packets, so
- * connections of processes on the host are among the flows alone. Bytes are those of frames; the flow tables hold some
+ * connections that are translated at sockets are among the flows alone. Bytes are those of frames; the flow tables hold some
  * of them back, of a connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of
  * another tick.
  */
@@ -178,7 +187,12 @@ struct backend_counters {
 	 * HOST, wraps: connections that began, less those that their client ended. Those that were evicted or forgotten stay in
 	 * it, so that only its changes mean something; how many are open, the flow tables say.
 	 */
-	__u64 balance;
+	__u32 balance;
+	/*
+	 * HOST, by the agent, as it counts the flow tables, for backends of SERVICE_LEAST_CONN: what the balance would be without
+	 * an open flow. UDP's flows are open for so long as they were counted.
+	 */
+	__u32 base;
 };
 
 /*
@@ -186,8 +200,20 @@ struct backend_counters {
  * their source ports alike; and it outlives the slots.
  */
 struct snat_counter {
-	__u32 next; /* HOST, running number of the next source port tried */
+	__u32 next; /* HOST, wraps: its lower half is the first port number that the next flow may get */
 	__u32 pad;
+};
+
+/* The node's source ports in a ring. Entry n is about the port numbers from 4n on. */
+struct snat_next {
+	/* HOST: each number itself if new flows may take that port, else the next one that they may; 0: there is none */
+	__u16 port[4];
+};
+
+/* What arrives at the node's ports. Entry n is about the port numbers from 64n on, the first one in the lowest bit. */
+struct snat_ports {
+	__u64 answers; /* HOST, ports that new flows may take or once could: an answer to one of ours may come there */
+	__u64 left;    /* HOST, those among them that no new flow may take: they are the host's own by now */
 };
 
 struct service_counters {
@@ -275,7 +301,7 @@ struct fragment {
 	__u32 last_seen; /* HOST, in ticks */
 };
 
-/* ---- sockets of processes on the host ------------------------------------------------------------------------ */
+/* ---- sockets of processes on the host, and of pods ----------------------------------------------------------- */
 
 /* With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows. */
 struct socket_key {
@@ -294,6 +320,12 @@ struct socket_peer {
 	__u32 generation; /* HOST, of the backend when it was selected */
 };
 
+/* A pod whose TCP connections are translated when they are made. Keyed by the id of its cgroup. */
+struct hooked_pod {
+	struct addr addr4; /* its own; zero: its IPv4 is translated by packet */
+	struct addr addr6; /* its own; zero: its IPv6 is translated by packet */
+};
+
 /* ---- configuration and names --------------------------------------------------------------------------------- */
 
 enum config_flags {
@@ -308,6 +340,7 @@ enum config_flags {
 	CONFIG_MASQUERADE_EXTERNAL = 8,
 	/* And of what pods send to cluster IPs: kube-proxy's --masquerade-all. Only with the one above. */
 	CONFIG_MASQUERADE_ALL = 16,
+	CONFIG_POD_SOCKETS = 32, /* hooked_pods is in force */
 };
 
 /* Addresses that equal addr in the bits of mask. IPv4 networks are v4-mapped, with at least 96 bits of mask. */
@@ -321,15 +354,12 @@ struct config {
 	__u64 hash_seed;     /* HOST, drawn once per boot */
 	struct addr node4;   /* source of SNAT; zero: no IPv4 */
 	struct addr node6;   /* source of SNAT; zero: no IPv6 */
-	__u16 snat_min;	     /* HOST, first port of the SNAT range */
-	__u16 snat_max;	     /* HOST, last port of the SNAT range */
 	__u32 flags;	     /* HOST, enum config_flags */
 	__u32 udp_idle;	     /* HOST, ticks after which an idle UDP flow is selected anew */
 	__u32 tcp_idle;	     /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
 	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
 	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
 	__u32 service_networks; /* HOST, how many of service_network are in use */
-	__u32 pad;
 	/* Where cluster IPs come from. Whatever is still on its way there when it leaves the node is nobody's. */
 	struct network service_network[SERVICE_NETWORKS];
 };
@@ -429,6 +459,8 @@ ABI_SIZE(source_range_key, 24);
 ABI_SIZE(source_range, 4);
 ABI_SIZE(backend_counters, 64);
 ABI_SIZE(snat_counter, 8);
+ABI_SIZE(snat_next, 8);
+ABI_SIZE(snat_ports, 16);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
@@ -438,8 +470,9 @@ ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 8);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
+ABI_SIZE(hooked_pod, 32);
 ABI_SIZE(network, 32);
-ABI_SIZE(config, 336);
+ABI_SIZE(config, 328);
 ABI_SIZE(device, 8);
 ABI_SIZE(service_name, 200);
 ABI_SIZE(node_name, 128);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * cgroup hooks for the sockets of processes on the host: a connection is translated once, when it is made. Sockets in
- * other network namespaces are let through; the interface that they are behind serves them.
+ * cgroup hooks for the sockets of processes on the host, and for the TCP of pods that the agent names: a connection is
+ * translated once, when it is made. All others are let through; the interface that they are behind serves them.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -16,6 +16,9 @@
 #define REFUSE 0
 #define ERROR_CONNECTION_REFUSED (-111)
 #define ERROR_HOST_UNREACHABLE (-113)
+
+/* Levels below the root of cgroups where a pod's may be: a node's, kubelet's, kubepods, a class, the pod, and spare. */
+#define POD_LEVELS 8
 
 typedef struct bpf_sock_addr ctx_t;
 
@@ -70,29 +73,70 @@ static __always_inline const struct backend *known_backend(const struct socket_k
 	return backend;
 }
 
+/* The pod that the calling process is in, if its sockets are translated, else NULL. Its containers are groups below. */
+static __always_inline const struct hooked_pod *calling_pod(void)
+{
+#pragma unroll
+	for (int level = 1; level <= POD_LEVELS; level++) {
+		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+		const struct hooked_pod *pod;
+
+		if (!id)
+			return NULL;
+		pod = bpf_map_lookup_elem(&hooked_pods, &id);
+		if (pod)
+			return pod;
+	}
+	return NULL;
+}
+
+/* Whose socket it is. */
+struct caller {
+	const struct addr *client; /* NULL: packets are translated, if anything is */
+	bool is_pod;
+};
+
 /*
- * Chooses for a socket. The cookie stands in for the address and port that it does not have yet, and in every other
- * respect its client is the node. Returns as choose, which fills in the rest of the request.
+ * On the host the client is the node. A pod's own address is what its packets would come from; without one of the family
+ * they reach no service. Its loopback is not the node's, and its datagrams need no hook.
  */
-static __always_inline int choose_for(struct request *request, const struct frontend *frontend,
-				      const struct socket_key *key, const struct config *config, const bool v6)
+static __always_inline struct caller caller_of(ctx_t *ctx, const struct config *config, const struct addr *to,
+					       const bool connects, const bool v6)
+{
+	struct caller caller = { .client = v6 ? &config->node6 : &config->node4 };
+	const struct hooked_pod *pod;
+
+	if (bpf_get_netns_cookie(ctx) == config->netns_cookie)
+		return caller;
+	caller.is_pod = true;
+	caller.client = NULL;
+	if (!connects || ctx->protocol != IPPROTO_TCP || !(config->flags & CONFIG_POD_SOCKETS) || is_loopback(to, v6))
+		return caller;
+	if (!may_be_frontend(to, ctx->user_port, IPPROTO_TCP) && !may_be_frontend(to, 0, 0))
+		return caller;
+	pod = calling_pod();
+	if (pod && is_set(v6 ? &pod->addr6 : &pod->addr4))
+		caller.client = v6 ? &pod->addr6 : &pod->addr4;
+	return caller;
+}
+
+/* What a socket asks for. Its cookie stands in for the address and port that it does not have yet. */
+static __always_inline struct request request_of(const struct frontend *frontend, const struct socket_key *key,
+						 const struct addr *client, const struct config *config, const bool v6)
 {
 	struct packet p = { .src.word = { key->cookie >> 32, key->cookie, key->cookie >> 32, key->cookie },
 			    .dst = key->addr,
 			    .dport = key->port,
 			    .proto = key->proto };
-	int error;
 
-	request->client = v6 ? config->node6 : config->node4;
-	request->hash = flow_hash(config->hash_seed, &p, v6);
-	request->service = frontend->service;
-	request->kind = frontend->kind;
-	request->class = traffic_class_of(frontend, false);
-	request->by_socket = 1;
-	error = choose(request);
-	if (error)
-		count_refusal(request->service, -error);
-	return error;
+	return (struct request){
+		.client = *client,
+		.hash = flow_hash(config->hash_seed, &p, v6),
+		.service = frontend->service,
+		.kind = frontend->kind,
+		.class = traffic_class_of(frontend, false),
+		.by_socket = 1,
+	};
 }
 
 /* Remembers both directions: where the socket's datagrams go, and which address its owner believes to talk to. */
@@ -123,11 +167,11 @@ static __always_inline int refuse(int reason)
 
 /* Where a socket connects or sends to. service_v6 is the family of the frontend, v6 that of the socket. */
 static __always_inline int translate(ctx_t *ctx, const struct config *config, const struct socket_key *key,
-				     const bool service_v6, const bool v6)
+				     const struct caller *caller, const bool service_v6, const bool v6)
 {
 	const struct frontend *frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
 	const struct backend *backend;
-	struct request request = {};
+	struct request request;
 	int error;
 
 	if (!frontend && is_unused_port(&key->addr, service_v6))
@@ -138,9 +182,15 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	}
 	backend = key->proto == IPPROTO_UDP ? known_backend(key, frontend) : NULL;
 	if (!backend) {
-		error = choose_for(&request, frontend, key, config, service_v6);
-		if (error)
+		request = request_of(frontend, key, caller->client, config, service_v6);
+		/* A socket keeps its pod's address; a packet can be given the node's. */
+		if (caller->is_pod && masquerades(config, &request, false, service_v6))
+			return ALLOW;
+		error = choose(&request);
+		if (error) {
+			count_refusal(request.service, -error);
 			return refuse(-error);
+		}
 		backend = bpf_map_lookup_elem(&backends, &request.backend);
 		if (!backend)
 			return refuse(REASON_BROKEN_TABLE);
@@ -151,22 +201,33 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	return ALLOW;
 }
 
-/* connect() and sendto(). Returns ALLOW, or REFUSE with an errno set. */
-static __always_inline int forward_socket(ctx_t *ctx, const bool v6)
+static __always_inline int forward_family(ctx_t *ctx, const struct addr *to, const bool connects, const bool service_v6,
+					  const bool v6)
 {
 	const struct config *config = config_get();
-	struct addr addr;
 	struct socket_key key;
+	struct caller caller;
+
+	if (!config)
+		return ALLOW;
+	caller = caller_of(ctx, config, to, connects, service_v6);
+	if (!caller.client)
+		return ALLOW;
+	key = socket_key_of(ctx, to, ctx->user_port);
+	return translate(ctx, config, &key, &caller, service_v6, v6);
+}
+
+/* connect() and sendto(). Returns ALLOW, or REFUSE with an errno set. */
+static __always_inline int forward_socket(ctx_t *ctx, const bool connects, const bool v6)
+{
+	struct addr to;
 
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return ALLOW;
-	if (!config || bpf_get_netns_cookie(ctx) != config->netns_cookie)
-		return ALLOW;
-	addr = user_addr(ctx, v6);
-	key = socket_key_of(ctx, &addr, ctx->user_port);
-	if (v6 && !is_mapped(&addr))
-		return translate(ctx, config, &key, true, v6);
-	return translate(ctx, config, &key, false, v6);
+	to = user_addr(ctx, v6);
+	if (v6 && !is_mapped(&to))
+		return forward_family(ctx, &to, connects, true, v6);
+	return forward_family(ctx, &to, connects, false, v6);
 }
 
 /* recvfrom() and getpeername(): shows the frontend that the caller knows. Always ALLOW. */
@@ -186,25 +247,25 @@ static __always_inline int back_socket(ctx_t *ctx, const bool v6)
 SEC("cgroup/connect4")
 int weir_connect4(ctx_t *ctx)
 {
-	return forward_socket(ctx, false);
+	return forward_socket(ctx, true, false);
 }
 
 SEC("cgroup/connect6")
 int weir_connect6(ctx_t *ctx)
 {
-	return forward_socket(ctx, true);
+	return forward_socket(ctx, true, true);
 }
 
 SEC("cgroup/sendmsg4")
 int weir_sendmsg4(ctx_t *ctx)
 {
-	return forward_socket(ctx, false);
+	return forward_socket(ctx, false, false);
 }
 
 SEC("cgroup/sendmsg6")
 int weir_sendmsg6(ctx_t *ctx)
 {
-	return forward_socket(ctx, true);
+	return forward_socket(ctx, false, true);
 }
 
 SEC("cgroup/recvmsg4")

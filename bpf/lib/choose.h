@@ -53,6 +53,33 @@ static __always_inline void count_refusal(__u32 service, enum reason reason)
 		__sync_fetch_and_add(reason == REASON_NO_ENDPOINTS ? &counters->rejected : &counters->dropped, 1);
 }
 
+/*
+ * Whether a client gets the node's address where its own would do, because kube-proxy would have it so. The node must have
+ * one of the family.
+ */
+static __always_inline bool masquerades(const struct config *config, const struct request *request, bool from_outside,
+					const bool v6)
+{
+	const struct service *service;
+
+	if (!is_set(v6 ? &config->node6 : &config->node4))
+		return false;
+	if (request->kind == KIND_CLUSTER_IP)
+		return config->flags & (from_outside ? CONFIG_MASQUERADE_EXTERNAL : CONFIG_MASQUERADE_ALL);
+	if (!(config->flags & CONFIG_MASQUERADE_EXTERNAL))
+		return false;
+	service = bpf_map_lookup_elem(&services, &request->service);
+	return service && !(service->flags & SERVICE_EXTERNAL_LOCAL);
+}
+
+/* Nodes that share a service's flows hash them alike. All others have a seed each, which no client can guess. */
+static __always_inline __u64 flow_seed(const struct config *config, const struct frontend *frontend)
+{
+	const struct service *service = bpf_map_lookup_elem(&services, &frontend->service);
+
+	return service && service->flags & SERVICE_MAGLEV ? MAGLEV_SEED : config->hash_seed;
+}
+
 /* Gives a backend to the request and counts it. Returns whether the backend is there. */
 static __always_inline bool take(struct request *request, __u32 id)
 {
@@ -107,6 +134,8 @@ __noinline int choose(struct request *request)
 		return -REASON_SOURCE_RANGE;
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
+	if (keeps && service->flags & SERVICE_MAGLEV)
+		request->hash = client_hash(&request->client);
 	if (keeps) {
 		kept = affinity_find(&key, class, service->affinity);
 		if (kept && kept != request->backend && take(request, kept))

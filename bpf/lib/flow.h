@@ -247,15 +247,32 @@ struct snat_search {
 	__be16 port; /* BE, what was found; 0 so far */
 };
 
-/* The port that was used longest ago. SCTP has no choice: its checksum covers the client's. */
-static __always_inline __be16 snat_next(const struct snat_search *search)
+/* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
+static __always_inline __u32 snat_port_from(__u32 number)
 {
-	const struct config *config = search->config;
-	__u32 range = config->snat_max - config->snat_min + 1;
+	__u32 slot = number >> SNAT_NEXT_BITS;
+	const struct snat_next *next = bpf_map_lookup_elem(&snat_next, &slot);
+
+	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
+}
+
+/*
+ * The port that was used longest ago, or 0: this time none. The counter is a port number rather than an index, so that
+ * ports can come and go without a change of the others' turns. Nobody else gets the port before all others had theirs:
+ * past a gap only the CPU whose jump counts has it. SCTP keeps the client's, which its checksum covers.
+ */
+static __always_inline __be16 snat_take(const struct snat_search *search)
+{
+	__u32 *counter = &search->counter->next, turn, number, port;
 
 	if (search->backend->proto == IPPROTO_SCTP)
 		return search->reply->client_port;
-	return bpf_htons(config->snat_min + __sync_fetch_and_add(&search->counter->next, 1) % range);
+	turn = __sync_fetch_and_add(counter, 1);
+	number = turn & 0xffff;
+	port = snat_port_from(number);
+	if (port != number && __sync_val_compare_and_swap(counter, turn + 1, port + 1) != turn + 1)
+		return 0;
+	return bpf_htons(port);
 }
 
 /* Tries one port. Returns whether the search is over. */
@@ -264,9 +281,11 @@ static __always_inline long snat_try(struct snat_search *search, const bool v6)
 	const struct backend *backend = search->backend;
 	const struct config *config = search->config;
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	__be16 port = snat_next(search);
+	__be16 port = snat_take(search);
 	const struct reply *old;
 
+	if (!port)
+		return 0;
 	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, v6)) {
 		old = reply_find(&backend->addr, node, backend->port, port, backend->proto, v6);
 		if (!old || !reply_is_over(old, port, backend->proto, config, v6) ||
@@ -306,7 +325,7 @@ static __always_inline __be16 reply_store_snat(const struct backend *backend, co
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
 	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counter = counter };
 
-	if (!counter || !(node->word[0] | node->word[3]) || config->snat_min > config->snat_max)
+	if (!counter || !(node->word[0] | node->word[3]))
 		return 0;
 	/* A loop of the kernel's: the verifier walks one round of it. */
 	bpf_loop(backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search,

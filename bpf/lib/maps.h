@@ -55,6 +55,13 @@ MAP(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8
 /* Interfaces that XDP may redirect to. */
 MAP(devices, BPF_MAP_TYPE_DEVMAP_HASH, 0, __u32, struct device, 256);
 
+/* Pods whose TCP sockets are translated, by the id of their cgroup. */
+MAP(hooked_pods, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u64, struct hooked_pod, 4096);
+
+/* The source ports that new flows may take, and those at which answers may arrive, by port number. */
+MMAPABLE_ARRAY(snat_next, snat_next, (1 << (16 - SNAT_NEXT_BITS)));
+MMAPABLE_ARRAY(snat_ports, snat_ports, (1 << (16 - SNAT_WORD_BITS)));
+
 /* Written by the programs. */
 MAP(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
 MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);

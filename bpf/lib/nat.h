@@ -105,25 +105,6 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
-/*
- * Whether a client gets the node's address where its own would do, because kube-proxy would have it so. The node must have
- * one of the family.
- */
-static __always_inline bool masquerades(const struct config *config, const struct request *request, bool from_outside,
-					const bool v6)
-{
-	const struct service *service;
-
-	if (!is_set(v6 ? &config->node6 : &config->node4))
-		return false;
-	if (request->kind == KIND_CLUSTER_IP)
-		return config->flags & (from_outside ? CONFIG_MASQUERADE_EXTERNAL : CONFIG_MASQUERADE_ALL);
-	if (!(config->flags & CONFIG_MASQUERADE_EXTERNAL))
-		return false;
-	service = bpf_map_lookup_elem(&services, &request->service);
-	return service && !(service->flags & SERVICE_EXTERNAL_LOCAL);
-}
-
 /* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
 static __always_inline int turned_away(const struct packet *p, const struct config *config)
 {
@@ -163,7 +144,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 		return error ?: -REASON_UNUSED_PORT;
 	request.backend = flow->backend;
 	request.client = p->src;
-	request.hash = flow_hash(config->hash_seed, p, v6);
+	request.hash = flow_hash(flow_seed(config, frontend), p, v6);
 	request.service = flow->service = frontend->service;
 	request.kind = frontend->kind;
 	request.class = traffic_class_of(frontend, from_outside);
@@ -298,12 +279,29 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 	return error ? -error : REASON_BACK;
 }
 
-/* Whether a packet may be an answer to the node in a client's stead. SCTP flows keep their client's port. */
-static __always_inline bool may_be_snat(const struct packet *p, const struct config *config)
-{
-	__u16 port = bpf_ntohs(p->dport);
+/* What a packet's destination says of it. */
+enum snat_answer {
+	SNAT_NO = 0, /* it is no answer to the node in a client's stead */
+	SNAT_MAYBE = 1,
+	SNAT_LEFT = 2, /* it may be one, or the host's own by now */
+};
 
-	return (port >= config->snat_min && port <= config->snat_max) || p->proto == IPPROTO_SCTP;
+/* Few packets are for the node itself, so that the others pay for one comparison. SCTP flows keep their client's port. */
+static __always_inline enum snat_answer may_be_snat(const struct packet *p, const struct config *config, const bool v6)
+{
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	__u16 port = bpf_ntohs(p->dport);
+	__u32 slot = port >> SNAT_WORD_BITS, bit = port & ((1 << SNAT_WORD_BITS) - 1);
+	const struct snat_ports *ports;
+
+	if (p->dst.word[3] != node->word[3])
+		return SNAT_NO;
+	if (p->proto == IPPROTO_SCTP)
+		return SNAT_MAYBE;
+	ports = bpf_map_lookup_elem(&snat_ports, &slot);
+	if (!ports || !(ports->answers >> bit & 1))
+		return SNAT_NO;
+	return ports->left >> bit & 1 ? SNAT_LEFT : SNAT_MAYBE;
 }
 
 static __always_inline bool is_anothers(const struct packet *p, const bool v6)
@@ -330,13 +328,16 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	const struct backend *backend;
 	struct flow *known, flow = {};
 	int error, reason, step = STEP_OVER;
+	enum snat_answer answer;
 
 	if (!config)
 		return REASON_NO_FRONTEND;
-	if (may_be_snat(p, config)) {
+	answer = may_be_snat(p, config, v6);
+	if (answer != SNAT_NO) {
 		struct reply *reply = reply_lookup(p, v6);
+		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE;
 
-		if (reply && reply->flags & FLOW_SNAT && !(config->flags & CONFIG_BESIDE && is_anothers(p, v6)))
+		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6)))
 			return reply->flags & FLOW_MOVED ? REASON_STALE : snat_back(ctx, p, reply, v6);
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))

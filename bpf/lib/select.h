@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Which backend a new flow gets. One hash decides both the tier and the entry, so that a retransmission picks the same.
+ * Which backend a new flow gets. One hash decides both the tier and the entry, so that a retransmission picks the same;
+ * where open flows count, too, as long as the flow table knows the flow.
  * crates/core/src/select.rs is the reference model of this file, compared with it on random flows and tables.
  */
 #ifndef WEIR_SELECT_H
@@ -15,7 +16,15 @@ static __always_inline __u64 hash_mix(__u64 h, __u64 word)
 	return h ^ h >> 32;
 }
 
-/* Hash of a flow. The final steps are those of splitmix64. */
+/* The final steps of splitmix64. */
+static __always_inline __u64 hash_end(__u64 h)
+{
+	h ^= h >> 29;
+	h *= 0xbf58476d1ce4e5b9ull;
+	return h ^ h >> 32;
+}
+
+/* Hash of a flow. */
 static __always_inline __u64 flow_hash(__u64 seed, const struct packet *p, const bool v6)
 {
 	__u64 h = seed;
@@ -27,10 +36,15 @@ static __always_inline __u64 flow_hash(__u64 seed, const struct packet *p, const
 	} else {
 		h = hash_mix(h, (__u64)p->src.word[3] << 32 | p->dst.word[3]);
 	}
-	h = hash_mix(h, (__u64)p->sport << 32 | (__u64)p->dport << 16 | p->proto);
-	h ^= h >> 29;
-	h *= 0xbf58476d1ce4e5b9ull;
-	return h ^ h >> 32;
+	return hash_end(hash_mix(h, (__u64)p->sport << 32 | (__u64)p->dport << 16 | p->proto));
+}
+
+/* Hash of a client with affinity to a service of SERVICE_MAGLEV: all of its flows, at whatever node, are one. */
+static __always_inline __u64 client_hash(const struct addr *client)
+{
+	__u64 h = hash_mix(MAGLEV_SEED, (__u64)client->word[0] << 32 | client->word[1]);
+
+	return hash_end(hash_mix(h, (__u64)client->word[2] << 32 | client->word[3]));
 }
 
 /*
@@ -52,25 +66,102 @@ static __always_inline __u32 line_search(const struct line *line, __u32 r)
 }
 
 /*
- * Walks from a tier's reference to a backend. Returns the backend's slot, or 0 if a reference leads nowhere.
- * A function of its own: the verifier walks it once, not on every path that leads here.
+ * A part of the 32-bit range, in one register: the programs have no stack to spare. Its upper half is the lower bound, which
+ * is not in it.
  */
-__noinline __u32 select_in_tier(__u32 ref, __u32 r)
+typedef __u64 part_t;
+
+static __always_inline __u32 part_end(part_t part)
 {
+	return part;
+}
+
+static __always_inline __u32 part_size(part_t part)
+{
+	return part_end(part) - (__u32)(part >> 32);
+}
+
+/* In 65536ths, 1 at least. Parts that are alike differ by a unit of 2^32, and must compare as equal. */
+static __always_inline __u64 part_weight(part_t part)
+{
+	return ((__u64)part_size(part) + (1 << 15)) >> 16 ?: 1;
+}
+
+/*
+ * Walks from a tier's reference to the backend whose part holds the upper half of at, and puts its slot in place of the
+ * reference; 0 if one leads nowhere. Returns the part.
+ */
+static __always_inline part_t draw(__u32 *ref, __u64 *at)
+{
+	part_t part = 0xffffffff;
+
 #pragma unroll
 	for (int depth = 0; depth < LINE_DEPTH; depth++) {
 		const struct line *line;
-		__u32 id;
+		__u32 index, bound;
 
-		if (!(ref & REF_LINE))
-			return ref;
-		id = ref & ~REF_LINE;
-		line = bpf_map_lookup_elem(&lines, &id);
-		if (!line)
-			return 0;
-		ref = line->ref[line_search(line, r) & (LINE_ENTRIES - 1)];
+		if (!(*ref & REF_LINE))
+			return part;
+		*ref &= ~REF_LINE;
+		line = bpf_map_lookup_elem(&lines, ref);
+		if (!line) {
+			*ref = 0;
+			return part;
+		}
+		/* Else their halves would get registers of their own. */
+		asm volatile("" : "+r"(*at), "+r"(part));
+		index = line_search(line, *at >> 32);
+		if (index)
+			part = (__u64)line->cumulative[(index - 1) & (LINE_ENTRIES - 1)] << 32 | part_end(part);
+		/* A line's last bound is the whole range, whatever the line above says. */
+		bound = line->cumulative[index & (LINE_ENTRIES - 1)];
+		if (bound < part_end(part))
+			part = part >> 32 << 32 | bound;
+		*ref = line->ref[index & (LINE_ENTRIES - 1)];
 	}
-	return ref & REF_LINE ? 0 : ref;
+	if (*ref & REF_LINE)
+		*ref = 0;
+	return part;
+}
+
+/* Where a second draw looks: anywhere but in the first one's part. */
+static __always_inline __u64 elsewhere(part_t part, __u64 hash)
+{
+	__u64 others = (1ull << 32) - part_size(part);
+
+	return (part_end(part) + 1 + ((hash_mix(hash, SECOND_DRAW) >> 32) * others >> 32)) << 32;
+}
+
+/* Flows that a backend has open: the agent's count, and the connections that began and ended since. */
+static __always_inline __u32 open_flows(const __u32 *id)
+{
+	const struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, id);
+	__u32 open = counters ? counters->balance - counters->base : 0;
+
+	/* Some of those that were counted may have ended before the base was written. */
+	return open >> 31 ? 0 : open;
+}
+
+/*
+ * A backend of a tier; of two drawn, the one with fewer open flows for its weight, and the first if they are alike.
+ * Returns its slot, or 0 if a reference leads nowhere. A function of its own: the verifier walks it once, not on every path
+ * that leads here.
+ */
+__noinline __u32 select_in_tier(__u32 ref, __u64 hash, bool of_two)
+{
+	__u32 one = ref, other = of_two ? ref : 0;
+	part_t part, other_part;
+	__u64 busy;
+
+	part = draw(&one, &hash);
+	if (!other)
+		return one;
+	hash = elsewhere(part, hash);
+	other_part = draw(&other, &hash);
+	if (!one || !other || one == other)
+		return one;
+	busy = open_flows(&other) * part_weight(part);
+	return busy < open_flows(&one) * part_weight(other_part) ? other : one;
 }
 
 /*
@@ -90,7 +181,7 @@ static __always_inline int select_backend(const struct service *service, enum tr
 	remote = !local || (far && (hash & 0xffff) < tiers->spill);
 	if (other && local && far)
 		remote = !remote;
-	id = select_in_tier(remote ? far : local, hash >> 32);
+	id = select_in_tier(remote ? far : local, hash, service->flags & SERVICE_LEAST_CONN);
 	return id ? (int)id : -REASON_BROKEN_TABLE;
 }
 

@@ -11,7 +11,7 @@ use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use weir_abi as abi;
 use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
-use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, Shares, TierPlan};
+use weir_core::plan::{BackendPlan, PlanKey, Selector, ServicePlan, Shares, TierPlan};
 use weir_core::tables::Tables;
 use weir_datapath::{Datapath, MapStore, PinDir};
 use weir_testbed::prog_run::{Context, Run, prog_run};
@@ -171,6 +171,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             backends: backends.collect(),
             tiers: [tier.clone(), tier.clone(), tier],
             shares: Shares::Planned,
+            selector: Selector::Weights,
             endpoints: ENDPOINTS,
             affinity: 0,
             external_local: false,
@@ -184,16 +185,15 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
         hash_seed: 0x5eed,
         node4: Ipv4Addr::new(172, 30, 0, 11).into(),
         node6: Ipv6Addr::LOCALHOST.into(),
-        snat_min: 16_384,
-        snat_max: 29_999,
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 112,
         tcp_idle: 7000,
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
-        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     })?;
+    // What a host with the usual settings does not use.
+    datapath.set_source_ports(&(1024..=29_999).chain(61_000..=65_535).collect())?;
     Ok(())
 }

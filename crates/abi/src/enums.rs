@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -19,6 +19,14 @@ pub const FILTER_BITS: u32 = 20;
 pub const FILTER_WORD_BITS: u32 = 6;
 /// `SNAT_COUNTERS` of `enum abi`.
 pub const SNAT_COUNTERS: usize = 4096;
+/// Port numbers to an entry of snat_next, as a power of two.
+pub const SNAT_NEXT_BITS: u32 = 2;
+/// Port numbers to an entry of snat_ports, as a power of two.
+pub const SNAT_WORD_BITS: u32 = 6;
+/// Seed of the hash of flows to services of [`SERVICE_MAGLEV`]: the same on all nodes.
+pub const MAGLEV_SEED: u32 = 0x6d61_676c;
+/// What the hash of a flow is mixed with for the second draw of [`SERVICE_LEAST_CONN`].
+pub const SECOND_DRAW: u32 = 0x7477_696e;
 /// Prefixes of cluster IPs that one node knows.
 pub const SERVICE_NETWORKS: usize = 8;
 /// `NAME_SIZE` of `enum abi`.
@@ -53,6 +61,10 @@ pub const SERVICE_USED: u32 = 1;
 pub const SERVICE_SOURCE_RANGES: u32 = 2;
 /// externalTrafficPolicy Local: clients of its external addresses keep their own.
 pub const SERVICE_EXTERNAL_LOCAL: u32 = 4;
+/// Of two backends drawn by weight, the one with fewer open flows for its weight.
+pub const SERVICE_LEAST_CONN: u32 = 8;
+/// Its flows are hashed as on every other node; its lines hold Maglev's table.
+pub const SERVICE_MAGLEV: u32 = 16;
 
 // enum backend_flags
 /// The slot belongs to an endpoint.
@@ -89,6 +101,8 @@ pub const CONFIG_BESIDE: u32 = 4;
 pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 8;
 /// And of what pods send to cluster IPs. Only with the one above.
 pub const CONFIG_MASQUERADE_ALL: u32 = 16;
+/// [`HookedPod`](crate::HookedPod)s are in force.
+pub const CONFIG_POD_SOCKETS: u32 = 32;
 
 // enum hook
 /// `HOOK_XDP` of `enum hook`.

@@ -1,4 +1,4 @@
-//! What the programs write: flows, the pieces of their packets, and sockets of processes on the host.
+//! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
 use crate::{Addr, Be16, Be32};
 
@@ -150,4 +150,14 @@ pub struct SocketPeer {
     pub backend: u32,
     /// Of the backend when it was selected.
     pub generation: u32,
+}
+
+/// A pod whose TCP connections are translated when they are made. Keyed by the id of its cgroup.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct HookedPod {
+    /// Its own; [`Addr::UNSET`]: its IPv4 is translated by packet.
+    pub addr4: Addr,
+    /// Its own; [`Addr::UNSET`]: its IPv6 is translated by packet.
+    pub addr6: Addr,
 }

@@ -165,8 +165,8 @@ pub struct SourceRange {
     pub allowed: u32,
 }
 
-/// What became of a backend's flows since the slot was taken. All but the first is about packets, so connections of
-/// processes on the host are among the flows alone. Bytes are those of frames; the flow tables hold some of them back, of a
+/// What became of a backend's flows since the slot was taken. All but the first is about packets, so connections that
+/// are translated at sockets are among the flows alone. Bytes are those of frames; the flow tables hold some of them back, of a
 /// connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of another tick.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -187,17 +187,37 @@ pub struct BackendCounters {
     pub bytes_from: u64,
     /// Connections that began, less those that their client ended. Wraps, and only its changes mean something: those that
     /// were evicted or forgotten stay in it.
-    pub balance: u64,
+    pub balance: u32,
+    /// By the agent: what the balance would be without an open flow. Kept up for backends of [`SERVICE_LEAST_CONN`].
+    pub base: u32,
 }
 
 /// See `struct snat_counter` in `bpf/abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SnatCounter {
-    /// Running number of the next source port tried.
+    /// Wraps: its lower half is the first port number that the next flow may get.
     pub next: u32,
     /// Zero.
     pub pad: u32,
+}
+
+/// The node's source ports in a ring; see `struct snat_next` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SnatNext {
+    /// Each number itself if new flows may take that port, else the next one that they may; 0: there is none.
+    pub port: [u16; 1 << SNAT_NEXT_BITS],
+}
+
+/// What arrives at the node's ports; see `struct snat_ports` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SnatPorts {
+    /// Ports that new flows may take or once could, the first one in the lowest bit.
+    pub answers: u64,
+    /// Those among them that no new flow may take.
+    pub left: u64,
 }
 
 /// See `struct service_counters` in `bpf/abi.h`.
@@ -236,10 +256,6 @@ pub struct Config {
     pub node4: Addr,
     /// Source of SNAT; zero: no IPv6.
     pub node6: Addr,
-    /// First port of the SNAT range.
-    pub snat_min: u16,
-    /// Last port of the SNAT range.
-    pub snat_max: u16,
     /// Enum config_flags.
     pub flags: u32,
     /// Ticks after which an idle UDP flow is selected anew.
@@ -252,8 +268,6 @@ pub struct Config {
     pub fragment_idle: u32,
     /// How many of the next field are in use.
     pub service_networks: u32,
-    /// Zero.
-    pub pad: u32,
     /// Where cluster IPs come from.
     pub service_network: [Network; SERVICE_NETWORKS],
 }

@@ -52,8 +52,10 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
-        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance }
+        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance, base }
         SnatCounter = "snat_counter" { next, pad }
+        SnatNext = "snat_next" { port }
+        SnatPorts = "snat_ports" { answers, left }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
@@ -63,7 +65,8 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Fragment = "fragment" { sport, dport, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, snat_min, snat_max, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, pad, service_network }
+        HookedPod = "hooked_pod" { addr4, addr6 }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, service_network }
         Network = "network" { addr, mask }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
@@ -82,11 +85,15 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         LINE_ENTRIES,
         LINE_DEPTH,
         REF_LINE,
+        MAGLEV_SEED,
+        SECOND_DRAW,
         SERVICE_NETWORKS,
         NAME_SIZE,
         TICK_SHIFT,
         DELAY_SHIFT,
         SNAT_COUNTERS,
+        SNAT_NEXT_BITS,
+        SNAT_WORD_BITS,
         FILTER_BITS,
         FILTER_WORD_BITS,
         KIND_CLUSTER_IP,
@@ -101,6 +108,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         SERVICE_USED,
         SERVICE_SOURCE_RANGES,
         SERVICE_EXTERNAL_LOCAL,
+        SERVICE_LEAST_CONN,
+        SERVICE_MAGLEV,
         BACKEND_USED,
         BACKEND_LOCAL,
         BACKEND_HOST_NETWORK,
@@ -116,6 +125,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         CONFIG_BESIDE,
         CONFIG_MASQUERADE_EXTERNAL,
         CONFIG_MASQUERADE_ALL,
+        CONFIG_POD_SOCKETS,
         HOOK_XDP,
         HOOK_NIC_INGRESS,
         HOOK_NIC_EGRESS,

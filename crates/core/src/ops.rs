@@ -40,6 +40,13 @@ pub enum MapOp {
         /// Slot in `backend_counters`.
         id: u32,
     },
+    /// Say what a backend's balance of connections would be without an open flow. What programs count stays as it is.
+    PutBase {
+        /// Slot in `backend_counters`.
+        id: u32,
+        /// `abi::BackendCounters::base`.
+        base: u32,
+    },
     /// Store a weighted line.
     PutLine {
         /// Slot in `lines`.

@@ -16,6 +16,7 @@ pub fn may_strand(op: &MapOp) -> bool {
         }
         MapOp::ForgetFlows { key } => key.protocol == Protocol::Udp.number(),
         MapOp::ResetBackendCounters { .. }
+        | MapOp::PutBase { .. }
         | MapOp::PutLine { .. }
         | MapOp::PutService { .. }
         | MapOp::ResetServiceCounters { .. }

@@ -56,7 +56,7 @@ const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services"
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 22] = [
+pub(crate) const MAPS: [MapSpec; 25] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -65,6 +65,8 @@ pub(crate) const MAPS: [MapSpec; 22] = [
     array::<abi::ServiceCounters>("service_counters", Some(SERVICES.0), SERVICES.1),
     array::<abi::BackendCounters>("backend_counters", Some(BACKENDS.0), BACKENDS.1),
     array::<abi::SnatCounter>("snat_counters", None, ""),
+    array::<abi::SnatNext>("snat_next", None, ""),
+    array::<abi::SnatPorts>("snat_ports", None, ""),
     hash::<abi::FrontendKey4, abi::Frontend>("frontends4", FRONTENDS.0, FRONTENDS.1),
     hash::<abi::FrontendKey6, abi::Frontend>("frontends6", FRONTENDS.0, FRONTENDS.1),
     hash::<u32, abi::ServiceName>("service_names", SERVICES.0, SERVICES.1),
@@ -77,6 +79,15 @@ pub(crate) const MAPS: [MapSpec; 22] = [
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
+    MapSpec {
+        name: "hooked_pods",
+        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
+        key: size_of::<u64>(),
+        value: size_of::<abi::HookedPod>(),
+        flags: NO_PREALLOC,
+        size: None,
+        option: "",
+    },
     MapSpec {
         name: "counters",
         kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,

@@ -11,6 +11,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::Capacity;
+use weir_core::source_ports::PortSet;
 
 use crate::capabilities;
 use crate::error::{Error, Result};
@@ -20,6 +21,7 @@ use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, PinLock};
 use crate::resize;
+use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
 
@@ -45,6 +47,7 @@ pub struct Datapath {
     pub(crate) tc: Ebpf,
     pub(crate) config: Mapped<abi::Config>,
     pub(crate) devices: Table<u32, abi::Device>,
+    source_ports: SourcePorts,
     store: KernelStore,
     adopted: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
@@ -80,7 +83,8 @@ impl Datapath {
         store.former_flows = former_flows(&resized)?;
         let config = mapped(&pins, "config", 0)?;
         let devices = table(&pins, "devices", 0)?;
-        let datapath = Self { pins, programs, tc, config, devices, store, adopted, resized, _lock: lock };
+        let source_ports = SourcePorts::open(&pins, 0)?;
+        let datapath = Self { pins, programs, tc, config, devices, source_ports, store, adopted, resized, _lock: lock };
         if !adopted {
             // A new filter beside old frontends would hide them.
             datapath.rebuild_filter()?;
@@ -119,6 +123,15 @@ impl Datapath {
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
         self.config.set(0, config)
+    }
+
+    /// Lets new flows to other nodes take these ports as their source and no others. Flows keep theirs, and get their
+    /// answers.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub fn set_source_ports(&self, usable: &PortSet) -> Result<()> {
+        self.source_ports.set(usable)
     }
 
     /// Makes the filter of frontends anew, of the frontends and of what flows still go to. While agents run it only ever

@@ -34,6 +34,7 @@ macro_rules! pod {
 
 pod!(
     u32,
+    u64,
     abi::Affinity,
     abi::AffinityKey,
     abi::Backend,
@@ -50,12 +51,15 @@ pod!(
     abi::Frontend,
     abi::FrontendKey4,
     abi::FrontendKey6,
+    abi::HookedPod,
     abi::Line,
     abi::NodeName,
     abi::Reply,
     abi::Service,
     abi::ServiceCounters,
     abi::ServiceName,
+    abi::SnatNext,
+    abi::SnatPorts,
     abi::SocketKey,
     abi::SocketPeer,
     abi::SourceRange,
@@ -243,6 +247,17 @@ impl<T: Pod> Mapped<T> {
                 word.store(new, Ordering::Release);
             }
         }
+        Ok(())
+    }
+
+    /// Writes one word of a slot, `offset` bytes from its beginning: the others may be somebody else's.
+    ///
+    /// # Errors
+    /// [`Error::NoSlot`] beyond the end of the map or of the slot.
+    pub fn set_word(&self, slot: u32, offset: usize, value: u32) -> Result<()> {
+        let word = self.words(slot)?.get(offset / size_of::<u32>());
+        let word = word.ok_or(Error::NoSlot { map: self.name, slot, size: self.len })?;
+        word.store(value, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The control plane's maps behind one small trait, in the kernel and in memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem::offset_of;
 
 use weir_abi as abi;
 use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
@@ -65,6 +66,9 @@ impl KernelStore {
         match op {
             MapOp::PutBackend { id, backend } => self.backends.set(*id, backend),
             MapOp::ResetBackendCounters { id } => self.backend_counters.set(*id, &counters),
+            MapOp::PutBase { id, base } => {
+                self.backend_counters.set_word(*id, offset_of!(abi::BackendCounters, base), *base)
+            }
             MapOp::PutLine { id, line } => self.lines.set(*id, line),
             MapOp::PutService { id, service } => self.services.set(*id, service),
             MapOp::ResetServiceCounters { id } => self.service_counters.set(*id, &service_counters),
@@ -227,8 +231,10 @@ impl MapStore for MemoryStore {
                 MapOp::PutSourceRange { range } => drop(self.source_ranges.insert(*range)),
                 MapOp::DeleteSourceRange { range } => drop(self.source_ranges.remove(range)),
                 // Counters and flows are the kernel's.
-                MapOp::ResetBackendCounters { .. } | MapOp::ResetServiceCounters { .. } | MapOp::ForgetFlows { .. } => {
-                }
+                MapOp::ResetBackendCounters { .. }
+                | MapOp::PutBase { .. }
+                | MapOp::ResetServiceCounters { .. }
+                | MapOp::ForgetFlows { .. } => {}
             }
         }
         Ok(())

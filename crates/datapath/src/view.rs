@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
 use weir_core::ops::Dump;
+use weir_core::source_ports::PortSet;
 
 use crate::counters::Counters;
 use crate::error::{Error, Result};
@@ -12,6 +13,7 @@ use crate::layout::{MAPS, MapSpec};
 use crate::load::{mapped, open_store, table};
 use crate::map::{Mapped, Table};
 use crate::pins::PinDir;
+use crate::source_ports::SourcePorts;
 use crate::store::{KernelStore, MapStore};
 use crate::sys;
 
@@ -48,7 +50,9 @@ pub struct View {
     affinities: Table<abi::AffinityKey, abi::Affinity>,
     fragments: Table<abi::FragmentKey, abi::Fragment>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
+    hooked_pods: Table<u64, abi::HookedPod>,
     devices: Table<u32, abi::Device>,
+    source_ports: SourcePorts,
 }
 
 /// Key and value of an entry as they lie in memory.
@@ -69,7 +73,9 @@ impl View {
             affinities: table(&pins, "affinities", READ_ONLY)?,
             fragments: table(&pins, "fragments", READ_ONLY)?,
             sockets: table(&pins, "socket_peers", READ_ONLY)?,
+            hooked_pods: table(&pins, "hooked_pods", READ_ONLY)?,
             devices: table(&pins, "devices", READ_ONLY)?,
+            source_ports: SourcePorts::open(&pins, READ_ONLY)?,
             pins,
         })
     }
@@ -94,6 +100,14 @@ impl View {
     /// When the map cannot be read.
     pub fn config(&self) -> Result<abi::Config> {
         self.config.get(0)
+    }
+
+    /// The ports that new flows to other nodes may take as their source.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn source_ports(&self) -> Result<PortSet> {
+        self.source_ports.usable()
     }
 
     /// A slot of the services, used or not.
@@ -214,6 +228,14 @@ impl View {
     /// When the map cannot be read.
     pub fn sockets(&self) -> Result<Vec<(abi::SocketKey, abi::SocketPeer)>> {
         self.sockets.entries()
+    }
+
+    /// Pods whose connections are translated when they are made, by the ids of their cgroups.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn hooked_pods(&self) -> Result<Vec<(u64, abi::HookedPod)>> {
+        self.hooked_pods.entries()
     }
 
     /// Interfaces that XDP may redirect to, in ascending order of their indexes. `program` is an id when read.

@@ -27,7 +27,7 @@ pub trait FlowTable {
     ///
     /// # Errors
     /// When a table cannot be read.
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), Self::Error>;
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), Self::Error>;
 }
 
 /// Open flows of an endpoint when they were counted. Of one that was not there yet, the default.
@@ -36,16 +36,20 @@ pub struct Open {
     /// How many.
     pub flows: u32,
     /// [`abi::BackendCounters::balance`] then.
-    pub balance: u64,
+    pub balance: u32,
 }
 
 impl Open {
     /// Open flows when the balance is this one. Those of UDP stay as they were counted: nobody says when they end.
     #[must_use]
-    pub fn at(self, balance: u64) -> u32 {
-        let more = balance.wrapping_sub(self.balance).cast_signed();
-        let flows = i64::from(self.flows).saturating_add(more);
-        u32::try_from(flows.max(0)).unwrap_or(u32::MAX)
+    pub fn at(self, balance: u32) -> u32 {
+        self.flows.saturating_add_signed(balance.wrapping_sub(self.balance).cast_signed())
+    }
+
+    /// The balance without an open flow: [`abi::BackendCounters::base`].
+    #[must_use]
+    pub const fn base(self) -> u32 {
+        self.balance.wrapping_sub(self.flows)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weir_core::controller::Controller;
 use weir_core::ejection::Outcome;
 use weir_core::load::{NodeLoad, Sample, ServiceLoad, Share};
-use weir_core::plan::TierPlan;
+use weir_core::plan::{Selector, TierPlan};
 use weir_core::policies::{Endpoint, EndpointLoad, Inputs, Kind, Node, Offered, Own, Parameters, PodsLoad};
 
 use crate::feed::{Feed, Knowledge, SERVICE, Told, ticks};
@@ -32,6 +32,8 @@ pub(crate) struct Counted {
 /// An agent, with the node that it is on.
 pub(crate) struct Brain {
     controller: Controller,
+    /// What it wrote last.
+    plan: TierPlan,
     pub(crate) knowledge: Knowledge,
     pub(crate) counted: Counted,
     /// What it told of late, the newest first.
@@ -51,6 +53,7 @@ impl Brain {
         shares[here] = 1.0;
         Self {
             controller: Controller::new(kind),
+            plan: TierPlan { spill: 0, local: vec![(here, 1)], remote: Vec::new() },
             knowledge,
             counted: Counted::default(),
             past: VecDeque::new(),
@@ -107,9 +110,38 @@ impl Brain {
             relies_on: None,
             parameters: &self.parameters,
         };
-        let Some(plan) = self.controller.tick(&inputs, outcomes).write else { return false };
-        apply(&plan, &mut self.shares);
-        true
+        let written = self.controller.tick(&inputs, outcomes).write;
+        let wrote = written.is_some();
+        self.plan = written.unwrap_or(std::mem::take(&mut self.plan));
+        let selector = self.controller.kind().selector();
+        if wrote || selector == Selector::LeastConn {
+            self.apply(selector);
+        }
+        wrote
+    }
+
+    /// What the datapath makes of the plan: the tier by the spill, if both have endpoints, then by weight, or what comes of two
+    /// draws by weight. Tables for all nodes alike divide as their weights do.
+    fn apply(&mut self, selector: Selector) {
+        let TierPlan { spill, local, remote } = &self.plan;
+        let spill = match (local.is_empty(), remote.is_empty()) {
+            (true, _) => 1.0,
+            (false, true) => 0.0,
+            (false, false) => f64::from(*spill) / 65_536.0,
+        };
+        self.shares.fill(0.0);
+        for (tier, part) in [(local, 1.0 - spill), (remote, spill)] {
+            let sum: f64 = tier.iter().map(|(_, weight)| f64::from(*weight)).sum();
+            let weights: Vec<f64> = tier.iter().map(|(_, weight)| f64::from(*weight) / sum).collect();
+            let open = tier.iter().map(|(backend, _)| f64::from(self.endpoints[*backend].open_flows));
+            let weights = match selector {
+                Selector::Weights | Selector::Maglev => weights,
+                Selector::LeastConn => of_two_draws(&weights, &open.collect::<Vec<_>>()),
+            };
+            for ((backend, _), weight) in tier.iter().zip(weights) {
+                self.shares[*backend] = part * weight;
+            }
+        }
     }
 
     /// What it measures of itself, as old as it is when it is used.
@@ -188,23 +220,48 @@ fn endpoint(position: usize) -> Endpoint {
     Endpoint { backend: position, address, node: position, load: EndpointLoad::default(), open_flows: 0, flows: 0 }
 }
 
-/// What the datapath makes of a plan: the tier by the spill, if both have endpoints, then by weight.
-fn apply(plan: &TierPlan, shares: &mut [f64]) {
-    let spill = match (plan.local.is_empty(), plan.remote.is_empty()) {
-        (true, _) => 1.0,
-        (false, true) => 0.0,
-        (false, false) => f64::from(plan.spill) / 65_536.0,
-    };
-    shares.fill(0.0);
-    for (tier, part) in [(&plan.local, 1.0 - spill), (&plan.remote, spill)] {
-        let sum: f64 = tier.iter().map(|(_, weight)| f64::from(*weight)).sum();
-        for (backend, weight) in tier {
-            shares[*backend] = part * f64::from(*weight) / sum;
-        }
+/// The part of new flows that each gets if one is drawn by weight and another one among the rest, and the one with fewer open
+/// flows for its weight is taken, the first of two that are alike. Weights sum up to 1.
+fn of_two_draws(weights: &[f64], open: &[f64]) -> Vec<f64> {
+    if weights.len() < 2 {
+        return weights.to_vec();
     }
+    let load = |index: usize| open[index] / weights[index];
+    // Drawn after it: what of all others is left.
+    let then = |index: usize| weights[index] / (1.0 - weights[index]);
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|a, b| load(*b).total_cmp(&load(*a)));
+    let (mut parts, mut busier, mut busier_then) = (vec![0.0; weights.len()], 0.0, 0.0);
+    for alike in order.chunk_by(|a, b| load(*a).total_cmp(&load(*b)).is_eq()) {
+        let weight: f64 = alike.iter().map(|index| weights[*index]).sum();
+        for index in alike {
+            // Against one that is busier it is taken whichever was drawn first.
+            let first = then(*index) * (busier + weight - weights[*index]);
+            parts[*index] = first + weights[*index] * busier_then;
+        }
+        busier += weight;
+        busier_then += alike.iter().map(|index| then(*index)).sum::<f64>();
+    }
+    parts
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts, saturated")]
 const fn whole(number: f64) -> u32 {
     number as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_draws_the_less_busy_is_taken_and_nothing_is_lost() {
+        let parts = of_two_draws(&[0.25, 0.25, 0.5], &[2.0, 0.0, 2.0]);
+        // By weight the first has 8, the second nothing, the third 4: the second wins wherever it is drawn.
+        assert_eq!(parts[0], 0.0, "{parts:?}");
+        let with_second = 0.25 + 0.25 * (0.25 / 0.75) + 0.5 * (0.25 / 0.5);
+        assert!((parts[1] - with_second).abs() < 1e-12, "{parts:?}");
+        assert!((parts.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        assert_eq!(of_two_draws(&[0.5, 0.5], &[3.0, 3.0]), [0.5, 0.5], "as the weights where both are alike");
+    }
 }

@@ -81,6 +81,28 @@ impl Cgroup {
         Ok(Self { path, members })
     }
 
+    /// A cgroup below this one, such as kubelet makes for a pod, with all that are missing in between. Like this one it is
+    /// threaded, which this one must be.
+    ///
+    /// # Errors
+    /// As [`Cgroup::create`], but it may be there already.
+    pub fn below(&self, path: &str) -> Result<Self> {
+        let mut directory = self.path.clone();
+        for name in path.split('/') {
+            directory.push(name);
+            match fs::create_dir(&directory) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made.map_err(Error::file("create cgroup", &directory))?;
+                    let kind = directory.join("cgroup.type");
+                    fs::write(&kind, "threaded").map_err(Error::file("write", &kind))?;
+                }
+            }
+        }
+        let members = directory.join(PROCESSES);
+        Ok(Self { path: directory, members })
+    }
+
     /// Its directory, for attaching programs.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -127,6 +127,15 @@ impl MasqueradeArg {
     }
 }
 
+/// What `--pod-sockets` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum PodSocketsArg {
+    /// When they are made. A connection to an endpoint that does not answer then fails, and counts as no load
+    On,
+    /// By packet. One that is not answered goes to another endpoint
+    Off,
+}
+
 /// How load is measured and told. Shares follow it for all Services if there is a mesh key or a configuration file, else
 /// only for those with an annotation `weir.dev/...`.
 #[derive(Args, Clone, Debug)]
@@ -137,7 +146,7 @@ pub(crate) struct SteeringOptions {
     #[arg(long, env = "WEIR_MESH_KEY_FILE", value_name = "FILE")]
     pub(crate) mesh_key_file: Option<PathBuf>,
     /// UDP port at which agents probe each other, the same on all nodes
-    // Clear of kube-proxy's (10249, 10256), the SNAT range and node ports.
+    // Clear of kube-proxy's (10249, 10256) and node ports.
     #[arg(long, value_name = "PORT", default_value_t = 10299, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) mesh_port: u16,
     /// Control group that is this node, where it may not use all of its machine: its path below the root of cgroups. It
@@ -176,13 +185,18 @@ pub(crate) struct DatapathOptions {
     /// Use clsact filters even where the kernel has TCX links (6.6)
     #[arg(long)]
     pub(crate) no_tcx: bool,
+    /// Whether TCP connections of this node's pods, too, are translated once, when they are made, and not packet by packet.
+    /// It takes the rights to list and watch pods and namespaces, whose annotation `weir.dev/pod-sockets: "off"` keeps
+    /// single ones out. What it gains and what it costs: docs/adr/0025-sockets-of-pods.md
+    #[arg(long, value_enum, default_value_t = PodSocketsArg::Off)]
+    pub(crate) pod_sockets: PodSocketsArg,
     /// cgroup v2 directory whose processes on the host connect through the socket hooks, or `none` [default: the root
     /// of the hierarchy]
     #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
     pub(crate) cgroup: Option<PathBuf>,
-    /// Source ports for connections that leave to another node. Keep clear of the host's own: ip_local_port_range
-    /// and node ports
-    #[arg(long, value_name = "FIRST-LAST", default_value = "16384-29999", value_parser = parse_ports)]
+    /// Source ports for connections that leave to another node: those among them that nothing on the host uses. Left out
+    /// are net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports, node ports, and ports that a socket is bound to
+    #[arg(long, value_name = "FIRST-LAST", default_value = "1024-65535", value_parser = parse_ports)]
     pub(crate) snat_ports: (u16, u16),
     /// Drop packets of connections to vanished endpoints in place of resetting them
     #[arg(long)]
@@ -228,7 +242,7 @@ pub(crate) struct SizeOptions {
     /// Flows in each family; beyond it the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = SIZES.flows, value_parser = size())]
     max_flows: u32,
-    /// Sockets of processes on the host
+    /// Sockets of processes on the host, and of pods with --pod-sockets on
     #[arg(long, value_name = "N", default_value_t = SIZES.sockets, value_parser = size())]
     max_sockets: u32,
     /// Clients that session affinity remembers; beyond it the least recently used are forgotten

@@ -1,4 +1,4 @@
-//! Facts of the host: its name, its network namespace, its cgroup hierarchy, its port ranges.
+//! Facts of the host: its name, its network namespace, its cgroup hierarchy.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -94,7 +94,7 @@ pub(crate) fn raise_file_limit() {
 }
 
 /// Warns of settings under which traffic would be lost.
-pub(crate) fn check(snat: (u16, u16)) {
+pub(crate) fn check() {
     for (path, name) in [
         ("/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
         ("/proc/sys/net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"),
@@ -102,18 +102,6 @@ pub(crate) fn check(snat: (u16, u16)) {
         if fs::read_to_string(path).is_ok_and(|value| value.trim() == "0") {
             warn!("{name} is 0: pods and other nodes cannot be reached; set it with `sysctl -w {name}=1`");
         }
-    }
-    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let mut bounds = range.split_whitespace().filter_map(|bound| bound.parse::<u16>().ok());
-    if let (Some(first), Some(last)) = (bounds.next(), bounds.next())
-        && first <= snat.1
-        && snat.0 <= last
-    {
-        warn!(
-            "--snat-ports {}-{} overlap net.ipv4.ip_local_port_range {first} {last}: connections of the host itself can \
-             collide with forwarded ones; move one of the two",
-            snat.0, snat.1
-        );
     }
 }
 

@@ -7,9 +7,11 @@ mod host;
 mod metrics;
 mod netlink;
 mod node_ports;
+mod pod_sockets;
 mod probes;
 mod run;
 mod sockets;
+mod source_ports;
 mod steering;
 mod writer;
 

@@ -31,6 +31,7 @@ pub(crate) struct WriterMetrics {
     interfaces: Gauge,
     refused: Gauge,
     unsteered: Gauge,
+    source_ports: Gauge,
 }
 
 impl WriterMetrics {
@@ -45,6 +46,7 @@ impl WriterMetrics {
             interfaces: Gauge::default(),
             refused: Gauge::default(),
             unsteered: Gauge::default(),
+            source_ports: Gauge::default(),
         };
         let registry = metrics.weir();
         registry.register(
@@ -62,6 +64,8 @@ impl WriterMetrics {
             "Service ports whose new shares could not be written: their last ones stay in force",
             new.unsteered.clone(),
         );
+        let source_ports = "Ports that new connections to an endpoint on another node may take as their source";
+        registry.register("source_ports", source_ports, new.source_ports.clone());
         new
     }
 
@@ -94,6 +98,11 @@ impl WriterMetrics {
     /// That many service ports keep their last shares, since new ones could not be written.
     pub(crate) fn unsteered(&self, ports: usize) {
         self.unsteered.set(i64::try_from(ports).unwrap_or(i64::MAX));
+    }
+
+    /// New flows to other nodes may take that many ports as their source.
+    pub(crate) fn source_ports(&self, ports: u32) {
+        self.source_ports.set(i64::from(ports));
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture, OptionFuture};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
@@ -19,25 +19,30 @@ use weir_core::cluster::Event;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
-use weir_datapath::{AttachOptions, Counters, Datapath, PinDir, Sockets, View};
+use weir_core::pod_sockets::HookedPods as WantedPods;
+use weir_core::source_ports::PortSet;
+use weir_datapath::{AttachOptions, Counters, Datapath, HookedPods, PinDir, Sockets, View};
 use weir_kube_watch::client::{self, ClientOptions};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
-use weir_kube_watch::watch::WatchOptions;
+use weir_kube_watch::watch::{WatchOptions, pods};
 use weir_kube_watch::{static_file, watch as kube};
 use weir_signals::NodeOptions;
+use weir_signals::cgroup::kubelet::KubeletRoot;
 use weir_signals::metrics_api::MetricsApi;
 use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::metrics::Metrics;
 use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
-use crate::args::{DatapathOptions, Options, SourceOptions};
+use crate::args::{DatapathOptions, Options, PodSocketsArg, SourceOptions};
 use crate::configuration::{self, Configuration};
 use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
 use crate::node_ports::NodePortAddresses;
+use crate::pod_sockets::PodSockets;
 use crate::probes::{AgentProbes, WriterStatus};
 use crate::sockets::{SocketMetrics, SocketSweeper};
+use crate::source_ports::PortWatch;
 use crate::steering::{Ends, Key, SteeringLoop, SteeringOptions};
 use crate::writer::{Outlets, Settings, Steered, Writer};
 use crate::{args, host, netlink};
@@ -72,7 +77,8 @@ async fn serve(options: Options) -> Result<()> {
     let [reload_services, reload_configuration] = reload_signals()?;
     let (changes, inbox) = mpsc::channel(QUEUE);
     let (source_status, source) = StatusWriter::new();
-    let opened = open_source(options.source.clone(), &node, changes, source_status, reload_services);
+    let (pod_watch, hooked) = pod_sockets(&options)?.unzip();
+    let opened = open_source(options.source.clone(), &node, changes, source_status, reload_services, pod_watch);
     let Source { events, feed, metrics_api } = opened.await?;
     let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
     if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
@@ -82,7 +88,7 @@ async fn serve(options: Options) -> Result<()> {
     let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
     let capacity = Capacity::from(options.sizes);
-    host::check(options.datapath.snat_ports);
+    host::check();
 
     let pins = PinDir::new(&options.datapath.pin_dir);
     let datapath = Datapath::open(pins.clone(), &capacity)?;
@@ -96,17 +102,30 @@ async fn serve(options: Options) -> Result<()> {
     let (status, writer) = watch::channel(WriterStatus::default());
     let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
     let sweeper = SocketSweeper::new(Sockets::open(&pins)?, SocketMetrics::register(&mut metrics));
+    let pod_sockets = match (hooked, cgroup.as_ref().and_then(|_| host::cgroup_root())) {
+        (Some(hooked), Some(mount)) => {
+            let root = KubeletRoot::new(&options.steering.kubelet_cgroup_root);
+            Some(PodSockets::new(HookedPods::open(&pins)?, mount, root, hooked).run(stop.clone()))
+        }
+        (Some(_), None) => {
+            warn!("--pod-sockets on does nothing without socket hooks; see --cgroup");
+            None
+        }
+        (None, _) => None,
+    };
     register_collectors(&mut metrics, Counters::open(pins.clone())?, source.clone());
 
-    let (steering, Ends { feed: steer, writes }) = steering(&options, &node, &pins, metrics_api)?;
+    let (steering, Ends { feed: steer, writes, open }) = steering(&options, &node, &pins, metrics_api)?;
     steering.register(&mut metrics, View::open(pins.clone())?);
     let weights = steering.router();
 
-    let settings = settings(&options, &node, cgroup, capacity, &datapath)?;
+    let (port_watch, host_ports) = PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node);
+    let settings = settings(&options, &node, cgroup, capacity, &datapath, host_ports)?;
     let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
-    let steered = Steered::new(steer, in_force, all, options.service.spread.into());
+    let steered = Steered::new(steer, in_force, open, all, options.service.spread.into());
     let stranded = Arc::new(Notify::new());
     let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
+    let port_watch = port_watch.run(stop.clone());
     let outlets = Outlets {
         status,
         health_checks,
@@ -125,7 +144,9 @@ async fn serve(options: Options) -> Result<()> {
     let service_health = service_health.run(wanted_health_checks, stop.clone());
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
     let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir").merge(weights), stop.clone());
-    let servers = tokio::spawn(async move { tokio::join!(health, scrapes, service_health, sweeper) });
+    let pod_sockets = OptionFuture::from(pod_sockets);
+    let servers =
+        tokio::spawn(async move { tokio::join!(health, scrapes, service_health, sweeper, pod_sockets, port_watch) });
 
     // A thread of its own: whatever system call holds the writer up, health checks are answered and tell of it.
     let (threads, writer_stop) = (TaskTracker::new(), stop.clone());
@@ -175,6 +196,20 @@ fn reload_signals() -> Result<[Arc<Notify>; 2]> {
     Ok(readers)
 }
 
+/// Where the watch of pods tells which are hooked.
+type PodWatch = watch::Sender<Option<WantedPods>>;
+
+/// Both ends of the news of pods, if somebody wants them.
+fn pod_sockets(options: &Options) -> Result<Option<(PodWatch, watch::Receiver<Option<WantedPods>>)>> {
+    match (options.datapath.pod_sockets, &options.source.static_file) {
+        (PodSocketsArg::Off, _) => Ok(None),
+        (PodSocketsArg::On, None) => Ok(Some(watch::channel(None))),
+        (PodSocketsArg::On, Some(_)) => {
+            bail!("--pod-sockets on: a static file names no pods; leave one of the two out")
+        }
+    }
+}
+
 /// Where Services come from, and who is told what is wrong with them.
 struct Source {
     /// Feeds the writer until it is gone.
@@ -191,6 +226,7 @@ async fn open_source(
     changes: mpsc::Sender<Event>,
     status: StatusWriter,
     reload: Arc<Notify>,
+    pod_watch: Option<PodWatch>,
 ) -> Result<Source> {
     if let Some(path) = options.static_file {
         let feed = async move { Ok(static_file::follow(&path, changes, status, reload).await?) }.boxed();
@@ -206,8 +242,10 @@ async fn open_source(
     let metrics_api = Some(MetricsApi::new(client.clone()));
     let watch = WatchOptions { service_proxy_name: options.service_proxy_name, ..WatchOptions::default() };
     let warnings = events.clone();
+    let node = node.to_owned();
     let follow = async move {
-        kube::run(client, watch, changes, status, warnings).await;
+        let pods = OptionFuture::from(pod_watch.map(|sink| pods::follow(client.clone(), &node, &watch, sink)));
+        future::join(kube::run(client.clone(), watch.clone(), changes, status, warnings), pods).await;
         Ok(())
     };
     Ok(Source { feed: follow.boxed(), events, metrics_api })
@@ -243,6 +281,7 @@ fn settings(
     cgroup: Option<PathBuf>,
     capacity: Capacity,
     datapath: &Datapath,
+    host_ports: watch::Receiver<PortSet>,
 ) -> Result<Settings> {
     let DatapathOptions {
         pin_dir: _,
@@ -252,6 +291,7 @@ fn settings(
         no_xdp,
         xdp_on_veth,
         no_tcx,
+        pod_sockets,
         cgroup: _,
         snat_ports,
         drop_stale,
@@ -276,22 +316,22 @@ fn settings(
         xdp_on_veth,
         cgroup,
         capacity,
+        snat_ports: snat_ports.0..=snat_ports.1,
+        host_ports,
         config: abi::Config {
             netns_cookie: host::netns_cookie()?,
             hash_seed: hash_seed(datapath)?,
             node4: abi::Addr::UNSET,
             node6: abi::Addr::UNSET,
-            snat_min: snat_ports.0,
-            snat_max: snat_ports.1,
             flags: flag(!drop_stale, abi::CONFIG_RESET_STALE)
                 | flag(beside, abi::CONFIG_BESIDE)
+                | flag(pod_sockets == PodSocketsArg::On, abi::CONFIG_POD_SOCKETS)
                 | options.service.masquerade.flags(),
             udp_idle: ticks.ticks(Duration::from_secs(udp_idle.into())).max(1),
             tcp_idle: ticks.ticks(TCP_IDLE),
             abi_version: abi::ABI_VERSION,
             fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
             service_networks: 0,
-            pad: 0,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         },
     })

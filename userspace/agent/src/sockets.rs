@@ -16,7 +16,7 @@ use weir_telemetry::metrics::Metrics;
 
 use diag::Diag;
 
-mod diag;
+pub(crate) mod diag;
 
 /// From a change to the look at the sockets. A burst of changes needs one look, and a connect() that had chosen the endpoint
 /// a moment before it went is done by then.

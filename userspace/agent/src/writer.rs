@@ -4,6 +4,7 @@
 //! everything is planned anew and compared, and what has no owner any more goes away.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,6 +21,7 @@ use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::PlanConfig;
 use weir_core::sockets::may_strand;
+use weir_core::source_ports::PortSet;
 use weir_core::steering::Write;
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, MapStore};
@@ -46,6 +48,7 @@ mod no_local;
 mod node;
 mod service_networks;
 mod services;
+mod source_ports;
 mod steered;
 mod waiting;
 
@@ -63,6 +66,10 @@ pub(crate) struct Settings {
     pub(crate) xdp_on_veth: bool,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) capacity: Capacity,
+    /// Those that new flows to other nodes may take as their source, as far as the host does not use them.
+    pub(crate) snat_ports: RangeInclusive<u16>,
+    /// Those that the host uses.
+    pub(crate) host_ports: watch::Receiver<PortSet>,
     /// All of the configuration but the node's addresses.
     pub(crate) config: abi::Config,
 }
@@ -90,6 +97,8 @@ pub(crate) struct Writer {
     pending: Pending,
     handovers: Handovers,
     no_local: NoLocalServices,
+    /// Those that new flows may take now; none before they were first written.
+    source_ports: Option<PortSet>,
     complaints: Complaints,
     interfaces: Vec<Interface>,
     attached: BTreeMap<u32, (String, Attachment)>,
@@ -127,6 +136,7 @@ impl Writer {
             pending: Pending::default(),
             handovers: Handovers::default(),
             no_local: NoLocalServices::default(),
+            source_ports: None,
             complaints: Complaints::new(events),
             interfaces: Vec::new(),
             attached: BTreeMap::new(),
@@ -145,6 +155,7 @@ impl Writer {
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
         writer.adopt_service_networks(&known);
         writer.configure(&addresses)?;
+        writer.update_source_ports()?;
         match writer.settings.cgroup.clone() {
             Some(cgroup) => writer.datapath.attach_cgroup(&cgroup)?,
             None => writer.datapath.detach_cgroup()?,
@@ -162,6 +173,8 @@ impl Writer {
         stop: CancellationToken,
     ) -> Result<()> {
         let mut settings = self.steered.settings.clone();
+        let mut host_ports = self.settings.host_ports.clone();
+        let mut open = self.steered.open.clone();
         let mut grace = tokio::time::interval(GRACE);
         // Ticks that were missed must not come at once: slots would not have rested.
         grace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -194,6 +207,8 @@ impl Writer {
                     self.settings_changed();
                     self.write(Instant::now())?;
                 }
+                Ok(()) = open.changed() => self.write_bases()?,
+                Ok(()) = host_ports.changed() => self.update_source_ports()?,
                 _ = grace.tick() => {
                     self.tables.release();
                     self.retry()?;
@@ -245,6 +260,7 @@ impl Writer {
         }
         if !services.is_empty() {
             self.write_services(&services)?;
+            self.leave_node_ports(&services)?;
             self.metrics.programmed(received.elapsed(), services.len());
         }
         self.settle(received);
@@ -257,6 +273,7 @@ impl Writer {
         self.pending.forget_triggers();
         self.node_changed()?;
         self.update_service_networks()?;
+        self.update_source_ports()?;
         self.dirty = Dirty::default();
         let services: BTreeSet<_> = self.cluster.services().map(|service| service.name.clone()).collect();
         // Before the rest, so that an address that moved to another service is free for it.

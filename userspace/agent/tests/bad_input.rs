@@ -70,6 +70,14 @@ fn a_kubeconfig_that_cannot_be_read_is_named_with_the_cause() {
     fs::remove_file(good).unwrap();
 }
 
+#[test]
+fn sockets_of_pods_that_a_static_file_does_not_name_are_refused() {
+    let Some(mut node) = node("sockets of pods with a static file") else { return };
+    node.agent.set_option("--pod-sockets=on");
+    assert_refused(&mut node, &["--pod-sockets on: a static file names no pods; leave one of the two out"]);
+    assert!(!node.agent.pins.exists(), "wrong options are refused before anything is touched");
+}
+
 /// Processor time that a process has used, in clock ticks of 10 ms.
 fn processor_ticks(agent: &mut Agent) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", agent.process().id())).unwrap();

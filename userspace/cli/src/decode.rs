@@ -9,12 +9,13 @@ use serde::{Serialize, Serializer};
 use weir_abi as abi;
 use weir_abi::names::kind_name;
 use weir_core::ops::{FrontendKey, SourceRange};
+use weir_core::source_ports::PortSet;
 use weir_datapath::RawEntry;
 
 use crate::index::{protocol_name, text};
 use crate::output::NONE;
 use crate::services::{CLASSES, reference};
-pub(crate) use flows::{affinity, flow, fragment, reply, reply_key, socket};
+pub(crate) use flows::{affinity, flow, fragment, hooked_pod, reply, reply_key, socket};
 
 /// A decoded key or value, or a part of one.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -114,15 +115,12 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         hash_seed,
         node4,
         node6,
-        snat_min,
-        snat_max,
         flags: bits,
         udp_idle,
         tcp_idle,
         abi_version,
         fragment_idle,
         service_networks,
-        pad: _,
         service_network,
     } = config;
     let used = usize::try_from(*service_networks).unwrap_or(usize::MAX);
@@ -132,8 +130,6 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("hashSeed", word(format!("{hash_seed:#018x}"))),
         ("node4", address(*node4)),
         ("node6", address(*node6)),
-        ("snatMin", number(*snat_min)),
-        ("snatMax", number(*snat_max)),
         ("flags", flags(*bits, &CONFIG_FLAGS)),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
@@ -157,6 +153,8 @@ pub(crate) fn service(service: &abi::Service) -> Value {
         (abi::SERVICE_USED, "used"),
         (abi::SERVICE_SOURCE_RANGES, "source_ranges"),
         (abi::SERVICE_EXTERNAL_LOCAL, "external_local"),
+        (abi::SERVICE_LEAST_CONN, "least_conn"),
+        (abi::SERVICE_MAGLEV, "maglev"),
     ];
     fields.push(("flags", flags(*bits, &names)));
     fields.push(("affinityTicks", number(*affinity)));
@@ -201,7 +199,9 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 
 /// Of `backend_counters`.
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
-    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance } = counters;
+    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance, base } =
+        counters;
+    let (balance, base) = (u64::from(*balance), u64::from(*base));
     let fields = [
         ("flows", flows),
         ("answered", answered),
@@ -210,7 +210,8 @@ pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
         ("unanswered", unanswered),
         ("bytesTo", bytes_to),
         ("bytesFrom", bytes_from),
-        ("balance", balance),
+        ("balance", &balance),
+        ("base", &base),
     ];
     Value::Fields(fields.map(|(name, count)| (name, number(*count))).into())
 }
@@ -268,6 +269,26 @@ pub(crate) fn filter_word((index, bits): &RawEntry) -> (Value, Value) {
 pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
     (number(word(index)), Value::Fields(vec![("next", number(word(counter)))]))
+}
+
+/// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
+pub(crate) fn snat_next((index, next): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let ports = next.as_chunks().0.iter().map(|bytes| number(u16::from_ne_bytes(*bytes)));
+    (number(index), Value::Fields(vec![("next", Value::List(ports.collect()))]))
+}
+
+/// Key and value of `snat_ports`, from bytes: the index, ports at which answers may arrive, and those among them that no
+/// new flow may take.
+pub(crate) fn snat_ports((index, ports): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let first = u16::try_from(index << abi::SNAT_WORD_BITS).unwrap_or_default();
+    let shown = |bits: &[u8; size_of::<u64>()]| {
+        let bits = u64::from_ne_bytes(*bits);
+        let set: PortSet = (0..64).filter(|place| bits >> place & 1 != 0).map(|place: u16| first + place).collect();
+        word(set.to_string())
+    };
+    (number(index), Value::Fields(["answers", "left"].into_iter().zip(ports.as_chunks().0.iter().map(shown)).collect()))
 }
 
 /// Of `counters`.

@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn absent_pins_and_missing_rights_have_their_own_codes() {
-        let absent = Datapath::NotSetUp { path: "/sys/fs/bpf/weir/maps-v2".into() };
+        let absent = Datapath::NotSetUp { path: "/sys/fs/bpf/weir/maps-v3".into() };
         let refused = Datapath::Capability { action: "cannot open".to_owned() };
         let locked = Datapath::Locked { path: "/sys/fs/bpf/weir".into() };
         let codes = [absent, refused, locked].map(|error| code_of(&anyhow::Error::from(error).context("more")));

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use serde::Serialize;
+use weir_core::policies::Kind;
 use weir_telemetry::weights::{EndpointSet, Service, Weights};
 
 use crate::agent;
@@ -59,7 +60,9 @@ fn story(weights: &Weights, service: &Service, text: &mut String) -> std::fmt::R
     if *inbound > 0.0 {
         writeln!(text, "  new flows from other nodes: {inbound:.1}/s")?;
     }
-    if service.sets.is_empty() {
+    if policy == Kind::Maglev.name() {
+        writeln!(text, "  nothing is decided: Maglev's table divides, which is the same on all nodes")?;
+    } else if service.sets.is_empty() {
         writeln!(text, "  nothing is decided yet: nobody has used it since the agent started, and it is as planned")?;
     }
     service.sets.iter().try_for_each(|set| decision(weights, set, text))
@@ -121,5 +124,7 @@ mod tests {
         let mut weights = sample();
         weights.services[0].sets.clear();
         assert!(words(&weights).contains("nothing is decided yet"), "{}", words(&weights));
+        weights.services[0].policy = "maglev".to_owned();
+        assert!(words(&weights).contains("Maglev's table divides"), "{}", words(&weights));
     }
 }

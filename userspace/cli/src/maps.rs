@@ -45,8 +45,8 @@ impl Row for MapRow {
     }
 
     fn tone(&self) -> Tone {
-        let refuses =
-            !matches!(self.r#type, "lru_hash" | "percpu_array") && !matches!(self.name, "config" | "frontend_filter");
+        let refuses = !matches!(self.r#type, "lru_hash" | "percpu_array")
+            && !matches!(self.name, "config" | "frontend_filter" | "snat_next" | "snat_ports");
         if refuses && is_nearly_full(self.used, self.max_entries) { Tone::Alert } else { Tone::Plain }
     }
 }
@@ -187,6 +187,11 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             sockets.sort_unstable_by_key(|(key, _)| (key.cookie, key.addr.octets(), key.port.get(), key.proto));
             sockets.iter().map(|(key, peer)| entry(decode::socket(key, peer))).collect()
         }
+        "hooked_pods" => {
+            let mut pods = view.hooked_pods()?;
+            pods.sort_unstable_by_key(|(group, _)| *group);
+            pods.iter().map(|(group, pod)| entry(decode::hooked_pod(*group, pod))).collect()
+        }
         "affinities" => {
             let mut affinities = view.affinities()?;
             affinities.sort_unstable_by_key(|(key, _)| (key.service, key.client.octets()));
@@ -210,6 +215,12 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         "snat_counters" => {
             let counters = used_raw(view, name)?.unwrap_or_default();
             counters.iter().map(|counter| entry(decode::snat_counter(counter))).collect()
+        }
+        "snat_next" => {
+            used_raw(view, name)?.unwrap_or_default().iter().map(|next| entry(decode::snat_next(next))).collect()
+        }
+        "snat_ports" => {
+            used_raw(view, name)?.unwrap_or_default().iter().map(|ports| entry(decode::snat_ports(ports))).collect()
         }
         _ => return Ok(None),
     };

@@ -43,15 +43,12 @@ pub(crate) fn config() -> abi::Config {
         hash_seed: 2,
         node4: abi::Addr::UNSET,
         node6: abi::Addr::UNSET,
-        snat_min: 0,
-        snat_max: 0,
         flags: 0,
         udp_idle: 60,
         tcp_idle: 7200,
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
-        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     }
 }

@@ -1,5 +1,5 @@
 //! The exact share of new flows that the kernel's selection gives to each backend: what `select.h` does with one hash,
-//! summed over all hashes.
+//! summed over all hashes. Of services that compare open flows it is the part that is drawn first.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +188,7 @@ mod tests {
         for (low16, weight) in [(0, 20_000), (20_000, 45_536)] {
             let mut from = 0;
             for bound in &bounds {
-                let picked = pick(&service, 0, u64::from(*bound) << 32 | low16, get);
+                let picked = pick(&service, 0, u64::from(*bound) << 32 | low16, get, |_| 0);
                 let Pick::Backend { id, .. } = picked else { panic!("{picked:?}") };
                 *counted.entry(id).or_default() += weight * (u64::from(*bound) + 1 - from);
                 from = u64::from(*bound) + 1;

@@ -219,7 +219,7 @@ mod tests {
         let map = |name, max_entries| MapUse { name, kind: "hash", max_entries, key_size: 4, value_size: 8 };
         let pins = ["nic_in-2", "nic_out-2", "connect4", "connect6"].map(str::to_owned);
         Facts {
-            maps_dir: "/sys/fs/bpf/weir/maps-v2".to_owned(),
+            maps_dir: "/sys/fs/bpf/weir/maps-v3".to_owned(),
             config: sample::config(),
             maps: vec![
                 map("services", 100),
@@ -243,7 +243,7 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v2, ABI version 2
+        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 3
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
         services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines

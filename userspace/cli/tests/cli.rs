@@ -61,7 +61,13 @@ fn services_endpoints_and_maps_are_read_while_no_agent_runs() {
         assert_eq!(pins.json(&["map", "dump", map])["items"], serde_json::json!([]), "{map}");
     }
     let config = pins.json(&["map", "dump", "config"]);
-    assert_eq!(config["items"][0]["value"]["snatMin"], 40_000);
+    assert_eq!(config["items"][0]["value"]["flags"], "reset_stale");
+    let ports = pins.json(&["map", "dump", "snat_ports"]);
+    let ports: Vec<_> =
+        ports["items"].as_array().unwrap().iter().map(|item| item["value"]["answers"].clone()).collect();
+    assert_eq!(ports, ["40000-40063", "40064-40099"]);
+    let next = pins.json(&["map", "dump", "snat_next"]);
+    assert_eq!(next["items"][0]["value"]["next"], serde_json::json!([40_000, 40_000, 40_000, 40_000]));
 }
 
 /// Puts an entry into a map as the programs in the kernel would.

@@ -2,6 +2,7 @@
 
 mod frontends;
 mod refusal;
+mod selector;
 mod source_ranges;
 
 use std::collections::{BTreeSet, HashSet};
@@ -19,6 +20,8 @@ use crate::model::{Family, ObjectName, PodUid, Protocol, Proxy, Service, Service
 use crate::ops::FrontendKey;
 pub(crate) use frontends::has_family;
 pub use refusal::{Refusal, refusals};
+pub use selector::Selector;
+pub(crate) use selector::table_tiers;
 
 /// What planning needs to know of this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -80,6 +83,8 @@ pub struct ServicePlan {
     pub backends: Vec<BackendPlan>,
     /// Where new flows go, by `abi::CLASS_*`.
     pub tiers: [TierPlan; abi::CLASS_COUNT],
+    /// How the kernel selects by them.
+    pub selector: Selector,
     /// Who decides on the shares.
     pub shares: Shares,
     /// Endpoints usable from somewhere; 0 rejects, more drops where the tiers of a class are empty.
@@ -218,6 +223,7 @@ fn plan_port(
         frontends,
         backends,
         tiers,
+        selector: Selector::default(),
         shares: Shares::Planned,
         endpoints,
         external_local: service.external_policy == TrafficPolicy::Local,

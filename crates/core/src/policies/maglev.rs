@@ -1,16 +1,25 @@
 //! `maglev`: consistent hashing's table (Eisenbud et al., Maglev, NSDI 2016, section 3.4), for nodes behind ECMP.
 //!
-//! As far as weights go, each endpoint gets the share of slots that the table gives it. That flows find the same
-//! endpoint at any node needs more of the datapath: one hash seed for the cluster instead of one per boot, a table map
-//! (or lines in the table's order), and no tiers, since a spill of its own would send a flow elsewhere on another node.
+//! The table itself is written with the plan ([`crate::plan::Selector::Maglev`]), as it must be the same on all nodes: from
+//! the endpoints alone, whatever a node measures. The policy's shares say what each endpoint gets by it.
 
 use std::net::SocketAddr;
 
 use super::{Decision, Inputs, Policy, Reason};
 
-/// Slots of a table for shares: a prime, at least 100 for each of 160 endpoints (section 3.4: then shares differ by at
-/// most a hundredth). The size that kernel load balancers have by default.
-pub const SLOTS: u32 = 16_381;
+/// Slots of the table of up to [`FEW`] endpoints, a prime: they become 273 lines at most, 34 KiB.
+const SLOTS_OF_FEW: u32 = 4093;
+/// Slots of the table of more, a prime: what one tier can hold.
+const SLOTS_OF_MANY: u32 = 65_521;
+const _: () = assert!(SLOTS_OF_MANY as usize <= crate::lines::MAX_ENTRIES, "a tier holds the table");
+/// Endpoints that have 25 slots each of the small table. Endpoints differ by one slot at most: by a 25th.
+pub const FEW: usize = 160;
+
+/// Slots of the table of so many endpoints. Nodes that know the same endpoints have the same table.
+#[must_use]
+pub const fn slots(endpoints: usize) -> u32 {
+    if endpoints <= FEW { SLOTS_OF_FEW } else { SLOTS_OF_MANY }
+}
 
 /// Seeds that make two hashes of one, for a backend's offset and its skip.
 const OFFSET_SEED: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -73,6 +82,25 @@ fn step(slot: u32, skip: u32, slots: u32) -> u32 {
     ((u64::from(slot) + u64::from(skip)) % u64::from(slots)) as u32
 }
 
+/// The table of these endpoints as runs: an endpoint's index, and how many slots in a row are its. Addresses make the table:
+/// it is the same for the same ones, in whatever order they come.
+#[must_use]
+pub fn runs(addresses: &[SocketAddr]) -> Vec<(usize, u32)> {
+    // The order of the turns is part of the table.
+    let mut order: Vec<usize> = (0..addresses.len()).collect();
+    order.sort_by_key(|endpoint| addresses[*endpoint]);
+    let slots = slots(addresses.len());
+    let permutations: Vec<_> = order.iter().map(|endpoint| Permutation::of(addresses[*endpoint], slots)).collect();
+    let mut runs: Vec<(usize, u32)> = Vec::new();
+    for endpoint in table(&permutations, slots).into_iter().map(|turn| order[turn]) {
+        match runs.last_mut() {
+            Some((last, length)) if *last == endpoint => *length += 1,
+            Some(_) | None => runs.push((endpoint, 1)),
+        }
+    }
+    runs
+}
+
 /// The policy `maglev`. It makes a new table only if the endpoints change.
 #[derive(Clone, Debug, Default)]
 pub struct Maglev {
@@ -85,22 +113,12 @@ impl Policy for Maglev {
         let addresses = inputs.endpoints.iter().map(|endpoint| endpoint.address);
         if !addresses.clone().eq(self.addresses.iter().copied()) {
             self.addresses = addresses.collect();
-            self.slots = slots(&self.addresses);
+            self.slots = vec![0.0; self.addresses.len()];
+            for (endpoint, length) in runs(&self.addresses) {
+                self.slots[endpoint] += f64::from(length);
+            }
         }
         let of = self.slots.len();
         Decision::in_proportion(self.slots.clone(), vec![Reason::Ranked { by: "slots of the table", chosen: of, of }])
     }
-}
-
-/// How many slots each endpoint has. The order of the turns is part of the table: that of the addresses is the same
-/// everywhere.
-fn slots(addresses: &[SocketAddr]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..addresses.len()).collect();
-    order.sort_by_key(|endpoint| addresses[*endpoint]);
-    let permutations: Vec<_> = order.iter().map(|endpoint| Permutation::of(addresses[*endpoint], SLOTS)).collect();
-    let mut slots = vec![0.0; addresses.len()];
-    for backend in table(&permutations, SLOTS) {
-        slots[order[backend]] += 1.0;
-    }
-    slots
 }

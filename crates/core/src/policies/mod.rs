@@ -18,6 +18,7 @@ pub mod waterfill;
 
 use std::str::FromStr;
 
+use crate::plan::Selector;
 pub use decision::Decision;
 pub use inputs::{Endpoint, EndpointLoad, Inputs, Node, Offered, Own, Parameters, PodsLoad, Reading};
 pub use least_conn::LeastConn;
@@ -52,9 +53,9 @@ pub enum Kind {
     NetBalance,
     /// The same for each endpoint.
     Random,
-    /// By open flows.
+    /// Of two endpoints the one with fewer open flows.
     LeastConn,
-    /// Consistent hashing's shares.
+    /// Consistent hashing: the same endpoint for a flow at every node.
     Maglev,
 }
 
@@ -83,6 +84,18 @@ impl Kind {
             Self::Random => "random",
             Self::LeastConn => "least-conn",
             Self::Maglev => "maglev",
+        }
+    }
+
+    /// How the kernel selects where this policy divides.
+    #[must_use]
+    pub const fn selector(self) -> Selector {
+        match self {
+            Self::LeastConn => Selector::LeastConn,
+            Self::Maglev => Selector::Maglev,
+            Self::Waterfill | Self::Rap | Self::NearestHalf | Self::Ability | Self::NetBalance | Self::Random => {
+                Selector::Weights
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use weir_abi as abi;
 
 use crate::load::ServiceId;
 use crate::model::PodUid;
-use crate::plan::{BackendPlan, PlanKey, ServicePlan};
+use crate::plan::{BackendPlan, PlanKey, Selector, ServicePlan};
 use crate::settings::ServiceSettings;
 
 /// One port of a service in one family.
@@ -29,7 +29,7 @@ pub struct Target {
     pub settings: ServiceSettings,
     /// All its backends.
     pub members: Box<[Member]>,
-    /// Those that classes may use, where there is anything to divide. No two of them are equal.
+    /// Those that classes may use, where there is anything to divide, and it is divided here. No two of them are equal.
     pub sets: Vec<Set>,
 }
 
@@ -105,7 +105,11 @@ impl Target {
             held,
             settings,
             members: plan.backends.iter().zip(backends).map(member).collect(),
-            sets: sets(plan),
+            sets: match plan.selector {
+                Selector::Weights | Selector::LeastConn => sets(plan),
+                // What a node measures or ejects would part its table from the others'.
+                Selector::Maglev => Vec::new(),
+            },
         }
     }
 

@@ -5,6 +5,7 @@
 //! way. A slot that was given up rests until [`Tables::release`] was called twice.
 
 mod adopt;
+mod bases;
 mod commit;
 mod frontends;
 mod names;

@@ -11,7 +11,7 @@ use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, root
 use crate::last_resort::keeps_endpoints;
 use crate::model::ObjectName;
 use crate::ops::{FrontendKey, MapOp, SourceRange};
-use crate::plan::{BackendPlan, ServicePlan, Shares};
+use crate::plan::{BackendPlan, Selector, ServicePlan, Shares, table_tiers};
 
 /// What a replacement is going to write, and the slots that it has taken for that.
 #[derive(Debug, Default)]
@@ -161,9 +161,16 @@ impl Tables {
             (old_backends, (old_content.tiers, old_thin), old_content.endpoints)
         } else {
             let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
-            let tiers = match plan.shares {
-                Shares::Planned => &plan.tiers,
-                Shares::Steered => {
+            let tiers = match (plan.selector, plan.shares) {
+                (Selector::Maglev, Shares::Planned | Shares::Steered) => &table_tiers(plan),
+                (Selector::Weights | Selector::LeastConn, Shares::Planned) => &plan.tiers,
+                // A table tells no shares.
+                (Selector::Weights | Selector::LeastConn, Shares::Steered)
+                    if old_content.flags & abi::SERVICE_MAGLEV != 0 =>
+                {
+                    &plan.tiers
+                }
+                (Selector::Weights | Selector::LeastConn, Shares::Steered) => {
                     let mut tiers = self.kept_shares(&old_content, plan, &ids);
                     // What is missing in thin tiers is not what anybody decided.
                     if old_thin || stage.room != Room::Kept {
@@ -188,7 +195,8 @@ impl Tables {
                 endpoints,
                 flags: abi::SERVICE_USED
                     | flag(!source_ranges.is_empty(), abi::SERVICE_SOURCE_RANGES)
-                    | flag(plan.external_local, abi::SERVICE_EXTERNAL_LOCAL),
+                    | flag(plan.external_local, abi::SERVICE_EXTERNAL_LOCAL)
+                    | plan.selector.flag(),
                 affinity: plan.affinity,
                 pad: 0,
             },

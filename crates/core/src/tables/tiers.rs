@@ -3,7 +3,8 @@
 //! Lines that are left must rest before they are written again, so a plan may find no room beside those that it replaces,
 //! above all after shares moved apart. Until there is room its tiers have fewer endpoints.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use weir_abi as abi;
@@ -105,7 +106,12 @@ impl Tables {
         let full = self.lines_are_full();
         let thin = match stage.room {
             Room::Kept | Room::Planned => None,
-            Room::Thin => self.thin_tree(entries, (same_tier, old), stage),
+            Room::Thin => {
+                let once = each_once(entries);
+                // Of a table all endpoints may find room, each by the number of its slots.
+                let whole = if once.len() < entries.len() { self.stage_lines(&once, stage) } else { None };
+                whole.or_else(|| self.thin_tree(&once, (same_tier, old), stage))
+            }
         };
         let root = thin.ok_or_else(|| full.clone())?;
         stage.thinned = Some(full);
@@ -166,10 +172,26 @@ impl Tables {
         let get = |slot| self.lines.get(&slot).map(Box::as_ref);
         let endpoints = |root: u32| {
             let parts = lines::parts(root, &get)?;
-            parts.iter().all(|(id, _)| wanted.contains(id)).then_some((parts.len(), root))
+            parts.iter().all(|(id, _)| wanted.contains(id)).then_some((each_once(&parts).len(), root))
         };
         let roots = roots(old).chain([same_tier]).filter(|root| *root != 0);
         // The last of those that are equal.
         roots.filter_map(endpoints).max_by_key(|(endpoints, _)| *endpoints)
     }
+}
+
+/// The entries with what each backend has in all, in the order in which they first come. Only tables name one more than once.
+fn each_once(entries: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let mut places: HashMap<u32, usize> = HashMap::with_capacity(entries.len());
+    let mut once: Vec<(u32, u32)> = Vec::with_capacity(entries.len());
+    for (id, weight) in entries {
+        match places.entry(*id) {
+            Entry::Occupied(place) => once[*place.get()].1 = once[*place.get()].1.saturating_add(*weight),
+            Entry::Vacant(place) => {
+                place.insert(once.len());
+                once.push((*id, *weight));
+            }
+        }
+    }
+    once
 }

@@ -20,6 +20,8 @@ pub(crate) struct Maps {
     pub(crate) source_ranges: BTreeSet<SourceRange>,
     /// Frontends of UDP with the services whose flows to them may go on.
     pub(crate) flows: BTreeSet<(FrontendKey, u32)>,
+    /// Of `backend_counters`, by slot.
+    pub(crate) bases: BTreeMap<u32, u32>,
 }
 
 /// What the maps mean, without slot numbers: (namespace, name, port name, protocol, family).
@@ -64,6 +66,7 @@ impl Maps {
                 let used = self.backends.get(id).is_some_and(|backend| backend.flags & abi::BACKEND_USED != 0);
                 assert!(!used, "counters of backend {id} are reset while it is in use");
             }
+            MapOp::PutBase { id, base } => drop(self.bases.insert(*id, *base)),
             MapOp::PutLine { id, line } => {
                 let used = self.services.values().any(|service| self.reachable(service).0.contains(id));
                 // Bounds may move under a reader, references may not.

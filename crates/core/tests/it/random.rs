@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
-use weir_core::plan::{BackendPlan, PlanKey, ServicePlan, Shares, TierPlan};
+use weir_core::plan::{BackendPlan, PlanKey, Selector, ServicePlan, Shares, TierPlan};
 use weir_core::tables::{TablesError, Update};
 
 use crate::build::{ip, name};
@@ -86,6 +86,7 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
                 port: 80 + odd,
                 frontends: frontends.chain(unused_ports).collect(),
                 tiers: [one, two, third].map(|(spill, choices, _)| tier_plan(*spill, choices, backends.len())),
+                selector: Selector::Weights,
                 shares: Shares::Planned,
                 endpoints: u32::try_from(backends.len()).unwrap(),
                 backends,

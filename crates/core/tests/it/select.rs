@@ -16,7 +16,7 @@ fn service(spill: u32, local: u32, remote: u32, endpoints: u32) -> abi::Service 
 }
 
 fn pick_one(service: &abi::Service, hash: u64) -> Pick {
-    pick(service, abi::CLASS_INTERNAL, hash, |_| None)
+    pick(service, abi::CLASS_INTERNAL, hash, |_| None, |_| 0)
 }
 
 #[test]
@@ -43,16 +43,16 @@ fn a_reference_that_leads_nowhere_is_broken() {
     let looping = abi::Line { cumulative: [u32::MAX; 16], r#ref: [abi::REF_LINE; 16] };
     let empty = abi::Line { r#ref: [0; 16], ..looping };
     let service = service(0, abi::REF_LINE, 0, 1);
-    assert_eq!(pick(&service, 0, 0, |_| None), Pick::Broken);
-    assert_eq!(pick(&service, 0, 0, |_| Some(looping)), Pick::Broken);
-    assert_eq!(pick(&service, 0, 0, |_| Some(empty)), Pick::Broken);
+    assert_eq!(pick(&service, 0, 0, |_| None, |_| 0), Pick::Broken);
+    assert_eq!(pick(&service, 0, 0, |_| Some(looping), |_| 0), Pick::Broken);
+    assert_eq!(pick(&service, 0, 0, |_| Some(empty), |_| 0), Pick::Broken);
 }
 
 #[test]
 fn the_high_half_of_the_hash_meets_inclusive_bounds() {
     let tree = build(&[(1, 1), (2, 1)], &mut || Some(0)).unwrap();
     let service = service(0, tree.root, 0, 2);
-    let at = |point: u64| pick(&service, 0, point << 32, |_| Some(tree.lines[0].1));
+    let at = |point: u64| pick(&service, 0, point << 32, |_| Some(tree.lines[0].1), |_| 0);
     assert_eq!(at(0x7fff_ffff), Pick::Backend { id: 1, tier: Tier::Local });
     assert_eq!(at(0x8000_0000), Pick::Backend { id: 2, tier: Tier::Local });
     assert_eq!(at(0xffff_ffff), Pick::Backend { id: 2, tier: Tier::Local });
@@ -126,7 +126,8 @@ proptest! {
         let flows = 20_000_u16;
         for sport in 0..flows {
             let (src, dst) = (Ipv4Addr::from(src), Ipv4Addr::new(10, 96, 0, 1));
-            match pick(&service, 0, flow_hash(seed, src.into(), dst.into(), sport, 80, 6), |id| lines.get(&id).copied()) {
+            let hash = flow_hash(seed, src.into(), dst.into(), sport, 80, 6);
+            match pick(&service, 0, hash, |id| lines.get(&id).copied(), |_| 0) {
                 Pick::Backend { id, tier } => {
                     *counts.entry(id).or_default() += 1;
                     remote += u32::from(tier == Tier::Remote);

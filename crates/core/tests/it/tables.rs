@@ -6,7 +6,7 @@ use weir_abi as abi;
 use weir_core::cluster::Cluster;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
-use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, ServicePlan, Shares, TierPlan, plan};
+use weir_core::plan::{BackendPlan, PlanConfig, PlanKey, Selector, ServicePlan, Shares, TierPlan, plan};
 use weir_core::tables::{FrontendConflict, Tables, TablesError, Update};
 
 use crate::build::{ip, name};
@@ -28,6 +28,7 @@ pub(crate) fn web(service: &str, frontend: &str, endpoints: &[&str]) -> ServiceP
         endpoints: u32::try_from(backends.len()).unwrap(),
         backends,
         tiers: [tier.clone(), tier.clone(), tier],
+        selector: Selector::Weights,
         shares: Shares::Planned,
         affinity: 0,
         external_local: false,
@@ -111,6 +112,7 @@ pub(crate) fn kinds(ops: &[MapOp]) -> Vec<&'static str> {
         MapOp::PutBackend { backend, .. } if backend.flags == 0 => "vacate backend",
         MapOp::PutBackend { .. } => "put backend",
         MapOp::ResetBackendCounters { .. } => "reset backend counters",
+        MapOp::PutBase { .. } => "put base",
         MapOp::PutLine { .. } => "put line",
         MapOp::PutService { service, .. } if service.flags == 0 => "clear service",
         MapOp::PutService { .. } => "put service",

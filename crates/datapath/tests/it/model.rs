@@ -9,10 +9,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use weir_abi as abi;
-use weir_core::ops::{Dump, FrontendKey};
-use weir_core::plan::Spread;
+use weir_core::ops::{Dump, FrontendKey, MapOp};
+use weir_core::plan::{Selector, Spread};
 use weir_core::select::{Pick, Tier, flow_hash, pick};
-use weir_datapath::Hook;
+use weir_datapath::{Hook, MapStore};
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, web};
@@ -30,6 +30,9 @@ struct Table {
     /// Used in turn if the planner's spread is not.
     weights: Vec<u32>,
     spills: [u16; abi::CLASS_COUNT],
+    selector: Selector,
+    /// Open flows of the backends, used in turn.
+    open: Vec<u32>,
     flows: Vec<Flow>,
 }
 
@@ -47,14 +50,19 @@ fn tables() -> impl Strategy<Value = Table> {
     let weight = prop_oneof![Just(0u32), Just(1), 1u32..1000, any::<u32>()];
     let spill = prop_oneof![Just(0u16), Just(u16::MAX), any::<u16>()];
     let spills = [spill.clone(), spill.clone(), spill];
-    (any::<u64>(), count(), count(), spread, vec(weight, 1..40), spills, vec(flows(), FLOWS)).prop_map(
-        |(seed, local, remote, spread, weights, spills, flows)| Table {
+    let selector = prop_oneof![Just(Selector::Weights), Just(Selector::LeastConn), Just(Selector::Maglev)];
+    let open = prop_oneof![0u32..4, 0u32..1000, 0..=i32::MAX as u32];
+    let kernel = (selector, vec(open, 1..40));
+    (any::<u64>(), count(), count(), spread, vec(weight, 1..40), spills, kernel, vec(flows(), FLOWS)).prop_map(
+        |(seed, local, remote, spread, weights, spills, (selector, open), flows)| Table {
             seed,
             local,
             remote,
             spread,
             weights,
             spills,
+            selector,
+            open,
             flows,
         },
     )
@@ -101,6 +109,7 @@ fn install(node: &mut Node, table: &Table) {
     node.release();
     node.release();
     node.serve_changed(web(), &endpoints, &[], |plan| {
+        plan.selector = table.selector;
         if table.spread.is_some() {
             return;
         }
@@ -112,6 +121,18 @@ fn install(node: &mut Node, table: &Table) {
     });
     let config = node.datapath.config().unwrap();
     node.datapath.configure(&abi::Config { hash_seed: table.seed, ..config }).unwrap();
+    let mut bases = Vec::new();
+    for ((slot, _), open) in node.view.dump().unwrap().backends.iter().zip(table.open.iter().cycle()) {
+        let balance = node.view.backend_counters(*slot).unwrap().balance;
+        bases.push(MapOp::PutBase { id: *slot, base: balance.wrapping_sub(*open) });
+    }
+    node.datapath.store().apply(&bases).unwrap();
+}
+
+/// Flows that a backend has open, as the kernel sees it.
+fn open_flows(node: &Node, slot: u32) -> u32 {
+    let counters = node.view.backend_counters(slot).unwrap();
+    u32::try_from(counters.balance.wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
 }
 
 /// What the maps say, indexed for the model.
@@ -133,24 +154,33 @@ impl Maps {
         }
     }
 
-    fn model(&self, seed: u64, flow: &Flow, from: SocketAddr, to: SocketAddr) -> Pick {
+    /// Whether its tiers are tables, which have no locality.
+    fn has_tables(&self) -> bool {
+        self.services.values().any(|service| service.flags & abi::SERVICE_MAGLEV != 0)
+    }
+
+    fn model(&self, node: &Node, seed: u64, flow: &Flow, from: SocketAddr, to: SocketAddr) -> Pick {
         let protocol = flow.case.protocol.number();
         let frontend = self.frontends[&FrontendKey { address: to.ip(), port: to.port(), protocol }];
+        let service = &self.services[&frontend.service];
+        let seed = if service.flags & abi::SERVICE_MAGLEV != 0 { abi::MAGLEV_SEED.into() } else { seed };
         let hash = flow_hash(seed, from.ip(), to.ip(), from.port(), to.port(), protocol);
-        pick(&self.services[&frontend.service], flow.class, hash, |id| self.lines.get(&id).copied())
+        pick(service, flow.class, hash, |id| self.lines.get(&id).copied(), |id| open_flows(node, id))
     }
 }
 
 fn compare(node: &Node, maps: &Maps, seed: u64, flow: &Flow, number: u16) -> Result<(), TestCaseError> {
     let from = flow.client(number);
     let (to, hook, device) = flow.way();
+    let model = maps.model(node, seed, flow, from, to);
     let outcome = node.send(hook, device, &flow.case.first(from, to));
-    let model = maps.model(seed, flow, from, to);
     match model {
         Pick::Backend { id, tier } => {
-            let reason = if tier == Tier::Local { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
-            prop_assert_eq!(outcome.reason, reason, "{:?} of {:?} from {}", model, flow, from);
             let backend = maps.backends[&id];
+            let local = backend.flags & abi::BACKEND_LOCAL != 0;
+            prop_assert!(maps.has_tables() || local == (tier == Tier::Local), "{:?}", model);
+            let reason = if local { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
+            prop_assert_eq!(outcome.reason, reason, "{:?} of {:?} from {}", model, flow, from);
             let expected = SocketAddr::new(backend.addr.ip(), backend.port.get());
             prop_assert_eq!(outcome.packet().destination_socket(), expected, "{:?} of {:?}", model, flow);
         }

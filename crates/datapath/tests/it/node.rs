@@ -149,25 +149,28 @@ impl Node {
         Some(node)
     }
 
-    /// Writes the configuration.
+    /// Writes the configuration, and lets flows take the ports of a range.
     pub(crate) fn configure(&self, snat: (u16, u16), reset_stale: bool) {
         let config = abi::Config {
             netns_cookie: 0,
             hash_seed: SEED,
             node4: address::node(1).v4.into(),
             node6: address::node(1).v6.into(),
-            snat_min: snat.0,
-            snat_max: snat.1,
             flags: if reset_stale { abi::CONFIG_RESET_STALE } else { 0 },
             udp_idle: 300,
             tcp_idle: 7200,
             abi_version: abi::ABI_VERSION,
             fragment_idle: 30,
             service_networks: 0,
-            pad: 0,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         };
         self.datapath.configure(&config).unwrap();
+        self.datapath.set_source_ports(&(snat.0..=snat.1).collect()).unwrap();
+    }
+
+    /// Plans as another node of the cluster would, in the same place.
+    pub(crate) fn becomes(&mut self, node: &str) {
+        self.config.node = node.into();
     }
 
     pub(crate) fn spread(&mut self, spread: Spread) {

@@ -11,7 +11,7 @@ use weir_core::ops::Capacity;
 pub(crate) const SMALL: Capacity = Capacity {
     services: 64,
     backends: 4096,
-    lines: 512,
+    lines: 4096,
     frontends: 256,
     nodes: 16,
     flows: 8192,

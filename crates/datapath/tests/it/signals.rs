@@ -29,6 +29,7 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
         bytes_to: after.bytes_to - before.bytes_to,
         bytes_from: after.bytes_from - before.bytes_from,
         balance: after.balance.wrapping_sub(before.balance),
+        base: after.base.wrapping_sub(before.base),
     }
 }
 

@@ -22,7 +22,8 @@ struct Host {
     cgroup: Cgroup,
 }
 
-fn netns_cookie() -> u64 {
+/// Of the calling thread's namespace.
+pub(crate) fn netns_cookie() -> u64 {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut cookie = 0u64;

@@ -29,6 +29,7 @@ use contact::Contact;
 use report::{Objections, withheld};
 
 mod contact;
+pub mod pods;
 mod report;
 
 /// Seconds after which the API server ends a watch, to be taken up again where it ended. Five seconds later the

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::fmt::Display;
 
 use kube::runtime::watcher;
 use weir_core::model::ObjectName;
@@ -12,7 +13,7 @@ use crate::status::Kind;
 
 /// A failure in words: what, why, and what to do where something can be done. `None`: no failure, the watch only fell
 /// behind the server's history and starts anew.
-pub(super) fn describe(kind: Kind, error: &watcher::Error) -> Option<String> {
+pub(super) fn describe(kind: impl Display + Copy, error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
@@ -38,7 +39,7 @@ pub(super) fn withheld(error: &watcher::Error) -> Option<u16> {
     matches!(code, 403 | 404).then_some(code)
 }
 
-fn describe_client(kind: Kind, error: &kube::Error) -> String {
+fn describe_client(kind: impl Display + Copy, error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => describe_status(kind, status),
         kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => {
@@ -49,7 +50,7 @@ fn describe_client(kind: Kind, error: &kube::Error) -> String {
     }
 }
 
-fn describe_status(kind: Kind, status: &kube::core::Status) -> String {
+fn describe_status(kind: impl Display + Copy, status: &kube::core::Status) -> String {
     let said = if status.message.is_empty() { &status.reason } else { &status.message };
     match status.code {
         401 => format!("API server does not accept our credentials: {said} (check the token or the kubeconfig)"),

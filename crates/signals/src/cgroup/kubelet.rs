@@ -4,7 +4,11 @@
 //! with the pod's uid. The cgroupfs driver makes a directory of each name. The systemd driver makes slices of them, in
 //! which each slice's name begins with its parent's.
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use weir_core::model::PodUid;
 
 /// Kubelet's `--cgroup-root` below which `kubepods` is; empty by default.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -18,6 +22,15 @@ impl KubeletRoot {
     #[must_use]
     pub fn new(path: &str) -> Self {
         Self(path.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+    }
+
+    /// The id of a pod's group in the v2 hierarchy that is mounted at `mount`, by which programs in the kernel know it; `None`
+    /// while it has none there.
+    #[must_use]
+    pub fn group_id(&self, mount: &Path, pod: PodUid) -> Option<u64> {
+        let group = self.candidates(&pod.to_string()).find_map(|group| fs::metadata(mount.join(group)).ok());
+        // The inode of its directory (cgroup_id() in include/linux/cgroup.h).
+        group.map(|group| group.ino())
     }
 
     /// All groups that a pod can have, of every class and driver. Of static pods kubelet names the group by the

@@ -11,7 +11,7 @@ use crate::build::{at, kind, value};
 struct Table {
     tick: u32,
     flows: Result<Vec<Flow>, std::io::ErrorKind>,
-    balances: Vec<(u32, u32, u64)>,
+    balances: Vec<(u32, u32, u32)>,
 }
 
 impl FlowTable for Table {
@@ -26,7 +26,7 @@ impl FlowTable for Table {
         Ok(())
     }
 
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), std::io::Error> {
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), std::io::Error> {
         self.balances.iter().for_each(|(slot, generation, balance)| visit(*slot, *generation, *balance));
         Ok(())
     }
@@ -69,10 +69,16 @@ fn a_table_that_cannot_be_read_is_missing() {
 #[test]
 fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
     let flows = vec![flow(5, 1, 0, 1000), flow(5, 1, 0, 1000)];
-    let table = Table { tick: 1000, flows: Ok(flows), balances: vec![(5, 1, 40), (6, 3, u64::MAX)] };
+    let table = Table { tick: 1000, flows: Ok(flows), balances: vec![(5, 1, 40), (6, 3, u32::MAX)] };
     let open = value(&mut OpenFlows::new(table, 100), at(0));
     let five = open[&(5, 1)];
     assert_eq!([40, 47, 39, 38, 30].map(|balance| five.at(balance)), [2, 9, 1, 0, 0]);
     assert_eq!(open[&(6, 3)].at(4), 5, "it wraps");
     assert_eq!(Open::default().at(3), 3, "an endpoint that came since");
+}
+
+#[test]
+fn the_base_is_the_balance_without_an_open_flow() {
+    assert_eq!(Open { flows: 7, balance: 9 }.base(), 2);
+    assert_eq!(Open { flows: 7, balance: 2 }.base(), u32::MAX - 4, "it wraps");
 }

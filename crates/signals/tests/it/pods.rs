@@ -1,5 +1,7 @@
 //! The pods' groups, in all the places where kubelet puts them.
 
+use std::os::unix::fs::MetadataExt;
+
 use weir_signals::cgroup::Hierarchies;
 use weir_signals::cgroup::kubelet::KubeletRoot;
 use weir_signals::{FailureKind, Pods};
@@ -62,7 +64,10 @@ fn a_pod_is_found_whatever_its_class_and_the_driver() {
     ];
     for (root, place) in places {
         let tree = machine();
+        let id = || KubeletRoot::new(root).group_id(tree.root(), UID.parse().unwrap());
+        assert_eq!(id(), None, "{place}");
         group(&tree, &place, "max", "max", 0);
+        assert_eq!(id(), Some(tree.root().join(&place).metadata().unwrap().ino()), "{place}");
         let mut pods = pods_below(&tree, root);
         pods.tick(at(0));
         let load = pods.load(UID, at(0)).unwrap_or_else(|| panic!("no pod at {place}"));

@@ -1,5 +1,4 @@
-//! UDP sockets of our network namespace, listed and destroyed by sock_diag(7) as `ss -K` does. The only file that knows its
-//! crates.
+//! Sockets of our network namespace, listed and destroyed by sock_diag(7) as `ss` does. The only file that knows its crates.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,8 +7,8 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
     NetlinkSerializable,
 };
-use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_UDP};
-use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
 use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
@@ -20,11 +19,11 @@ const ALIGNMENT: usize = 4;
 
 /// A conversation with the kernel. After an error it is to be dropped: an answer may still be on its way.
 #[derive(Debug)]
-pub(super) struct Diag(Socket);
+pub(crate) struct Diag(Socket);
 
 /// A connected UDP socket.
 #[derive(Debug)]
-pub(super) struct Connected {
+pub(crate) struct Connected {
     /// A socket of IPv6 that is connected to a v4-mapped address is one of IPv6.
     family: u8,
     id: SocketId,
@@ -32,42 +31,64 @@ pub(super) struct Connected {
 
 impl Connected {
     /// As `bpf_get_socket_cookie` has it.
-    pub(super) fn cookie(&self) -> u64 {
+    pub(crate) fn cookie(&self) -> u64 {
         // Two words of the host's byte order, the lower one first: sock_diag_save_cookie of net/core/sock_diag.c.
         let [a, b, c, d, e, f, g, h] = self.id.cookie;
         u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes([e, f, g, h])) << u32::BITS
     }
 
     /// Where it is connected to.
-    pub(super) fn remote(&self) -> SocketAddr {
+    pub(crate) fn remote(&self) -> SocketAddr {
         SocketAddr::new(self.id.destination_address, self.id.destination_port)
     }
 }
 
 impl Diag {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let socket = Socket::new(NETLINK_SOCK_DIAG)?;
         socket.connect(&netlink_sys::SocketAddr::new(0, 0))?;
         Ok(Self(socket))
     }
 
     /// All connected UDP sockets, of both families. Fails with `ENOENT` on kernels without `CONFIG_INET_UDP_DIAG`.
-    pub(super) fn connected_udp(&self) -> io::Result<Vec<Connected>> {
+    pub(crate) fn connected_udp(&self) -> io::Result<Vec<Connected>> {
         let mut found = Vec::new();
-        for (family, anyone) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-            let request = SockDiagMessage::InetRequest(of_udp(family, anyone));
-            self.send(NLM_F_REQUEST | NLM_F_DUMP, request)?;
-            self.receive(&mut found)?;
-        }
+        // What is connected is "established" also of UDP.
+        self.list(IPPROTO_UDP, &StateFlags::ESTABLISHED, |socket| {
+            found.push(Connected { family: socket.family, id: socket.socket_id });
+        })?;
         Ok(found)
+    }
+
+    /// Ports of TCP sockets that listen and of all UDP sockets, of both families, those of the kernel itself (VXLAN) included;
+    /// in no order, some of them twice. Fails with `ENOENT` on kernels without `CONFIG_INET_TCP_DIAG` or
+    /// `CONFIG_INET_UDP_DIAG`.
+    pub(crate) fn bound_ports(&self) -> io::Result<Vec<u16>> {
+        let mut found = Vec::new();
+        let mut note = |socket: InetResponseHeader| found.push(socket.socket_id.source_port);
+        self.list(IPPROTO_TCP, &StateFlags::LISTEN, &mut note)?;
+        // A UDP socket that is bound and not connected is "closed".
+        self.list(IPPROTO_UDP, &(StateFlags::ESTABLISHED | StateFlags::CLOSE), &mut note)?;
+        Ok(found)
+    }
+
+    /// Shows all sockets of a protocol in these states to `visit`, of both families.
+    fn list(&self, protocol: u8, states: &StateFlags, mut visit: impl FnMut(InetResponseHeader)) -> io::Result<()> {
+        for (family, anyone) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+            let request = SockDiagMessage::InetRequest(request(family, protocol, states.clone(), anyone));
+            self.send(NLM_F_REQUEST | NLM_F_DUMP, request)?;
+            self.receive(&mut visit)?;
+        }
+        Ok(())
     }
 
     /// Makes a socket fail with `ECONNABORTED` and forget its peer. False if it is not connected there any more. Fails with
     /// `EPERM` without `CAP_NET_ADMIN`, and with `EOPNOTSUPP` on kernels without `CONFIG_INET_DIAG_DESTROY`.
-    pub(super) fn destroy(&self, socket: &Connected) -> io::Result<bool> {
-        let request = SockDiagMessage::InetRequest(of_udp(socket.family, socket.id.clone()));
+    pub(crate) fn destroy(&self, socket: &Connected) -> io::Result<bool> {
+        let request = request(socket.family, IPPROTO_UDP, StateFlags::ESTABLISHED, socket.id.clone());
+        let request = SockDiagMessage::InetRequest(request);
         self.send(NLM_F_REQUEST | NLM_F_ACK, SockDiagDestroy::new(request))?;
-        match self.receive(&mut Vec::new()) {
+        match self.receive(drop) {
             Ok(()) => Ok(true),
             Err(cause) if cause.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             Err(cause) => Err(cause),
@@ -88,7 +109,7 @@ impl Diag {
     }
 
     /// Reads sockets up to the end of the answer.
-    fn receive(&self, found: &mut Vec<Connected>) -> io::Result<()> {
+    fn receive(&self, mut visit: impl FnMut(InetResponseHeader)) -> io::Result<()> {
         loop {
             let (bytes, _) = self.0.recv_from_full()?;
             let mut rest = bytes.as_slice();
@@ -96,8 +117,7 @@ impl Diag {
                 let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
                 match message.payload {
                     NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(socket)) => {
-                        let header = socket.header;
-                        found.push(Connected { family: header.family, id: header.socket_id });
+                        visit(socket.header);
                     }
                     NetlinkPayload::Done(end) if end.code == 0 => return Ok(()),
                     NetlinkPayload::Done(end) => return Err(io::Error::from_raw_os_error(-end.code)),
@@ -111,8 +131,6 @@ impl Diag {
     }
 }
 
-const fn of_udp(family: u8, socket_id: SocketId) -> InetRequest {
-    // What is connected is "established" also of UDP.
-    let (extensions, states) = (ExtensionFlags::empty(), StateFlags::ESTABLISHED);
-    InetRequest { family, protocol: IPPROTO_UDP, extensions, states, socket_id }
+const fn request(family: u8, protocol: u8, states: StateFlags, socket_id: SocketId) -> InetRequest {
+    InetRequest { family, protocol, extensions: ExtensionFlags::empty(), states, socket_id }
 }

@@ -23,7 +23,7 @@ impl DatapathCounters {
     }
 
     /// The balance of a backend's connections; 0 of a slot that does not exist.
-    pub(super) fn balance(&self, slot: u32) -> u64 {
+    pub(super) fn balance(&self, slot: u32) -> u32 {
         self.0.backend_counters(slot).map_or(0, |counters| counters.balance)
     }
 

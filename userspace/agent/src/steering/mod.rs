@@ -31,6 +31,7 @@ use weir_datapath::View;
 use weir_mesh::Link;
 use weir_signals::NodeOptions;
 use weir_signals::metrics_api::MetricsApi;
+use weir_signals::open_flows::OpenByBackend;
 use weir_telemetry::metrics::Metrics;
 
 use fallback::{FallbackReader, Strangers};
@@ -72,6 +73,8 @@ pub(crate) enum Feed {
 pub(crate) struct Ends {
     pub(crate) feed: mpsc::UnboundedSender<Feed>,
     pub(crate) writes: mpsc::Receiver<Vec<Write>>,
+    /// Open flows as they were last counted.
+    pub(crate) open: watch::Receiver<OpenByBackend>,
 }
 
 /// What the loop is told at its start.
@@ -148,7 +151,7 @@ impl SteeringLoop {
             info!("no --mesh-key-file: other nodes are not probed, only metrics.k8s.io tells of them, if it is there");
         }
         let link = mesh.as_ref().map(|mesh| mesh.link().clone());
-        let feeds = Feeds { pods: pod_use, open, answers };
+        let feeds = Feeds { pods: pod_use, open: open.clone(), answers };
         let world = World::new(signals, view().context("cannot read the counters")?, feeds)?;
         let steering = Steering::new(node);
         let brain = Arc::new(Mutex::new(Brain {
@@ -173,7 +176,7 @@ impl SteeringLoop {
             mesh,
             addresses,
         };
-        Ok((new, Ends { feed, writes: decided }))
+        Ok((new, Ends { feed, writes: decided, open }))
     }
 
     /// Adds what it counts to the metrics.

@@ -36,7 +36,7 @@ impl FlowTable for Tables {
         self.view.visit_flows(visit)
     }
 
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u64)) -> Result<(), Error> {
+    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), Error> {
         self.view.visit_endpoints(|slot, backend, counters| visit(slot, backend.generation, counters.balance))
     }
 }

@@ -76,6 +76,19 @@ impl Complaints {
         }
     }
 
+    /// A service was written with weights in place of Maglev's table.
+    pub(super) fn without_table(&mut self, name: &ObjectName, cause: String) {
+        self.closed.remove(name);
+        if self.failed.get(name) != Some(&cause) {
+            error!(service = %name, %cause, "no room for Maglev's table, new flows go by weight");
+            let note = format!(
+                "no room for Maglev's table: new flows go by weight, and one may have another endpoint at another node: {cause}"
+            );
+            self.events.warn(Regarding::service(name.clone()), "TableNotWritten", note);
+            self.failed.insert(name.clone(), cause);
+        }
+    }
+
     /// A service was written.
     pub(super) fn written(&mut self, name: &ObjectName) {
         self.closed.remove(name);

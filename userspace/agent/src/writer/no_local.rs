@@ -68,7 +68,7 @@ impl NoLocalServices {
 mod tests {
     use weir_core::model::Protocol;
     use weir_core::ops::FrontendKey;
-    use weir_core::plan::{PlanKey, Shares};
+    use weir_core::plan::{PlanKey, Selector, Shares};
 
     use super::*;
 
@@ -90,6 +90,7 @@ mod tests {
             frontends: vec![(frontend, abi::KIND_CLUSTER_IP)],
             backends: Vec::new(),
             tiers,
+            selector: Selector::default(),
             shares: Shares::default(),
             endpoints: 3,
             affinity: 0,

@@ -7,7 +7,7 @@ use anyhow::Result;
 use tracing::info;
 use weir_core::health::health_checks;
 use weir_core::model::{ObjectName, Proxy, Service};
-use weir_core::plan::{Shares, plan, refusals};
+use weir_core::plan::{Selector, Shares, plan, refusals};
 
 use super::Writer;
 use crate::health_checks::HealthChecks;
@@ -48,8 +48,9 @@ impl Writer {
     fn write_service(&mut self, name: &ObjectName) -> Result<()> {
         let mut plans = plan(&self.cluster, &self.settings.plan, name);
         let settings = self.cluster.service(name).and_then(|service| self.steered.settings_of(service));
-        if settings.is_some() {
-            plans.iter_mut().for_each(|plan| plan.shares = Shares::Steered);
+        if let Some(settings) = &settings {
+            let selector = settings.policy.selector();
+            plans.iter_mut().for_each(|plan| (plan.selector, plan.shares) = (selector, Shares::Steered));
         }
         let update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
             Ok(update) => update,
@@ -59,9 +60,12 @@ impl Writer {
             }
         };
         self.apply(&update.ops)?;
+        self.write_bases_of(name)?;
+        let has_table = plans.iter().any(|plan| plan.selector == Selector::Maglev);
         match (update.shortage, update.thinned) {
             // Tried again like a service that was not written at all.
             (Some(cause), _) => self.complaints.closed(name, cause.to_string()),
+            (None, Some(cause)) if has_table => self.complaints.without_table(name, cause.to_string()),
             (None, Some(cause)) => self.complaints.thinned(name, cause.to_string()),
             (None, None) => self.complaints.written(name),
         }

@@ -11,6 +11,7 @@ use weir_core::policies::Kind;
 use weir_core::settings::{ServiceSettings, Settings};
 use weir_core::steering::{Target, Write};
 use weir_core::tables::Tables;
+use weir_signals::open_flows::OpenByBackend;
 
 use super::Writer;
 use crate::steering::{Feed, OtherNode};
@@ -20,6 +21,8 @@ pub(crate) struct Steered {
     feed: mpsc::UnboundedSender<Feed>,
     /// What is in force; with every change of it services are planned anew.
     pub(super) settings: watch::Receiver<Arc<Settings>>,
+    /// Open flows as they were last counted.
+    pub(super) open: watch::Receiver<OpenByBackend>,
     /// Whether services are steered that do not ask for it by an annotation.
     all: bool,
     /// What a service follows whose policy nobody has set.
@@ -41,6 +44,7 @@ impl Steered {
     pub(crate) fn new(
         feed: mpsc::UnboundedSender<Feed>,
         settings: watch::Receiver<Arc<Settings>>,
+        open: watch::Receiver<OpenByBackend>,
         all: bool,
         spread: Spread,
     ) -> Self {
@@ -48,7 +52,7 @@ impl Steered {
             Spread::LocalFirst => Kind::Waterfill,
             Spread::Random => Kind::Random,
         };
-        Self { feed, settings, all, usual, published: HashMap::new(), next: 1 }
+        Self { feed, settings, open, all, usual, published: HashMap::new(), next: 1 }
     }
 
     /// What is wanted of a service, if it is steered.
@@ -147,6 +151,18 @@ impl Writer {
         Ok(())
     }
 
+    /// Open flows were counted anew.
+    pub(super) fn write_bases(&mut self) -> Result<()> {
+        let ops = self.tables.bases(|slot, generation| base(&self.steered.open.borrow(), slot, generation));
+        self.apply(&ops)
+    }
+
+    /// The last count, for a service that was just written.
+    pub(super) fn write_bases_of(&mut self, name: &ObjectName) -> Result<()> {
+        let ops = self.tables.bases_of(name, |slot, generation| base(&self.steered.open.borrow(), slot, generation));
+        self.apply(&ops)
+    }
+
     /// Tells the loop where the nodes are.
     pub(super) fn publish_nodes(&self) {
         let here = &self.settings.plan.node;
@@ -164,4 +180,9 @@ impl Writer {
     pub(super) fn settings_changed(&mut self) {
         self.dirty.services.extend(self.cluster.services().map(|service| service.name.clone()));
     }
+}
+
+/// What the balance of a backend would be without an open flow; None if it was not counted.
+fn base(open: &OpenByBackend, slot: u32, generation: u32) -> Option<u32> {
+    open.get(&(slot, generation)).map(|open| open.base())
 }

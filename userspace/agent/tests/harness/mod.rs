@@ -180,10 +180,14 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn start(world: &World, api: &ApiServer, node: u8, options: &[&str]) -> Self {
+        Self::with_source(world, node, Self::source(api), options)
+    }
+
+    /// The option that leads to an API server.
+    pub(crate) fn source(api: &ApiServer) -> [String; 2] {
         let url = api.url_at(address::ROUTER_INSIDE.v4.into());
         let kubeconfig = api.kubeconfig(User::Admin, &url).unwrap();
-        let source = ["--kubeconfig".to_owned(), kubeconfig.display().to_string()];
-        Self::with_source(world, node, source, options)
+        ["--kubeconfig".to_owned(), kubeconfig.display().to_string()]
     }
 
     pub(crate) fn with_source(world: &World, node: u8, source: [String; 2], options: &[&str]) -> Self {

@@ -10,4 +10,5 @@ mod bed;
 mod ejection;
 mod pods;
 mod restart;
+mod selectors;
 mod spill;

@@ -93,6 +93,15 @@ pub(crate) fn socket(key: &abi::SocketKey, peer: &abi::SocketPeer) -> (Value, Va
     (Value::Fields(key), Value::Fields(value))
 }
 
+/// Key and value of `hooked_pods`.
+pub(crate) fn hooked_pod(group: u64, pod: &abi::HookedPod) -> (Value, Value) {
+    let abi::HookedPod { addr4, addr6 } = pod;
+    (
+        Value::Fields(vec![("cgroup", number(group))]),
+        Value::Fields(vec![("ipv4", address(*addr4)), ("ipv6", address(*addr6))]),
+    )
+}
+
 /// Key and value of `affinities`.
 pub(crate) fn affinity(key: &abi::AffinityKey, affinity: &abi::Affinity) -> (Value, Value) {
     let abi::AffinityKey { client, service, pad: _ } = key;

@@ -191,16 +191,14 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
         hash_seed: 1,
         node4: first(false),
         node6: first(true),
-        snat_min: 40_000,
-        snat_max: 50_000,
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 120,
         tcp_idle: 7200,
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
-        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     };
     datapath.configure(&config).unwrap();
+    datapath.set_source_ports(&(40_000..=40_099).collect()).unwrap();
 }

@@ -17,6 +17,8 @@ pub(super) struct Peers(HashMap<Arc<str>, Peer>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
     headroom: Smoothed,
+    /// It tells its headroom itself.
+    told: bool,
     rtt: Smoothed,
     class: Option<u32>,
     /// New flows per second that it got after the last decision.
@@ -106,10 +108,13 @@ impl Peer {
             return Err(Ineligible::Full);
         }
         self.sent.follow(self.got, inputs.elapsed, SMOOTHING + cpu.age);
-        let mut headroom = match told(inputs, report)? {
-            Some(spare) => spare,
-            None => self.guess(inputs, cpu, capacity, yardstick, sharers),
-        };
+        let told = told(inputs, report)?;
+        if told.is_some() && !self.told {
+            // What it knows of itself is not news about its load.
+            self.headroom = Smoothed::default();
+        }
+        self.told = told.is_some();
+        let mut headroom = told.unwrap_or_else(|| self.guess(inputs, cpu, capacity, yardstick, sharers));
         let frozen = reading == Reading::Frozen || reading_of_cpu == Reading::Frozen;
         if frozen {
             reasons.push(Reason::Frozen { node: Arc::clone(&report.node), age: cpu.age });

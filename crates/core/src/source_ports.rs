@@ -1,0 +1,160 @@
+//! Which of the node's ports new flows may take as their source: those that the host does not use. See
+//! docs/adr/0024-source-ports-that-the-host-does-not-use.md.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use crate::cluster::Cluster;
+
+/// What the API server gives out as node ports unless told otherwise (`--service-node-port-range`). Any of them may be one a
+/// moment from now.
+pub const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// Port numbers.
+const NUMBERS: usize = 1 << u16::BITS;
+const WORDS: usize = NUMBERS / WORD_BITS;
+const WORD_BITS: usize = u64::BITS as usize;
+
+/// A set of ports.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortSet(Box<[u64; WORDS]>);
+
+impl Default for PortSet {
+    fn default() -> Self {
+        Self(Box::new([0; WORDS]))
+    }
+}
+
+const fn place(port: u16) -> (usize, u64) {
+    (port as usize / WORD_BITS, 1 << (port as usize % WORD_BITS))
+}
+
+impl PortSet {
+    /// Whether a port is in it.
+    #[must_use]
+    pub fn contains(&self, port: u16) -> bool {
+        let (word, bit) = place(port);
+        self.0[word] & bit != 0
+    }
+
+    /// Adds a port.
+    pub fn insert(&mut self, port: u16) {
+        let (word, bit) = place(port);
+        self.0[word] |= bit;
+    }
+
+    /// Adds all ports of another set.
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.words()).for_each(|(word, others)| *word |= others);
+    }
+
+    /// Takes a port out.
+    pub fn remove(&mut self, port: u16) {
+        let (word, bit) = place(port);
+        self.0[word] &= !bit;
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// In ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u16> {
+        (0..=u16::MAX).filter(|port| self.contains(*port))
+    }
+
+    /// 64 ports each, in ascending order, the first one in the lowest bit.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().copied()
+    }
+
+    /// For each port number, in ascending order: itself if it is in the set, else the next one that is, around the end. All
+    /// zeros if there is none.
+    #[must_use]
+    pub fn ring(&self) -> Vec<u16> {
+        let mut ring = vec![0; NUMBERS];
+        let mut next = self.iter().next().unwrap_or_default();
+        for (place, port) in ring.iter_mut().zip(0..=u16::MAX).rev() {
+            if self.contains(port) {
+                next = port;
+            }
+            *place = next;
+        }
+        ring
+    }
+}
+
+/// As `net.ipv4.ip_local_reserved_ports` has it: `8080,9000-9010`.
+impl fmt::Display for PortSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ports = self.iter().peekable();
+        let mut separator = "";
+        while let Some(first) = ports.next() {
+            let mut last = first;
+            while let Some(next) = ports.next_if(|next| next - 1 == last) {
+                last = next;
+            }
+            write!(f, "{separator}{first}")?;
+            if last != first {
+                write!(f, "-{last}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+impl Extend<u16> for PortSet {
+    fn extend<T: IntoIterator<Item = u16>>(&mut self, ports: T) {
+        ports.into_iter().for_each(|port| self.insert(port));
+    }
+}
+
+impl FromIterator<u16> for PortSet {
+    fn from_iter<T: IntoIterator<Item = u16>>(ports: T) -> Self {
+        let mut set = Self::default();
+        set.extend(ports);
+        set
+    }
+}
+
+/// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], and node ports of Services
+/// outside of these.
+#[must_use]
+pub fn usable(wanted: &RangeInclusive<u16>, host: &PortSet, cluster: &Cluster) -> PortSet {
+    let mut usable: PortSet =
+        wanted.clone().filter(|port| !host.contains(*port) && !NODE_PORTS.contains(port)).collect();
+    for service in cluster.services() {
+        let ports = service.ports.iter().filter_map(|port| port.node_port);
+        ports.chain(service.health_check_port).for_each(|port| usable.remove(port));
+    }
+    usable
+}
+
+/// The ports of `net.ipv4.ip_local_port_range`, which holds for both families: two numbers. `None` if it says something else.
+#[must_use]
+pub fn local_port_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let mut numbers = text.split_whitespace().map(str::parse::<u16>);
+    let (first, last) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (numbers.next().is_none() && first <= last).then_some(first..=last)
+}
+
+/// The ports of `net.ipv4.ip_local_reserved_ports`: numbers and ranges with commas in between, such as `8080,9000-9010`.
+/// `None` if it says something else.
+#[must_use]
+pub fn reserved_ports(text: &str) -> Option<PortSet> {
+    let mut ports = PortSet::default();
+    for item in text.trim().split(',').filter(|item| !item.is_empty()) {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        ports.extend(first.parse::<u16>().ok()?..=last.parse().ok()?);
+    }
+    Some(ports)
+}

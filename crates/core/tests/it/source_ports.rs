@@ -1,0 +1,95 @@
+//! Which source ports new flows may take.
+
+use std::ops::RangeInclusive;
+
+use weir_core::cluster::{Cluster, Event};
+use weir_core::source_ports::{NODE_PORTS, PortSet, local_port_range, reserved_ports, usable};
+
+use crate::build::service;
+
+const ALL: RangeInclusive<u16> = 1024..=u16::MAX;
+/// Of a Linux that nobody has tuned.
+const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
+
+fn set(ports: impl IntoIterator<Item = u16>) -> PortSet {
+    ports.into_iter().collect()
+}
+
+#[test]
+fn everything_that_the_host_does_not_use_may_be_taken() {
+    let host = set(EPHEMERAL.chain([6443, 10_250, 61_000]));
+    let usable = usable(&ALL, &host, &Cluster::default());
+    let expected = ALL.filter(|port| !host.contains(*port) && !NODE_PORTS.contains(port));
+    assert_eq!(usable, expected.collect());
+    assert_eq!(usable.len(), 33_512 - 3, "more than half of all ports on a host with the usual settings");
+}
+
+#[test]
+fn a_range_that_is_asked_for_is_not_left() {
+    let usable = usable(&(29_000..=29_999), &set([29_500]), &Cluster::default());
+    assert_eq!(usable, set((29_000..=29_999).filter(|port| *port != 29_500)));
+}
+
+#[test]
+fn node_ports_of_services_are_left_out_wherever_they_are() {
+    let mut cluster = Cluster::default();
+    let mut web = service("web", &["10.96.0.1"]);
+    web.ports[0].node_port = Some(20_080);
+    web.health_check_port = Some(20_081);
+    cluster.apply(Event::Service(web));
+    let usable = usable(&(20_079..=20_082), &PortSet::default(), &cluster);
+    assert_eq!(usable, set([20_079, 20_082]));
+}
+
+#[test]
+fn nothing_is_left_of_a_range_that_is_all_in_use() {
+    let usable = usable(&(40_000..=41_000), &set(EPHEMERAL), &Cluster::default());
+    assert!(usable.is_empty());
+    assert!(usable.ring().iter().all(|next| *next == 0));
+}
+
+#[test]
+fn the_ring_leads_from_every_number_to_the_next_port_of_the_set_and_around_the_end() {
+    let ports = set([1024, 1025, 30_000, u16::MAX - 1]);
+    let ring = ports.ring();
+    assert_eq!(ring.len(), 65_536);
+    let leads = |number: u16| ring[usize::from(number)];
+    assert_eq!([leads(0), leads(1024), leads(1025)], [1024, 1024, 1025]);
+    assert_eq!([leads(1026), leads(29_999), leads(30_000)], [30_000; 3]);
+    assert_eq!([leads(30_001), leads(u16::MAX - 1), leads(u16::MAX)], [u16::MAX - 1, u16::MAX - 1, 1024]);
+}
+
+#[test]
+fn a_set_knows_its_first_and_its_last_port() {
+    let mut ports = set([0, u16::MAX]);
+    assert!(ports.contains(0) && ports.contains(u16::MAX) && !ports.contains(1));
+    assert_eq!(ports.iter().collect::<Vec<_>>(), [0, u16::MAX]);
+    ports.remove(u16::MAX);
+    assert_eq!((ports.len(), ports.words().next()), (1, Some(1)));
+    ports.add(&set([1, 64]));
+    assert_eq!(ports, set([0, 1, 64]));
+}
+
+#[test]
+fn the_ephemeral_range_is_read_as_the_kernel_prints_it() {
+    assert_eq!(local_port_range("32768\t60999\n"), Some(EPHEMERAL));
+    for wrong in ["", "32768", "60999 32768", "1 2 3", "x 2", "1 70000"] {
+        assert_eq!(local_port_range(wrong), None, "{wrong:?}");
+    }
+}
+
+#[test]
+fn reserved_ports_are_read_as_the_kernel_prints_them() {
+    assert_eq!(reserved_ports("\n"), Some(PortSet::default()));
+    assert_eq!(reserved_ports("8080,9000-9002,65535\n"), Some(set([8080, 9000, 9001, 9002, 65_535])));
+    for wrong in ["8080;9000", "9000-", "70000"] {
+        assert_eq!(reserved_ports(wrong), None, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_set_is_written_as_the_kernel_prints_it() {
+    for text in ["", "8080", "1024-29999,61000-65535", "1,3-4,65535"] {
+        assert_eq!(reserved_ports(text).unwrap().to_string(), text);
+    }
+}

@@ -1,0 +1,213 @@
+//! Ports that the host uses or may come to use: looked for now and then, so that connections to other nodes leave from
+//! others. And whoever can do something about it is told when those run out. See
+//! docs/adr/0024-source-ports-that-the-host-does-not-use.md.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+use weir_abi as abi;
+use weir_core::source_ports::{PortSet, local_port_range, reserved_ports};
+use weir_datapath::Counters;
+use weir_kube_watch::events::{Events, Regarding};
+
+use crate::sockets::diag::Diag;
+
+/// From one look to the next. Nobody tells of bound ports, and until the next look only a process suffers that speaks to an
+/// endpoint from the port that it has just bound. A look takes two small files and four listings of a host's few sockets.
+const LOOK: Duration = Duration::from_secs(5);
+/// How often it is told that ports have run out, while they do.
+const REPEAT: Duration = Duration::from_secs(60);
+/// Linux' own `net.ipv4.ip_local_port_range`.
+const USUAL_EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
+/// More than the kernel prints of any set of ports: each other one, with a comma. It prints to a first read only.
+const SYSCTL_MOST: usize = 256 << 10;
+
+/// What a look at the host found.
+#[derive(Debug)]
+pub(crate) struct Look {
+    /// The ephemeral range, reserved ports, and ports of sockets.
+    pub(crate) used: PortSet,
+    /// What could not be seen, and why.
+    troubles: Vec<String>,
+}
+
+impl Look {
+    /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as usual.
+    pub(crate) fn now() -> Self {
+        let mut troubles = Vec::new();
+        let mut seen = |result: Result<PortSet>, otherwise: PortSet| {
+            result.unwrap_or_else(|cause| {
+                troubles.push(format!("{cause:#}"));
+                otherwise
+            })
+        };
+        let mut used = seen(ephemeral(), USUAL_EPHEMERAL.collect());
+        used.add(&seen(reserved(), PortSet::default()));
+        used.add(&seen(bound(), PortSet::default()));
+        Self { used, troubles }
+    }
+}
+
+fn ephemeral() -> Result<PortSet> {
+    let (name, text) = ("net.ipv4.ip_local_port_range", sysctl("net/ipv4/ip_local_port_range")?);
+    let range = local_port_range(&text).ok_or_else(|| anyhow!("{name} is {text:?}, and not two ports"))?;
+    Ok(range.collect())
+}
+
+fn reserved() -> Result<PortSet> {
+    let (name, text) = ("net.ipv4.ip_local_reserved_ports", sysctl("net/ipv4/ip_local_reserved_ports")?);
+    reserved_ports(&text).ok_or_else(|| anyhow!("{name} is {text:?}, and not a list of ports"))
+}
+
+fn bound() -> Result<PortSet> {
+    let diag = Diag::open().context("cannot open a sock_diag socket")?;
+    Ok(diag.bound_ports().context("cannot list the ports of sockets")?.into_iter().collect())
+}
+
+fn sysctl(name: &str) -> Result<String> {
+    let path = format!("/proc/sys/{name}");
+    let read = || {
+        let mut text = vec![0; SYSCTL_MOST];
+        let length = File::open(&path)?.read(&mut text)?;
+        text.truncate(length);
+        String::from_utf8(text).map_err(std::io::Error::other)
+    };
+    read().with_context(|| format!("cannot read {path}"))
+}
+
+/// When it was last told that ports ran out.
+#[derive(Debug, Default)]
+struct Shortage {
+    /// Packets dropped until then.
+    counted: u64,
+    told: Option<Instant>,
+}
+
+impl Shortage {
+    /// How many packets were dropped since it was last told, if it is to be told now. `counted` are all so far.
+    fn due(&mut self, counted: u64, now: Instant) -> Option<u64> {
+        let new = counted.checked_sub(self.counted).filter(|new| *new > 0)?;
+        if self.told.is_some_and(|told| now.duration_since(told) < REPEAT) {
+            return None;
+        }
+        (self.counted, self.told) = (counted, Some(now));
+        Some(new)
+    }
+}
+
+/// Looks at the host until it is stopped.
+#[derive(Debug)]
+pub(crate) struct PortWatch {
+    used: watch::Sender<PortSet>,
+    /// Told already.
+    troubles: Vec<String>,
+    counters: Counters,
+    shortage: Shortage,
+    events: Events,
+    node: String,
+}
+
+impl PortWatch {
+    /// With a first look, and a receiver of what the host uses from then on. Complaints go to the log, and to `events` about
+    /// `node`.
+    pub(crate) fn begin(counters: Counters, events: Events, node: &str) -> (Self, watch::Receiver<PortSet>) {
+        let Look { used, troubles } = Look::now();
+        let (used, receiver) = watch::channel(used);
+        let shortage = Shortage { counted: dropped(&counters), told: None };
+        let mut watch = Self { used, troubles: Vec::new(), counters, shortage, events, node: node.to_owned() };
+        watch.tell(troubles);
+        (watch, receiver)
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let work = async {
+            let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                look.tick().await;
+                if let Ok(Look { used, troubles }) = tokio::task::spawn_blocking(Look::now).await {
+                    self.tell(troubles);
+                    self.used.send_if_modified(|known| {
+                        let changed = *known != used;
+                        *known = used;
+                        changed
+                    });
+                }
+                if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
+                    self.complain(packets);
+                }
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    fn tell(&mut self, troubles: Vec<String>) {
+        for cause in troubles.iter().filter(|cause| !self.troubles.contains(cause)) {
+            warn!(%cause, "the ports that the host uses are not all known: connections to other nodes may take some of them");
+        }
+        self.troubles = troubles;
+    }
+
+    fn complain(&self, packets: u64) {
+        const REMEDY: &str = "give Services more endpoints, widen --snat-ports, or narrow net.ipv4.ip_local_port_range";
+        warn!(packets, "dropped for want of source ports towards an endpoint on another node: {REMEDY}");
+        let note =
+            format!("connections to an endpoint on another node were dropped for want of source ports: {REMEDY}");
+        self.events.warn(Regarding::node(&self.node), "SourcePortsExhausted", note);
+    }
+}
+
+/// Packets dropped for want of a source port so far.
+fn dropped(counters: &Counters) -> u64 {
+    let of_hook =
+        |hook| counters.counter(hook, abi::REASON_SNAT_EXHAUSTED as usize).map_or(0, |counter| counter.packets);
+    (0..abi::HOOK_COUNT).map(of_hook).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_used_as_long_as_a_socket_of_any_kind_is_bound_to_it() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (tcp, udp) = (TcpListener::bind(address).unwrap(), UdpSocket::bind(address).unwrap());
+            let connected = UdpSocket::bind(address).unwrap();
+            connected.connect(udp.local_addr().unwrap()).unwrap();
+            let addresses = [tcp.local_addr(), udp.local_addr(), connected.local_addr()];
+            let bound = bound().unwrap();
+            assert!(addresses.into_iter().all(|address| bound.contains(address.unwrap().port())), "{bound}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_hands_out_by_itself_is_used() {
+        let Look { used, troubles } = Look::now();
+        assert_eq!(troubles, Vec::<String>::new());
+        let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        assert!(used.contains(port), "{port} in {used}");
+    }
+
+    #[test]
+    fn a_shortage_is_told_once_a_minute_with_all_that_it_cost_since() {
+        let mut shortage = Shortage { counted: 5, told: None };
+        let start = Instant::now();
+        let later = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(shortage.due(5, start), None, "what was dropped before is old news");
+        assert_eq!(shortage.due(7, start), Some(2));
+        assert_eq!([shortage.due(8, later(1)), shortage.due(9, later(59))], [None, None]);
+        assert_eq!(shortage.due(9, later(60)), Some(2));
+        assert_eq!(shortage.due(9, later(600)), None, "nothing was dropped since");
+        assert_eq!(shortage.due(10, later(601)), Some(1));
+    }
+}
