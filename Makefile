@@ -31,7 +31,7 @@ XTASK := cargo run $(QUIET) --release -p xtask --
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-papers sim clean help format bpf
+.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-papers bench-world sim clean help format bpf
 .PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
@@ -76,6 +76,13 @@ bench-steering: bootstrap-bench build ## a step of load, the agent's CPU time, 1
 bench-papers: bootstrap-bench build ## the papers' figures beside real kube-proxy (root); FIGURE=5|6|7|8|edgemesh REPS=n
 	$(call say,BENCH,"papers: $(if $(FIGURE),figure $(FIGURE),all figures)")
 	$(Q)$(XTASK) bench-papers $(if $(FIGURE),--figure '$(FIGURE)') $(if $(REPS),--reps '$(REPS)')
+
+# Seven hours. A figure is a result when it was measured five times; REPS=1 SECONDS=2 SERVICES=10 shows within ten
+# minutes that all of it works.
+bench-world: bootstrap-bench build ## connections end to end beside real kube-proxy (root); CASE=name REPS=n SECONDS=n SERVICES=n RATE=n
+	$(call say,BENCH,"world: $(or $(CASE),all cases)")
+	$(Q)$(XTASK) bench-world $(if $(CASE),--case '$(CASE)') $(if $(REPS),--reps '$(REPS)') \
+		$(if $(SECONDS),--seconds '$(SECONDS)') $(if $(SERVICES),--services '$(SERVICES)') $(if $(RATE),--rate '$(RATE)')
 
 # Needs no root.
 sim: bootstrap-base ## every policy in virtual time, against the optimum; ONLY=scenario POLICY=name SEED=n

@@ -45,6 +45,7 @@ readonly BENCH="$TEST
 	wrk                                 wrk
 	ab                                  apache2-utils
 	hey                                 hey
+	iperf3                              iperf3
 	iptables                            iptables"
 readonly CONFORMANCE="$TEST
 	containerd                          containerd

@@ -92,6 +92,14 @@ impl KubeProxy {
     /// # Errors
     /// As [`KubeProxy::start`].
     pub fn start_in(mode: Mode, api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
+        Self::start_within(READY_LIMIT, mode, api, server_url, node)
+    }
+
+    /// As [`KubeProxy::start_in`], with more patience with its first rules: thousands of services take minutes.
+    ///
+    /// # Errors
+    /// As [`KubeProxy::start`].
+    pub fn start_within(limit: Duration, mode: Mode, api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-kube-proxy-")
             .tempdir()
@@ -119,7 +127,7 @@ impl KubeProxy {
         let started = Process::start(command, KUBE_PROXY, &directory.path().join("kube-proxy.log"))?;
         let (entry, node) = (node.netns().entry(), node.address());
         let mut proxy = Self { mode, process: Some(started), entry, node, directory };
-        proxy.await_rules()?;
+        proxy.await_rules(limit)?;
         Ok(proxy)
     }
 
@@ -138,6 +146,22 @@ impl KubeProxy {
         finds(&self.entry, &["get", "element", family(ip), TABLE, map, &key])
     }
 
+    /// Keeps it from running until [`KubeProxy::resume`]; its rules stay in force.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn pause(&self) -> Result<()> {
+        self.process.as_ref().map_or(Ok(()), Process::pause)
+    }
+
+    /// Lets it run again.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn resume(&self) -> Result<()> {
+        self.process.as_ref().map_or(Ok(()), Process::resume)
+    }
+
     /// What it has logged.
     #[must_use]
     pub fn log(&self) -> String {
@@ -153,7 +177,7 @@ impl KubeProxy {
     }
 
     /// Its first transaction brings all rules.
-    fn await_rules(&mut self) -> Result<()> {
+    fn await_rules(&mut self, limit: Duration) -> Result<()> {
         let look = || {
             let process = self.process.as_mut().map(Process::exit_status);
             if let Some(Ok(Some(status))) = process {
@@ -164,7 +188,7 @@ impl KubeProxy {
                 None => Ok(None),
             }
         };
-        let ended = wait::until_some("kube-proxy's first rules", READY_LIMIT, look)?;
+        let ended = wait::until_some("kube-proxy's first rules", limit, look)?;
         ended.map_or(Ok(()), |status| {
             let message = self.process.take().map(|process| process.log_tail()).unwrap_or_default();
             Err(Error::Command { command: KUBE_PROXY.into(), status: status.to_string(), message })

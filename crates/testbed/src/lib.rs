@@ -23,6 +23,7 @@ pub mod machine;
 pub mod netns;
 pub mod node;
 pub mod objects;
+pub mod paced;
 pub mod packet;
 pub mod process;
 pub mod prog_run;

@@ -81,6 +81,22 @@ impl Process {
         kill(self.pid(), signal).map_err(Error::nix(format!("send {signal} to {}", self.name)))
     }
 
+    /// Keeps it from running until [`Process::resume`]; what it has open stays open.
+    ///
+    /// # Errors
+    /// When the program is gone.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// Lets it run again.
+    ///
+    /// # Errors
+    /// When the program is gone.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
     /// Asks it to end with SIGTERM and waits for that.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The real API server: what tests of the watch and of the agent build on.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -116,4 +117,25 @@ fn many_services_with_their_endpoints_are_made_in_one_go() {
     // `default/kubernetes` is there as well.
     let kube = client.client();
     assert_eq!(client.run(list_services(kube)).unwrap(), 301);
+}
+
+#[test]
+fn services_of_both_families_have_endpoints_in_both() {
+    if !ApiServer::require("bulk creation in both families") {
+        return;
+    }
+    let server = ApiServer::start(None).unwrap();
+    let client = server.objects().unwrap();
+    let bulk = Bulk { services: 3, endpoints: 2, nodes: 2, concurrency: 2 };
+    bulk.create_dual_stack(&client).unwrap();
+    let kube = client.client();
+    let slices = client.run(async move { Api::<EndpointSlice>::all(kube).list(&ListParams::default()).await.unwrap() });
+    for family in ["IPv4", "IPv6"] {
+        let own = slices
+            .items
+            .iter()
+            .filter(|slice| slice.metadata.name.as_ref().unwrap().starts_with("bulk-") && slice.address_type == family);
+        let ips: BTreeSet<_> = own.flat_map(|slice| slice.endpoints.iter().map(|e| e.addresses[0].clone())).collect();
+        assert_eq!(ips.len(), 6, "every endpoint has an address of its own in {family}");
+    }
 }

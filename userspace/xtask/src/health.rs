@@ -1,13 +1,41 @@
-//! Asking a program on a node for its health.
+//! Asking a program on a node for its health, and waiting until an agent is ready.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use weir_testbed::Netns;
+use anyhow::{Context, Result, bail};
+use weir_testbed::process::Process;
+use weir_testbed::{Netns, Node, wait};
+
+/// Ports of an agent: health checks, and metrics with what is decided.
+const HEALTH: u16 = 10256;
+pub(crate) const METRICS: u16 = 10249;
 
 /// Patience with one answer: while an agent loads its programs it does not answer at all.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
+
+/// Waits until the agent on a node has written everything that it was told.
+///
+/// # Errors
+/// When it ends or is not ready within `limit`; the error quotes its log.
+pub(crate) fn await_ready(node: &Node, process: &mut Process, limit: Duration) -> Result<()> {
+    let what = format!("the readiness of weir-agent on {}", node.name());
+    let mut ended = None;
+    let ready = wait::until_some(&what, limit, || {
+        ended = process.exit_status().map_err(|error| error.to_string())?;
+        match status_line(node.netns(), HEALTH, "/readyz") {
+            _ if ended.is_some() => Ok(()),
+            Ok(line) if line.contains(" 200 ") => Ok(()),
+            Ok(line) => Err(line),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    if let Some(status) = ended {
+        bail!("weir-agent on {} has ended ({status}), its log says:\n{}", node.name(), process.log_tail());
+    }
+    ready.with_context(|| format!("its log says:\n{}", process.log_tail()))
+}
 
 /// The status line of what a program on the loopback of `netns` answers to a GET of `path`.
 ///

@@ -2,15 +2,20 @@
 
 mod bench_packet;
 mod bench_sync;
+mod claim;
 mod conformance;
+mod cpu;
 mod demo;
 mod guard;
 mod health;
+mod origin;
 mod papers;
 mod progress;
 mod serve_http;
 mod sim;
+mod spread;
 mod steering;
+mod world;
 
 use std::process::ExitCode;
 
@@ -35,6 +40,8 @@ enum Task {
     BenchSync(bench_sync::Options),
     /// The papers' figures, beside real kube-proxy
     BenchPapers(papers::Options),
+    /// Connections from end to end, beside real kube-proxy and no service at all
+    BenchWorld(world::Options),
     /// How fast shares follow the load, what it costs, and that no connection breaks
     BenchSteering(steering::Options),
     /// Every policy in every scenario of the simulator, in virtual time
@@ -57,6 +64,7 @@ fn main() -> ExitCode {
         Task::BenchPacket(options) => bench_packet::run(options),
         Task::BenchSync(options) => bench_sync::run(options),
         Task::BenchPapers(options) => papers::run(&options),
+        Task::BenchWorld(options) => world::run(&options),
         Task::BenchSteering(options) => steering::run(&options),
         Task::Sim(options) => sim::run_all(&options),
         Task::Conformance(options) => conformance::run(&options),

@@ -3,20 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use weir_testbed::process::Process;
-use weir_testbed::{Cgroup, World, wait};
+use weir_testbed::{Cgroup, World};
 
 use crate::{guard, health};
 
 /// Patience with an agent that starts or stops.
 const SOON: Duration = Duration::from_secs(30);
-
-/// Port of the health checks.
-const HEALTH: u16 = 10256;
-
-/// Port of metrics and of what is decided.
-const METRICS: u16 = 10249;
 
 /// How an agent divides new connections.
 #[derive(Clone, Debug)]
@@ -102,7 +96,7 @@ impl Agent {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn get(&self, world: &World, path: &str) -> Result<String> {
-        let answer = health::body(world.node(self.node).netns(), METRICS, path);
+        let answer = health::body(world.node(self.node).netns(), health::METRICS, path);
         answer.with_context(|| format!("weir-agent on node {} does not answer {path}", self.node))
     }
 
@@ -117,24 +111,7 @@ impl Agent {
     /// When it ends or takes too long; the error quotes its log.
     pub(crate) fn await_ready(&mut self, world: &World) -> Result<()> {
         let Self { node, process, .. } = self;
-        let what = format!("the readiness of weir-agent on node {node}");
-        let mut ended = None;
-        let look = || {
-            ended = process.exit_status().map_err(|error| error.to_string())?;
-            match health::status_line(world.node(*node).netns(), HEALTH, "/readyz") {
-                _ if ended.is_some() => Ok(()),
-                Ok(line) if line.contains(" 200 ") => Ok(()),
-                Ok(line) => Err(line),
-                Err(error) => Err(error.to_string()),
-            }
-        };
-        let ready = wait::until_some(&what, SOON, look);
-        let tail = || process.log_tail();
-        match (ended, ready) {
-            (Some(status), _) => bail!("weir-agent on node {node} has ended ({status}), its log says:\n{}", tail()),
-            (None, Err(error)) => bail!("{error}; its log says:\n{}", tail()),
-            (None, Ok(())) => Ok(()),
-        }
+        health::await_ready(world.node(*node), process, SOON)
     }
 }
 

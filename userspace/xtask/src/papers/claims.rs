@@ -2,6 +2,7 @@
 
 use super::experiments::{Contender, Figure};
 use super::results::{Record, Results};
+use crate::claim::{Bound, Claim};
 use weir_testbed::kube_proxy::Mode;
 
 const WEIR: Contender = Contender::Weir("waterfill");
@@ -9,27 +10,10 @@ const RAP: Contender = Contender::Weir("rap");
 const NEAREST_HALF: Contender = Contender::Weir("nearest-half");
 const IPTABLES: Contender = Contender::KubeProxy(Mode::Iptables);
 
-/// One claim.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Claim {
-    /// In words.
-    pub(super) text: String,
-    /// What was measured: the worst case.
-    pub(super) seen: f64,
-    /// What it must not be below.
-    pub(super) least: f64,
-}
-
-impl Claim {
-    pub(super) fn holds(&self) -> bool {
-        self.seen >= self.least
-    }
-}
-
 /// All claims about a figure whose points were measured.
 pub(super) fn of(figure: Figure, results: &Results) -> Vec<Claim> {
     let points: Vec<String> = figure.points().into_iter().map(|point| point.x).collect();
-    let median = |x: &str, contender, of| results.summary(x, contender, of).map(|summary| summary.median);
+    let median = |x: &str, contender, of| results.summary(x, contender, of).map(|spread| spread.median);
     let rps = |x: &str, contender| median(x, contender, |record: &Record| record.rps);
     let mean = |x: &str, contender| median(x, contender, |record: &Record| record.mean_ms);
     let ratio = |x: &str, to| Some(rps(x, WEIR)? / rps(x, to)?);
@@ -38,7 +22,9 @@ pub(super) fn of(figure: Figure, results: &Results) -> Vec<Claim> {
         at.iter().map(|x| of(x)).collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::min)
     };
     let all: Vec<&str> = points.iter().map(String::as_str).collect();
-    let claim = |text: &str, seen: Option<f64>, least| seen.map(|seen| Claim { text: text.to_owned(), seen, least });
+    let claim = |text: &str, seen: Option<f64>, least| {
+        seen.map(|seen| Claim { text: text.to_owned(), seen, bound: Bound::AtLeast(least) })
+    };
     let claims = match figure {
         Figure::Threshold => vec![],
         Figure::Delay => vec![
@@ -73,6 +59,7 @@ pub(super) fn of(figure: Figure, results: &Results) -> Vec<Claim> {
 mod tests {
     use super::super::slice::Calibration;
     use super::*;
+    use crate::origin::Origin;
 
     fn results(rows: &[(&str, Contender, f64, f64)]) -> Results {
         let records = rows.iter().map(|(x, contender, rps, mean_ms)| Record {
@@ -89,8 +76,7 @@ mod tests {
             idle: 1.0,
         });
         let calibration = Calibration { cores: 0.25, rps: 0.0, server_us: 0.0, client_us: 0.0 };
-        let [figure, command, kernel, date] = Default::default();
-        Results { figure, command, kernel, date, cpus: 2, calibration, records: records.collect() }
+        Results { figure: String::new(), origin: Origin::default(), calibration, records: records.collect() }
     }
 
     #[test]

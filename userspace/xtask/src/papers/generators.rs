@@ -13,6 +13,7 @@ use weir_testbed::process::{Process, installed};
 use weir_testbed::{Netns, wait};
 
 use super::measured::{self, Measured};
+use crate::cpu;
 use crate::guard::Stop;
 
 /// Patience with one request, for both: a failure after it.
@@ -21,8 +22,6 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const ENDLESS: &str = "1000000";
 /// How long a generator may take beyond its time.
 const OVERTIME: Duration = Duration::from_secs(60);
-/// The unit of times in /proc, on every architecture that we run on.
-const TICK: Duration = Duration::from_millis(10);
 /// Time between two looks at one.
 const GLANCE: Duration = Duration::from_millis(10);
 
@@ -159,8 +158,7 @@ fn cpu_time(id: u32) -> Result<Duration> {
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     // The name in parentheses may hold anything.
     let fields = text.rsplit_once(')').map(|(_, rest)| rest.split_whitespace()).into_iter().flatten();
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Ok(TICK * u32::try_from(ticks).unwrap_or(u32::MAX))
+    Ok(cpu::ticks(fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()))
 }
 
 /// Reads the report of `ab` and its table of percentiles.

@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use weir_testbed::{ApiServer, bpffs, cgroup, process};
 
 use crate::guard::{self, Stop};
+use crate::origin::Origin;
 use crate::progress::Step;
 use bed::Bed;
 use experiments::{Contender, Figure};
@@ -195,13 +195,7 @@ impl Run<'_> {
         for (figure, (calibration, records)) in all {
             let results = Results {
                 figure: figure.name().into(),
-                command: format!("make bench-papers{narrowed}{often}"),
-                kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
-                    .context("cannot tell the kernel")?
-                    .trim()
-                    .into(),
-                date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
-                cpus: thread::available_parallelism().map_or(1, usize::from),
+                origin: Origin::of(format!("make bench-papers{narrowed}{often}"))?,
                 calibration: *calibration,
                 records: records.clone(),
             };

@@ -9,7 +9,8 @@ use plotters::prelude::{
 };
 
 use super::experiments::Figure;
-use super::results::{Record, Results, Summary};
+use super::results::{Record, Results};
+use crate::spread::Spread;
 
 /// Width and height.
 const SIZE: (u32, u32) = (900, 760);
@@ -66,7 +67,7 @@ impl Panel {
         legend: bool,
     ) -> Result<(), Box<dyn std::error::Error>> {
         let places: Vec<String> = figure.points().into_iter().map(|point| point.x).collect();
-        let line = |contender| -> Vec<(f64, Summary)> {
+        let line = |contender| -> Vec<(f64, Spread)> {
             let at = |(index, x): (usize, &String)| Some((index as f64, results.summary(x, contender, self.of)?));
             places.iter().enumerate().filter_map(at).collect()
         };

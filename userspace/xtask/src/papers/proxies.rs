@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use weir_testbed::KubeProxy;
 use weir_testbed::kube_proxy::Mode;
 use weir_testbed::process::Process;
-use weir_testbed::{KubeProxy, wait};
 
 use super::bed::Bed;
 use super::experiments::{Contender, NODES, Point, Service};
@@ -20,10 +20,6 @@ const SOON: Duration = Duration::from_secs(60);
 const KNOWN: Duration = Duration::from_secs(20);
 /// Time between two questions whether they have.
 const GLANCE: Duration = Duration::from_millis(100);
-
-/// Ports of an agent: health and metrics.
-const HEALTH: u16 = 10256;
-const METRICS: u16 = 10249;
 
 /// What runs.
 pub(super) enum Proxies {
@@ -129,27 +125,9 @@ fn start_agents(agent: &PathBuf, bed: &Bed, stop: &Stop) -> Result<Vec<Process>>
     }
     for (node, process) in (1..=NODES).zip(&mut agents) {
         stop.check()?;
-        await_ready(bed, node, process)?;
+        health::await_ready(bed.world.node(node), process, SOON)?;
     }
     Ok(agents)
-}
-
-fn await_ready(bed: &Bed, node: u8, process: &mut Process) -> Result<()> {
-    let what = format!("the readiness of weir-agent on node {node}");
-    let mut ended = None;
-    let ready = wait::until_some(&what, SOON, || {
-        ended = process.exit_status().map_err(|error| error.to_string())?;
-        match health::status_line(bed.world.node(node).netns(), HEALTH, "/readyz") {
-            _ if ended.is_some() => Ok(()),
-            Ok(line) if line.contains(" 200 ") => Ok(()),
-            Ok(line) => Err(line),
-            Err(error) => Err(error.to_string()),
-        }
-    });
-    if let Some(status) = ended {
-        bail!("weir-agent on node {node} has ended ({status}), its log says:\n{}", process.log_tail());
-    }
-    ready.with_context(|| format!("its log says:\n{}", process.log_tail()))
 }
 
 /// Looks until there is no complaint, or it is too late: then the last one.
@@ -166,7 +144,8 @@ fn await_known(stop: &Stop, look: impl Fn() -> Result<(), String>) -> Result<Res
 
 /// What the agent of a node says of its weights.
 fn weights(bed: &Bed, node: u8) -> Result<Value, String> {
-    let body = health::body(bed.world.node(node).netns(), METRICS, "/weights").map_err(|error| error.to_string())?;
+    let body =
+        health::body(bed.world.node(node).netns(), health::METRICS, "/weights").map_err(|error| error.to_string())?;
     serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))
 }
 

@@ -9,7 +9,10 @@ use anyhow::{Context, Result};
 use super::claims;
 use super::experiments::{Contender, Figure};
 use super::plot;
-use super::results::{Record, Results, Summary};
+use super::results::{Record, Results};
+use crate::claim;
+use crate::origin::Origin;
+use crate::spread::Spread;
 
 /// Fewer repetitions are no result.
 pub(super) const REPETITIONS: u32 = 3;
@@ -48,23 +51,13 @@ pub(super) fn picture(figure: Figure) -> String {
 /// A figure's table, and what must hold of it; also for the terminal.
 pub(super) fn section(text: &mut String, figure: Figure, results: &Results) -> Result<()> {
     table(text, figure, results)?;
-    let claims = claims::of(figure, results);
-    if !claims.is_empty() {
-        text.push_str("\n| what must hold | at least | measured | |\n| --- | --- | --- | --- |\n");
-        for claim in claims {
-            let holds = if claim.holds() { "holds" } else { "**does not hold**" };
-            writeln!(text, "| {} | {:.2} | {:.2} | {holds} |", claim.text, claim.least, claim.seen)?;
-        }
-    }
-    let calibration = results.calibration;
+    claim::table(text, &claims::of(figure, results))?;
+    let Results { figure: _, origin, calibration, records: _ } = results;
+    let Origin { command, kernel, date, cpus } = origin;
     writeln!(
         text,
-        "\n`{}`, Linux {}, {} CPUs, {}; {} repetitions. A node of {} cores by itself: {:.0} requests/s, {:.0} us of its \
+        "\n`{command}`, Linux {kernel}, {cpus} CPUs, {date}; {} repetitions. A node of {} cores by itself: {:.0} requests/s, {:.0} us of its \
          quota for each, and {:.0} us of the generator's.",
-        results.command,
-        results.kernel,
-        results.cpus,
-        results.date,
         results.repetitions(),
         calibration.cores,
         calibration.rps,
@@ -104,7 +97,7 @@ fn cell(results: &Results, x: &str, contender: Contender) -> (String, bool) {
     let (Some(rps), Some(mean), Some(p99)) = (of(|r| r.rps), of(|r| r.mean_ms), of(|r| r.p99_ms)) else {
         return ("not measured".into(), false);
     };
-    let Summary { median, least, most } = rps;
+    let Spread { median, least, most } = rps;
     let mut cell = format!("**{median:.0}** ({least:.0}-{most:.0}); {:.1}, {:.1}", mean.median, p99.median);
     let failed: u64 = results.at(x, contender).map(|record| record.failed).sum();
     if failed > 0 {
@@ -153,16 +146,7 @@ mod tests {
         };
         let calibration = Calibration { cores: 0.25, rps: 2000.0, server_us: 100.0, client_us: 60.0 };
         let records = vec![record(0.5, 1), record(0.01, 2), record(0.5, 3)];
-        let words = |text: &str| text.to_owned();
-        let results = Results {
-            figure: words("6"),
-            command: words("c"),
-            kernel: words("k"),
-            date: words("d"),
-            cpus: 2,
-            calibration,
-            records,
-        };
+        let results = Results { figure: "6".into(), origin: Origin::default(), calibration, records };
         let mut text = String::new();
         section(&mut text, Figure::Delay, &results).unwrap();
         let row = "| 3 | **2000** (1000-3000); 1.2, 9.5; 6 failed \\* | not measured | not measured | not measured |";

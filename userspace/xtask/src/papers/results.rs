@@ -9,6 +9,8 @@ use weir_testbed::figures;
 
 use super::experiments::{Contender, Figure};
 use super::slice::{Calibration, Slice};
+use crate::origin::Origin;
+use crate::spread::Spread;
 
 /// A generator that used more of a core than this, or a machine that had less idle time, was the bottleneck.
 const SATURATED_GENERATOR: f64 = 0.9;
@@ -18,11 +20,8 @@ const SATURATED_IDLE: f64 = 0.02;
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Results {
     pub(super) figure: String,
-    pub(super) command: String,
-    pub(super) kernel: String,
-    pub(super) date: String,
-    /// CPUs of the machine.
-    pub(super) cpus: usize,
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     pub(super) calibration: Calibration,
     pub(super) records: Vec<Record>,
 }
@@ -85,8 +84,8 @@ impl Results {
     }
 
     /// Median and spread of a figure at one point; `None` if it was not measured.
-    pub(super) fn summary(&self, x: &str, contender: Contender, of: fn(&Record) -> f64) -> Option<Summary> {
-        Summary::of(self.at(x, contender).map(of).collect())
+    pub(super) fn summary(&self, x: &str, contender: Contender, of: fn(&Record) -> f64) -> Option<Spread> {
+        Spread::of(self.at(x, contender).map(of).collect())
     }
 
     /// Keeps them in a directory.
@@ -112,38 +111,6 @@ impl Results {
     }
 }
 
-/// What repetitions have in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Summary {
-    pub(super) median: f64,
-    pub(super) least: f64,
-    pub(super) most: f64,
-}
-
-impl Summary {
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) };
-        Some(Self { median, least, most })
-    }
-}
-
 fn file(directory: &Path, figure: &str) -> PathBuf {
     directory.join(format!("figure-{figure}.json"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repetitions_have_a_median_and_a_spread() {
-        let summary = |values: &[f64]| Summary::of(values.to_vec());
-        assert_eq!(summary(&[3.0, 1.0, 2.0]), Some(Summary { median: 2.0, least: 1.0, most: 3.0 }));
-        assert_eq!(summary(&[1.0, 2.0]), Some(Summary { median: 1.5, least: 1.0, most: 2.0 }));
-        assert_eq!(summary(&[]), None);
-    }
 }

@@ -1,6 +1,5 @@
 //! One measurement: the load of a point for a few seconds, and whether it was the load that was short of CPU time.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -9,6 +8,7 @@ use super::bed::Bed;
 use super::experiments::{Load, NODES, Point, Service};
 use super::generators::{Generator, Order, Report};
 use super::measured::Measured;
+use crate::cpu::CpuTimes;
 use crate::guard::Stop;
 
 /// Load before the measurement, so that who follows the load has followed it.
@@ -115,52 +115,11 @@ fn run(
         generators.push(Generator::start(order, client.netns(), bed.target(service, node), point.cost, &files)?);
     }
     let reports = generators.into_iter().map(|generator| generator.finish(stop)).collect::<Result<Vec<_>>>()?;
-    let idle = CpuTimes::read()?.idle_since(before);
+    let idle = CpuTimes::read()?.idle_since(&before);
     let mut slice = Slice { measured: Measured::default(), generator: 0.0, idle };
     for Report { measured, cpu } in reports {
         slice.measured = slice.measured.beside(&measured);
         slice.generator = slice.generator.max(cpu);
     }
     Ok(slice)
-}
-
-/// Times of all CPUs since the start, in ticks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct CpuTimes {
-    idle: u64,
-    all: u64,
-}
-
-impl CpuTimes {
-    fn read() -> Result<Self> {
-        let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-        Self::parse(&text).context("/proc/stat has no times of all CPUs")
-    }
-
-    /// The first line: proc_stat(5). Its last two fields are part of the first two.
-    fn parse(text: &str) -> Option<Self> {
-        let words = text.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-        let times: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
-        Some(Self { idle: times.get(3)? + times.get(4)?, all: times.iter().sum() })
-    }
-
-    /// 0 to 1.
-    fn idle_since(self, before: Self) -> f64 {
-        let all = self.all.saturating_sub(before.all).max(1);
-        self.idle.saturating_sub(before.idle) as f64 / all as f64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waiting_for_a_disk_is_idle_and_guests_are_not_counted_twice() {
-        let times = CpuTimes::parse("cpu  100 0 50 800 50 0 0 0 30 0\ncpu0 1 2\n").unwrap();
-        assert_eq!(times, CpuTimes { idle: 850, all: 1000 });
-        let later = CpuTimes { idle: 950, all: 1200 };
-        assert!((later.idle_since(times) - 0.5).abs() < 1e-9);
-        assert_eq!(CpuTimes::parse("intr 1 2 3"), None);
-    }
 }

@@ -20,11 +20,11 @@ use weir_testbed::node::NIC;
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{World, address};
 
-use super::Spread;
 use crate::demo::Programs;
 use crate::demo::agent::{self, Agent};
 use crate::guard::Stop;
 use crate::progress::Step;
+use crate::spread::Spread;
 
 /// Services.
 const SERVICES: u16 = 1000;
@@ -97,9 +97,10 @@ pub(super) fn measure(programs: &Programs, directory: &Path, stop: &Stop) -> Res
     let [fixed, ticking, meshed] = used;
     let added =
         |with: &[f64], without: &[f64]| with.iter().zip(without).map(|(with, without)| with - without).collect();
-    let (ticking, meshed) = (Spread::of(added(&ticking, &fixed)), Spread::of(added(&meshed, &ticking)));
+    let spread = |figures| Spread::of(figures).context("there was no round");
+    let (ticking, meshed) = (spread(added(&ticking, &fixed))?, spread(added(&meshed, &ticking))?);
     let seconds = TIME.as_secs_f64();
-    Ok(Figures { services: SERVICES, in_use: IN_USE, peers: PEERS, seconds, fixed: Spread::of(fixed), ticking, meshed })
+    Ok(Figures { services: SERVICES, in_use: IN_USE, peers: PEERS, seconds, fixed: spread(fixed)?, ticking, meshed })
 }
 
 /// User's and system's of all its threads, to the nanosecond.

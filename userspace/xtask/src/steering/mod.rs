@@ -19,6 +19,8 @@ use weir_testbed::{bpffs, cgroup, figures};
 use crate::demo::Programs;
 use crate::demo::stage::Stage;
 use crate::guard::{self, Stop};
+use crate::origin;
+use crate::spread::Spread;
 
 /// Options of the benchmark.
 #[derive(Args, Clone, Debug)]
@@ -93,8 +95,7 @@ fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop
     if wanted(Part::Cost) {
         cost = Some(cost::measure(programs, &fresh(directory, "cost")?, stop)?);
     }
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot tell the kernel's release")?;
-    let (kernel, release) = (kernel.trim().to_owned(), !cfg!(debug_assertions));
+    let (kernel, release) = (origin::kernel()?, !cfg!(debug_assertions));
     Ok(Figures { kernel, release, load_average: [before, load_average()?], step, cost, connections })
 }
 
@@ -137,24 +138,5 @@ fn print(figures: &Figures) {
     if let Some(connections::Figures { open, updates, seconds, broken }) = connections {
         let what = format!("{open} open connections, {updates} changes of shares in {seconds:.0} s: broken");
         row(&what, broken.to_string(), String::new(), "0");
-    }
-}
-
-/// The middle of some figures, and how far they are apart.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Spread {
-    /// Of at least one.
-    fn of(mut figures: Vec<f64>) -> Self {
-        figures.sort_by(f64::total_cmp);
-        let [least, .., most] = figures[..] else {
-            return Self { median: figures[0], least: figures[0], most: figures[0] };
-        };
-        Self { median: figures[figures.len() / 2], least, most }
     }
 }

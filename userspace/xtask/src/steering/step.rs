@@ -11,10 +11,10 @@ use weir_datapath::View;
 use weir_testbed::Netns;
 use weir_testbed::load::{Load, RunningLoad};
 
-use super::Spread;
 use crate::demo::stage::{ADDRESSES, SERVICE, Stage};
 use crate::guard::Stop;
 use crate::progress::Step;
+use crate::spread::Spread;
 
 /// What each node's machine has.
 pub(super) const CORES: f64 = 0.25;
@@ -91,12 +91,14 @@ pub(super) fn measure(stage: &Stage, repetitions: u32, stop: &Stop) -> Result<Fi
         done.push(one(&slot, stage, stop)?);
         step.done();
     }
-    let all = |figure: fn(&Repetition) -> f64| Spread::of(done.iter().map(figure).collect());
+    let all = |figure: fn(&Repetition) -> f64| {
+        Spread::of(done.iter().map(figure).collect()).context("no repetition was asked for")
+    };
     Ok(Figures {
         before_per_second: BEFORE,
         after_per_second: BEFORE + MORE,
-        time_ms: all(|one| one.time_ms),
-        flows_then: all(|one| one.flows_then),
+        time_ms: all(|one| one.time_ms)?,
+        flows_then: all(|one| one.flows_then)?,
         repetitions: done,
     })
 }

@@ -1,0 +1,86 @@
+//! What must hold of figures, and whether it does.
+
+use std::fmt::{self, Write};
+
+/// One claim.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Claim {
+    /// In words.
+    pub(crate) text: String,
+    /// What was measured: the worst case.
+    pub(crate) seen: f64,
+    pub(crate) bound: Bound,
+}
+
+/// What a figure must keep to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    /// Of two figures, the one that is nearer to breaking it.
+    pub(crate) fn is_worse(self, one: f64, other: f64) -> bool {
+        match self {
+            Self::AtLeast(_) => one < other,
+            Self::AtMost(_) => one > other,
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, "at least {least:.2}"),
+            Self::AtMost(most) => write!(f, "at most {most:.2}"),
+        }
+    }
+}
+
+impl Claim {
+    pub(crate) fn holds(&self) -> bool {
+        match self.bound {
+            Bound::AtLeast(least) => self.seen >= least,
+            Bound::AtMost(most) => self.seen <= most,
+        }
+    }
+}
+
+/// Adds a table of claims to a text, if there are any.
+///
+/// # Errors
+/// None of a string.
+pub(crate) fn table(text: &mut String, claims: &[Claim]) -> fmt::Result {
+    if claims.is_empty() {
+        return Ok(());
+    }
+    text.push_str("\n| what must hold | | measured | |\n| --- | --- | --- | --- |\n");
+    claims.iter().try_for_each(|claim| {
+        let holds = if claim.holds() { "holds" } else { "**does not hold**" };
+        writeln!(text, "| {} | {} | {:.2} | {holds} |", claim.text, claim.bound, claim.seen)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_says_what_was_wanted_what_was_seen_and_whether_that_will_do() {
+        let claim = |text: &str, seen, bound| Claim { text: text.into(), seen, bound };
+        let claims = [claim("speed", 0.97, Bound::AtLeast(0.97)), claim("cost", 0.51, Bound::AtMost(0.5))];
+        assert_eq!(claims.each_ref().map(Claim::holds), [true, false]);
+        let mut text = String::new();
+        table(&mut text, &claims).unwrap();
+        assert!(text.contains("| speed | at least 0.97 | 0.97 | holds |\n"), "{text}");
+        assert!(text.ends_with("| cost | at most 0.50 | 0.51 | **does not hold** |\n"), "{text}");
+    }
+
+    #[test]
+    fn nothing_claimed_is_no_table() {
+        let mut text = String::new();
+        table(&mut text, &[]).unwrap();
+        assert_eq!(text, "");
+    }
+}

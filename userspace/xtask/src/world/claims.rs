@@ -1,0 +1,202 @@
+//! What must hold of connections through a service, and whether it does. Each claim is about the median of repetitions,
+//! in the worst case over paths, families and numbers of services.
+
+use super::plan::{Backend, Better, Family, Figure, Path, Proxy, Way};
+use super::results::Results;
+use crate::claim::{Bound, Claim};
+
+/// How much a figure may change with the number of services.
+const SCALE: f64 = 0.05;
+
+/// One case of a claim: a way through Weir, to pods of one kind.
+#[derive(Clone, Copy)]
+struct Place {
+    path: Path,
+    services: u32,
+    backend: Backend,
+    family: Family,
+}
+
+/// All claims about what was measured.
+pub(super) fn of(results: &Results) -> Vec<Claim> {
+    let about_backend = |backend| {
+        let direct = |figure, least| beside_direct(results, figure, backend, least);
+        [
+            added(results, backend),
+            direct(Figure::Sustained, if backend == Backend::Local { 0.97 } else { 0.9 }),
+            direct(Figure::Keepalive, 0.97),
+            direct(Figure::Bulk, 0.97),
+            beside_kube_proxy(results, Figure::ConnectMedian, backend),
+            beside_kube_proxy(results, Figure::Connect99, backend),
+        ]
+    };
+    let all = Backend::ALL.into_iter().flat_map(about_backend);
+    all.chain(Figure::ALL.map(|figure| scale(results, figure))).flatten().collect()
+}
+
+/// CPU time that Weir adds to a connection without a service, in parts of what that mode of kube-proxy adds that adds less.
+fn added(results: &Results, backend: Backend) -> Option<Claim> {
+    let seen = |place: Place| {
+        let direct = at(results, Figure::Cpu, Way::DIRECT, place)?;
+        let added = |proxy| Some(at(results, Figure::Cpu, place.through(proxy), place)? - direct);
+        let least = added(Proxy::Iptables)?.min(added(Proxy::Nftables)?);
+        let own = added(Proxy::Weir)?;
+        // Nothing added is less than half of anything; something is not less than half of nothing.
+        Some(if own <= 0.0 {
+            0.0
+        } else if least <= 0.0 {
+            f64::INFINITY
+        } else {
+            own / least
+        })
+    };
+    about(results, "CPU added per connection / kube-proxy's better mode", Bound::AtMost(0.5), backend, seen)
+}
+
+/// A rate through Weir, in parts of that without a service.
+fn beside_direct(results: &Results, figure: Figure, backend: Backend, least: f64) -> Option<Claim> {
+    let seen = |place: Place| {
+        Some(at(results, figure, place.through(Proxy::Weir), place)? / at(results, figure, Way::DIRECT, place)?)
+    };
+    let text = format!("{}, {} / without a service", figure.title(), figure.unit());
+    about(results, &text, Bound::AtLeast(least), backend, seen)
+}
+
+/// A time through Weir, in parts of that of kube-proxy's better mode.
+fn beside_kube_proxy(results: &Results, figure: Figure, backend: Backend) -> Option<Claim> {
+    let seen = |place: Place| {
+        let time = |proxy| at(results, figure, place.through(proxy), place);
+        Some(time(Proxy::Weir)? / time(Proxy::Iptables)?.min(time(Proxy::Nftables)?))
+    };
+    let text = format!("{} / kube-proxy's better mode", figure.title());
+    about(results, &text, Bound::AtMost(1.0), backend, seen)
+}
+
+/// A figure of Weir's with the most services, in parts of its own with the fewest.
+fn scale(results: &Results, figure: Figure) -> Option<Claim> {
+    let services = results.services();
+    let [few, .., many] = services[..] else { return None };
+    let bound = match figure.better() {
+        Better::Higher => Bound::AtLeast(1.0 - SCALE),
+        Better::Lower => Bound::AtMost(1.0 + SCALE),
+    };
+    let seen = |place: Place| {
+        let with = |services| at(results, figure, Place { services, ..place }.through(Proxy::Weir), place);
+        Some(with(many)? / with(few)?)
+    };
+    let (Place { path, backend, family, services: _ }, seen) = worst(&[many], bound, &Backend::ALL, seen)?;
+    let text = format!("{}, {many} services / {few}; worst: {path} {family}, {backend}", figure.title());
+    Some(Claim { text, seen, bound })
+}
+
+/// A claim about pods of one kind.
+fn about(
+    results: &Results,
+    text: &str,
+    bound: Bound,
+    backend: Backend,
+    seen: impl Fn(Place) -> Option<f64>,
+) -> Option<Claim> {
+    let (Place { path, services, backend, family }, seen) = worst(&results.services(), bound, &[backend], seen)?;
+    let text = format!("{text}, {backend} backend; worst: {path} {family}, {services} services");
+    Some(Claim { text, seen, bound })
+}
+
+/// The place where a bound is nearest to being broken, and what was seen there; None where nothing was measured.
+fn worst(
+    services: &[u32],
+    bound: Bound,
+    backends: &[Backend],
+    seen: impl Fn(Place) -> Option<f64>,
+) -> Option<(Place, f64)> {
+    let mut worst: Option<(Place, f64)> = None;
+    for path in Path::SERVED {
+        for (services, backend) in services.iter().flat_map(|services| backends.iter().map(move |one| (services, one)))
+        {
+            for family in Family::ALL {
+                let place = Place { path, services: *services, backend: *backend, family };
+                let Some(seen) = seen(place) else { continue };
+                if worst.is_none_or(|(_, known)| bound.is_worse(seen, known)) {
+                    worst = Some((place, seen));
+                }
+            }
+        }
+    }
+    worst
+}
+
+impl Place {
+    fn through(self, proxy: Proxy) -> Way {
+        Way { path: self.path, services: self.services, proxy }
+    }
+}
+
+fn at(results: &Results, figure: Figure, way: Way, place: Place) -> Option<f64> {
+    results.spread(figure, way, place.backend, place.family).map(|spread| spread.median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::tests::{record, results};
+    use super::*;
+
+    const LOCAL: Backend = Backend::Local;
+
+    fn node_port(proxy: Proxy, services: u32) -> Way {
+        Way { path: Path::NodePort, services, proxy }
+    }
+
+    /// CPU time without a service, with Weir, and with kube-proxy's modes.
+    fn cpu([direct, weir, iptables, nftables]: [f64; 4]) -> Vec<Claim> {
+        let proxied = Proxy::ALL.into_iter().zip([weir, iptables, nftables]);
+        let proxied = proxied.map(|(proxy, value)| record(Figure::Cpu, node_port(proxy, 10), LOCAL, value));
+        of(&results(proxied.chain([record(Figure::Cpu, Way::DIRECT, LOCAL, direct)]).collect()))
+    }
+
+    #[test]
+    fn added_cpu_is_compared_with_the_mode_that_adds_less() {
+        let [claim] = &cpu([100.0, 105.0, 140.0, 110.0])[..] else { panic!("one claim") };
+        assert!((claim.seen - 0.5).abs() < 1e-9 && claim.holds(), "{claim:?}");
+        assert!(claim.text.ends_with("local backend; worst: NodePort IPv4, 10 services"), "{claim:?}");
+        assert!(!cpu([100.0, 106.0, 140.0, 110.0])[0].holds());
+    }
+
+    #[test]
+    fn where_kube_proxy_adds_nothing_only_nothing_will_do() {
+        assert!(!cpu([100.0, 101.0, 140.0, 99.0])[0].holds());
+        assert!(cpu([100.0, 99.0, 140.0, 98.0])[0].holds());
+    }
+
+    #[test]
+    fn the_worst_case_counts() {
+        let cluster_ip = Way { path: Path::ClusterIp, ..node_port(Proxy::Weir, 10) };
+        let claims = of(&results(vec![
+            record(Figure::Sustained, Way::DIRECT, LOCAL, 1000.0),
+            record(Figure::Sustained, node_port(Proxy::Weir, 10), LOCAL, 990.0),
+            record(Figure::Sustained, cluster_ip, LOCAL, 960.0),
+        ]));
+        let [claim] = &claims[..] else { panic!("{claims:?}") };
+        assert_eq!((claim.seen, claim.holds()), (0.96, false));
+        assert!(claim.text.ends_with("worst: ClusterIP IPv4, 10 services"), "{claim:?}");
+    }
+
+    #[test]
+    fn rates_may_not_fall_and_times_may_not_rise_with_the_number_of_services() {
+        let with = |figure, few, many| {
+            let ways = [(10, few), (10_000, many)];
+            let records = ways.map(|(services, value)| record(figure, node_port(Proxy::Weir, services), LOCAL, value));
+            let claims = of(&results(records.into()));
+            let [claim] = &claims[..] else { panic!("{claims:?}") };
+            claim.holds()
+        };
+        assert!(with(Figure::Keepalive, 100.0, 96.0) && with(Figure::Keepalive, 100.0, 120.0));
+        assert!(with(Figure::Connect99, 100.0, 104.0) && with(Figure::Connect99, 100.0, 50.0));
+        assert!(!with(Figure::Keepalive, 100.0, 94.0) && !with(Figure::Connect99, 100.0, 106.0));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_claimed() {
+        assert_eq!(of(&results(vec![])), []);
+        assert_eq!(of(&results(vec![record(Figure::Bulk, Way::DIRECT, LOCAL, 20.0)])), []);
+    }
+}

@@ -1,0 +1,76 @@
+//! One measurement: a load on one way, and what it tells.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use weir_testbed::paced::Paced;
+
+use super::bed::Bed;
+use super::plan::{Block, Figure, Load, Way};
+use super::tools::{Client, Connections, Rate};
+use crate::cpu::CpuTimes;
+use crate::guard::Stop;
+
+/// Time between two looks at connections that are being made.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// What a measurement ends with.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Measured {
+    pub(super) figures: Vec<(Figure, f64)>,
+    /// Connections or requests that failed.
+    pub(super) failed: u64,
+    /// The part of all CPUs that nobody used.
+    pub(super) idle: f64,
+}
+
+/// How a load is made.
+#[derive(Clone, Copy)]
+pub(super) struct Setting<'a> {
+    /// Connections per second where their number is fixed.
+    pub(super) rate: u32,
+    /// In place of a load's own time.
+    pub(super) time: Option<Duration>,
+    /// Where tools write.
+    pub(super) log: &'a Path,
+    pub(super) stop: &'a Stop,
+}
+
+/// Measures, with the proxies of the way running.
+///
+/// # Errors
+/// When a tool fails, and at the stop sign.
+pub(super) fn measure(block: Block, way: Way, bed: &Bed, setting: Setting<'_>) -> Result<Measured> {
+    let Block { load, backend, family } = block;
+    let Setting { rate, time, log, stop } = setting;
+    let time = time.unwrap_or(load.time());
+    let target = bed.target(way, backend, family, load);
+    let client = Client { netns: bed.client(), log, time, stop };
+    let one = |figure, Rate { value, failed }| (vec![(figure, value)], failed);
+    let before = CpuTimes::read()?;
+    let (figures, failed) = match load {
+        Load::Paced => paced(Paced { target, per_second: rate, time }, bed, stop)?,
+        Load::Burst => one(Figure::Burst, client.wrk(Connections::Short, target)?),
+        Load::Keepalive => one(Figure::Keepalive, client.wrk(Connections::Kept, target)?),
+        Load::Bulk => one(Figure::Bulk, client.iperf3(target)?),
+        Load::Sustained => one(Figure::Sustained, client.wrk(Connections::Short, target)?),
+    };
+    Ok(Measured { figures, failed, idle: CpuTimes::read()?.idle_since(&before) })
+}
+
+/// CPU time of a connection and times to connect, and how many failed.
+fn paced(load: Paced, bed: &Bed, stop: &Stop) -> Result<(Vec<(Figure, f64)>, u64)> {
+    let before = CpuTimes::read()?;
+    let running = load.start(bed.client())?;
+    while running.is_running() {
+        stop.sleep(GLANCE)?;
+    }
+    let used = CpuTimes::read()?.busy_since(&before);
+    let report = running.finish()?;
+    ensure!(report.answered > 0, "none of {} connections to {} was answered", report.opened, load.target);
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let connect = |figure: Figure| (figure, micros(report.connect_quantile(figure.quantile().unwrap_or(1.0))));
+    let cpu = (Figure::Cpu, micros(used) / report.answered as f64);
+    Ok((vec![cpu, connect(Figure::ConnectMedian), connect(Figure::Connect99)], report.failed()))
+}

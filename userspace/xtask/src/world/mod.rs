@@ -1,0 +1,289 @@
+//! `bench-world`: connections from a client outside the cluster to a service, from end to end, with Weir, with real
+//! kube-proxy, and without a service.
+//!
+//! It runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
+
+mod bed;
+mod claims;
+mod measure;
+mod plan;
+mod proxies;
+mod report;
+mod results;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use weir_testbed::{ApiServer, bpffs, cgroup, process};
+
+use crate::cpu::CpuTimes;
+use crate::demo::Programs;
+use crate::guard::{self, Stop};
+use crate::origin::Origin;
+use crate::progress::Step;
+use bed::Bed;
+use measure::{Measured, Setting};
+use plan::{Block, Case, Way};
+use proxies::Proxies;
+use results::{Record, Results};
+
+/// Numbers of services that are compared.
+const SERVICES: [u32; 2] = [10, 10_000];
+/// More than an agent has room for, both families counted.
+const MOST_SERVICES: i64 = 15_000;
+/// Short connections per second where their number is fixed: what the slowest proxy does on two small cores, and no more.
+const RATE: u32 = 2000;
+/// What a proxy does that runs again after a while is not measured.
+const SETTLE: Duration = Duration::from_secs(1);
+/// A machine that does less than this for a while is calm, and the most that is waited for it.
+const CALM: f64 = 0.1;
+const WHILE: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Options of `bench-world`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Only these cases
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_enum)]
+    case: Vec<Case>,
+    /// How often everything is measured; the report has only what was measured five times or more
+    #[arg(long, value_name = "N", default_value_t = report::REPETITIONS, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+    /// Length of each measurement, in place of 5, 15 or 60 s
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: Option<u32>,
+    /// Numbers of services
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = SERVICES,
+        value_parser = clap::value_parser!(u32).range(i64::from(bed::FEWEST_SERVICES)..=MOST_SERVICES))]
+    services: Vec<u32>,
+    /// Short connections per second where their number is fixed
+    #[arg(long, value_name = "N", default_value_t = RATE, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rate: u32,
+    /// File for the results
+    #[arg(long, value_name = "FILE", default_value = "target/bench/world.json")]
+    output: PathBuf,
+    /// The report
+    #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
+    report: PathBuf,
+    /// Measure nothing: write the report from the results of the last run
+    #[arg(long)]
+    report_only: bool,
+}
+
+/// Measures, and writes results and report.
+///
+/// # Errors
+/// When this machine cannot run it, or a part of it fails. The error says what to do about it.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if !options.report_only {
+        let code = measure_all(options)?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+    }
+    report::write(&Results::load(&options.output)?, &options.report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure_all(options: &Options) -> Result<ExitCode> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the benchmark makes network namespaces and loads BPF programs: run `sudo make bench-world`");
+    }
+    if !ApiServer::require("bench-world") {
+        bail!("the API server is missing: run `make bootstrap-bench`");
+    }
+    tools::require()?;
+    process::built("kube-proxy").context("Weir is compared with it")?;
+    for program in ["iptables", "nft"] {
+        process::installed(program).context("kube-proxy runs it")?;
+    }
+    let programs = Programs::find()?;
+    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
+    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    // Connections that nobody answers stay open for a while.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    guard::supervise(|directory, stop| {
+        Run { options, agent: &programs.agent, stop }.repeat(directory)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+impl Options {
+    fn cases(&self) -> Vec<Case> {
+        if self.case.is_empty() { Case::value_variants().to_vec() } else { self.case.clone() }
+    }
+
+    /// Each once, the smallest first.
+    fn services(&self) -> Vec<u32> {
+        let mut services = self.services.clone();
+        services.sort_unstable();
+        services.dedup();
+        services
+    }
+
+    /// What the reader has to type for the same.
+    fn command(&self) -> String {
+        let mut command = String::from("make bench-world");
+        let mut add = |name: &str, value: String, usual: bool| {
+            if !usual {
+                command.push_str(&format!(" {name}={value}"));
+            }
+        };
+        let names = |case: &Case| case.to_possible_value().map(|value| value.get_name().to_owned());
+        add("CASE", self.case.iter().filter_map(names).collect::<Vec<_>>().join(","), self.case.is_empty());
+        add("REPS", self.reps.to_string(), self.reps == report::REPETITIONS);
+        add("SECONDS", self.seconds.unwrap_or_default().to_string(), self.seconds.is_none());
+        let services = self.services();
+        let listed = services.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        add("SERVICES", listed, services == SERVICES);
+        add("RATE", self.rate.to_string(), self.rate == RATE);
+        command
+    }
+}
+
+/// A run of the benchmark.
+struct Run<'a> {
+    options: &'a Options,
+    agent: &'a Path,
+    stop: &'a Stop,
+}
+
+impl Run<'_> {
+    /// Measures all of it as often as was asked for, and keeps what there is after each time.
+    fn repeat(&self, directory: &Path) -> Result<()> {
+        let services = self.options.services();
+        let step = Step::begin("building nodes, pods and API servers");
+        let bed = Bed::build(&services, directory)?;
+        step.done();
+        let step = Step::begin("starting proxies");
+        let proxies = Proxies::start(&services, self.agent, &bed, directory, self.stop)?;
+        step.done();
+        self.await_calm()?;
+        let mut results =
+            Results { origin: Origin::of(self.options.command())?, rate: self.options.rate, records: Vec::new() };
+        let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
+        for repetition in 1..=self.options.reps {
+            for block in &blocks {
+                for way in plan::turns(&ways, repetition) {
+                    results.records.extend(self.measure(*block, way, repetition, &bed, &proxies, directory)?);
+                }
+            }
+            results.write(&self.options.output)?;
+        }
+        println!("\n{}", report::tables(&results)?);
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        block: Block,
+        way: Way,
+        repetition: u32,
+        bed: &Bed,
+        proxies: &Proxies,
+        directory: &Path,
+    ) -> Result<Vec<Record>> {
+        let Block { load, backend, family } = block;
+        let what = || format!("{load:?}, {} {backend} {family}, {} services, {}", way.path, way.services, way.proxy);
+        let time = self.options.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let log = directory.join("load.log");
+        let setting = Setting { rate: self.options.rate, time, log: &log, stop: self.stop };
+        let Measured { figures, failed, idle } = proxies
+            .in_turn(way, || {
+                self.stop.sleep(SETTLE)?;
+                measure::measure(block, way, bed, setting)
+            })
+            .with_context(what)?;
+        let cases = self.options.cases();
+        let wanted = figures.into_iter().filter(|(figure, _)| cases.contains(&figure.case()));
+        let record = |(figure, value): (plan::Figure, f64)| Record {
+            case: figure.case(),
+            way,
+            backend,
+            family,
+            quantile: figure.quantile(),
+            repetition,
+            value,
+            unit: figure.unit().into(),
+            failed,
+            idle,
+        };
+        let records: Vec<Record> = wanted.map(record).collect();
+        for record in &records {
+            println!("{}", line(record, self.options.reps));
+        }
+        Ok(records)
+    }
+
+    /// Waits until what was started has done what it does at first.
+    fn await_calm(&self) -> Result<()> {
+        let step = Step::begin("waiting for a calm machine");
+        let mut waited = Duration::ZERO;
+        loop {
+            let before = CpuTimes::read()?;
+            self.stop.sleep(WHILE)?;
+            waited += WHILE;
+            let busy = 1.0 - CpuTimes::read()?.idle_since(&before);
+            if busy < CALM {
+                step.done();
+                return Ok(());
+            }
+            if waited >= LONGEST {
+                println!("the machine is busy by itself: {:.0} %", busy * 100.0);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A number in a line.
+fn line(record: &Record, repetitions: u32) -> String {
+    let Record { case, way, backend, family, quantile, repetition, value, unit, failed, idle } = record;
+    let Way { path, services, proxy } = way;
+    let case = case.to_possible_value().map(|case| case.get_name().to_owned()).unwrap_or_default();
+    let case = quantile.map_or(case.clone(), |part| format!("{case} p{:.0}", part * 100.0));
+    let short = if record.is_short() { "; NO CPU TIME LEFT FOR THAT RATE" } else { "" };
+    format!(
+        "{case:<19} {path:<9} {backend:<6} {family} {services:>5} {proxy:<19} {repetition}/{repetitions}: {value:9.1} \
+         {unit}, {failed} failed; idle {:.0} %{short}",
+        idle * 100.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(arguments: &[&str]) -> Options {
+        Cli::try_parse_from([&["bench-world"], arguments].concat()).unwrap().options
+    }
+
+    #[test]
+    fn without_options_everything_is_measured_five_times() {
+        let options = options(&[]);
+        assert_eq!((options.cases().len(), options.reps, options.services()), (6, 5, vec![10, 10_000]));
+        assert_eq!(options.command(), "make bench-world");
+    }
+
+    #[test]
+    fn a_short_run_says_what_was_narrowed() {
+        let options = options(&["--case=bulk,cpu_per_connection", "--reps=1", "--seconds=2", "--services=10,10"]);
+        assert_eq!((options.cases(), options.services()), (vec![Case::Bulk, Case::CpuPerConnection], vec![10]));
+        let command = "make bench-world CASE=bulk,cpu_per_connection REPS=1 SECONDS=2 SERVICES=10";
+        assert_eq!(options.command(), command);
+    }
+}

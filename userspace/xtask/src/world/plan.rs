@@ -1,0 +1,344 @@
+//! What is measured, and in which order.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What is measured, as on the command line and in results.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(super) enum Case {
+    /// CPU time of the machine for a short connection, at a fixed rate
+    CpuPerConnection,
+    /// How long connecting takes, at the same rate
+    ConnectLatency,
+    /// Short connections per second, as fast as they go, for a few seconds
+    Burst,
+    /// Requests per second over connections that stay open
+    Keepalive,
+    /// Gbit/s over one connection
+    Bulk,
+    /// Short connections per second, as fast as they go, for a minute
+    Sustained,
+}
+
+/// Where connections come to a service.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Path {
+    /// They do not: they go to the pod
+    Direct,
+    NodePort,
+    ClusterIp,
+}
+
+/// Who serves the services.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) enum Proxy {
+    #[serde(rename = "none")]
+    None,
+    #[serde(rename = "weir")]
+    Weir,
+    #[serde(rename = "kube-proxy iptables")]
+    Iptables,
+    #[serde(rename = "kube-proxy nftables")]
+    Nftables,
+}
+
+/// Where the pod is, seen from the node that connections come to.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Backend {
+    Local,
+    Remote,
+}
+
+/// Of addresses, from end to end.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) enum Family {
+    #[serde(rename = "IPv4")]
+    V4,
+    #[serde(rename = "IPv6")]
+    V6,
+}
+
+/// What a connection passes on its way to the pod.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) struct Way {
+    pub(super) path: Path,
+    /// How many services the proxy has; 0 without one.
+    pub(super) services: u32,
+    pub(super) proxy: Proxy,
+}
+
+impl Way {
+    /// No service at all.
+    pub(super) const DIRECT: Self = Self { path: Path::Direct, services: 0, proxy: Proxy::None };
+}
+
+/// The load that a measurement makes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Load {
+    /// Short connections at a fixed rate.
+    Paced,
+    /// Short connections, as fast as they go.
+    Burst,
+    /// Requests over open connections, as fast as they go.
+    Keepalive,
+    /// One connection that sends all it can.
+    Bulk,
+    /// As `Burst`, for a minute.
+    Sustained,
+}
+
+/// A number that a measurement ends with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Figure {
+    Cpu,
+    ConnectMedian,
+    Connect99,
+    Burst,
+    Keepalive,
+    Bulk,
+    Sustained,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Better {
+    Lower,
+    Higher,
+}
+
+impl Path {
+    /// Those through a service.
+    pub(super) const SERVED: [Self; 2] = [Self::NodePort, Self::ClusterIp];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::NodePort => "NodePort",
+            Self::ClusterIp => "ClusterIP",
+        }
+    }
+}
+
+impl Proxy {
+    /// Those that serve something.
+    pub(super) const ALL: [Self; 3] = [Self::Weir, Self::Iptables, Self::Nftables];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::None => "no service",
+            Self::Weir => "weir",
+            Self::Iptables => "kube-proxy iptables",
+            Self::Nftables => "kube-proxy nftables",
+        }
+    }
+}
+
+impl Backend {
+    pub(super) const ALL: [Self; 2] = [Self::Local, Self::Remote];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Remote => "remote",
+        }
+    }
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+}
+
+impl Load {
+    /// In the order of their turns: what leaves most behind comes last.
+    const ALL: [Self; 5] = [Self::Paced, Self::Burst, Self::Keepalive, Self::Bulk, Self::Sustained];
+
+    /// How long a measurement is, unless somebody says otherwise.
+    pub(super) const fn time(self) -> Duration {
+        match self {
+            Self::Paced => Duration::from_secs(15),
+            Self::Burst | Self::Keepalive | Self::Bulk => Duration::from_secs(5),
+            Self::Sustained => Duration::from_secs(60),
+        }
+    }
+}
+
+impl Case {
+    pub(super) const fn load(self) -> Load {
+        match self {
+            Self::CpuPerConnection | Self::ConnectLatency => Load::Paced,
+            Self::Burst => Load::Burst,
+            Self::Keepalive => Load::Keepalive,
+            Self::Bulk => Load::Bulk,
+            Self::Sustained => Load::Sustained,
+        }
+    }
+}
+
+impl Figure {
+    /// In the order of the report.
+    pub(super) const ALL: [Self; 7] =
+        [Self::Cpu, Self::Sustained, Self::Burst, Self::Keepalive, Self::Bulk, Self::ConnectMedian, Self::Connect99];
+
+    pub(super) const fn case(self) -> Case {
+        match self {
+            Self::Cpu => Case::CpuPerConnection,
+            Self::ConnectMedian | Self::Connect99 => Case::ConnectLatency,
+            Self::Burst => Case::Burst,
+            Self::Keepalive => Case::Keepalive,
+            Self::Bulk => Case::Bulk,
+            Self::Sustained => Case::Sustained,
+        }
+    }
+
+    /// The part of connections that it is a time of.
+    pub(super) const fn quantile(self) -> Option<f64> {
+        match self {
+            Self::ConnectMedian => Some(0.5),
+            Self::Connect99 => Some(0.99),
+            Self::Cpu | Self::Burst | Self::Keepalive | Self::Bulk | Self::Sustained => None,
+        }
+    }
+
+    pub(super) const fn unit(self) -> &'static str {
+        match self {
+            Self::Cpu | Self::ConnectMedian | Self::Connect99 => "us",
+            Self::Burst | Self::Sustained => "connections/s",
+            Self::Keepalive => "requests/s",
+            Self::Bulk => "Gbit/s",
+        }
+    }
+
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU time of the machine for a short connection",
+            Self::ConnectMedian => "Time to connect, median",
+            Self::Connect99 => "Time to connect, 99th percentile",
+            Self::Burst => "Short connections, a burst",
+            Self::Keepalive => "Requests over open connections",
+            Self::Bulk => "One connection that sends all it can",
+            Self::Sustained => "Short connections, sustained",
+        }
+    }
+
+    pub(super) const fn better(self) -> Better {
+        match self {
+            Self::Cpu | Self::ConnectMedian | Self::Connect99 => Better::Lower,
+            Self::Burst | Self::Keepalive | Self::Bulk | Self::Sustained => Better::Higher,
+        }
+    }
+}
+
+/// The same load on every way to pods of one kind: these measurements follow each other.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Block {
+    pub(super) load: Load,
+    pub(super) backend: Backend,
+    pub(super) family: Family,
+}
+
+/// All blocks of a repetition that these cases need.
+pub(super) fn blocks(cases: &[Case]) -> Vec<Block> {
+    let wanted = Load::ALL.into_iter().filter(|load| cases.iter().any(|case| case.load() == *load));
+    wanted.flat_map(|load| pods().map(move |(backend, family)| Block { load, backend, family })).collect()
+}
+
+/// Each kind of pod, by each family.
+pub(super) fn pods() -> impl Iterator<Item = (Backend, Family)> {
+    Backend::ALL.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family)))
+}
+
+/// All ways through proxies that have so many services, and past them.
+pub(super) fn ways(services: &[u32]) -> Vec<Way> {
+    let through = |path: Path| {
+        let proxies = move |services: &u32| Proxy::ALL.map(|proxy| Way { path, services: *services, proxy });
+        services.iter().flat_map(proxies)
+    };
+    [Way::DIRECT].into_iter().chain(Path::SERVED.into_iter().flat_map(through)).collect()
+}
+
+/// The order of a repetition, from 1: each second one goes backward, and who is first changes, so that nobody always comes
+/// after the same one.
+pub(super) fn turns(ways: &[Way], repetition: u32) -> Vec<Way> {
+    let mut turns = ways.to_vec();
+    let shift = usize::try_from((repetition - 1) / 2).unwrap_or_default() % turns.len().max(1);
+    turns.rotate_left(shift);
+    if repetition.is_multiple_of(2) {
+        turns.reverse();
+    }
+    turns
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_has_one_turn_in_each_repetition_and_neighbours_change() {
+        let ways = ways(&[10, 10_000]);
+        assert_eq!(ways.len(), 1 + 2 * 2 * 3);
+        for repetition in 1..=5 {
+            let turns = turns(&ways, repetition);
+            assert!(ways.iter().all(|way| turns.contains(way)) && turns.len() == ways.len(), "{repetition}");
+        }
+        let direct = |repetition| turns(&ways, repetition).iter().position(|way| *way == Way::DIRECT);
+        assert_eq!([1, 2, 3, 4, 5].map(direct), [0, 12, 12, 0, 11].map(Some));
+        let mut backward = turns(&ways, 2);
+        backward.reverse();
+        assert_eq!(backward, turns(&ways, 1));
+    }
+
+    #[test]
+    fn cases_that_share_a_load_are_measured_at_once_and_others_are_left_out() {
+        let both = blocks(&[Case::ConnectLatency, Case::CpuPerConnection]);
+        assert_eq!(both, blocks(&[Case::ConnectLatency]));
+        assert_eq!(both.len(), 4);
+        assert!(both.iter().all(|block| block.load == Load::Paced));
+        assert_eq!(blocks(Case::value_variants()).len(), 20);
+        assert_eq!(blocks(&[]), []);
+    }
+
+    #[test]
+    fn the_minute_that_leaves_most_behind_comes_last() {
+        let blocks = blocks(&[Case::Sustained, Case::Burst]);
+        assert_eq!(blocks.first().map(|block| block.load), Some(Load::Burst));
+        assert_eq!(blocks.last().map(|block| block.load), Some(Load::Sustained));
+    }
+}

@@ -1,0 +1,117 @@
+//! The proxies under test, two of each kind for each number of services: agents of this tree, and real kube-proxies. All
+//! are there all the time; those that have no turn are stopped, for what they do by themselves is not the others' load.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use weir_testbed::apiserver::User;
+use weir_testbed::kube_proxy::Mode;
+use weir_testbed::process::Process;
+use weir_testbed::{Cgroup, KubeProxy, Node};
+
+use super::bed::Bed;
+use super::plan::{self, Proxy, Way};
+use crate::guard::Stop;
+use crate::{guard, health};
+
+/// Patience with an agent that starts.
+const SOON: Duration = Duration::from_secs(60);
+/// Patience with kube-proxy's first rules: of thousands of services they take minutes on a small machine.
+const FIRST_RULES: Duration = Duration::from_secs(900);
+/// Patience with the first answer through a proxy that says that it serves.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// All of them.
+pub(super) struct Proxies(Vec<Pair>);
+
+/// Those of the two nodes of one proxy.
+struct Pair {
+    services: u32,
+    proxy: Proxy,
+    running: [Running; 2],
+}
+
+/// One on a node. Its rules and maps go with the node.
+enum Running {
+    Agent { process: Process, _cgroup: Cgroup },
+    KubeProxy(KubeProxy),
+}
+
+impl Proxies {
+    /// Starts all, waits until each of them serves, and stops them.
+    ///
+    /// # Errors
+    /// When one does not serve in time, or not as it should; the error quotes its log.
+    pub(super) fn start(services: &[u32], agent: &Path, bed: &Bed, logs: &Path, stop: &Stop) -> Result<Self> {
+        let mut all = Vec::new();
+        for (services, proxy) in services.iter().flat_map(|services| Proxy::ALL.map(|proxy| (*services, proxy))) {
+            let start = |node: &Node| {
+                stop.check()?;
+                start_one(services, proxy, node, agent, bed, logs)
+            };
+            let [first, second] = bed.nodes(services, proxy);
+            let pair = Pair { services, proxy, running: [start(first)?, start(second)?] };
+            for way in plan::ways(&[services]).into_iter().filter(|way| way.proxy == proxy) {
+                for (backend, family) in plan::pods() {
+                    bed.await_answer(way, backend, family, ANSWER)?;
+                }
+            }
+            pair.pause()?;
+            all.push(pair);
+        }
+        Ok(Self(all))
+    }
+
+    /// Does `work` while the proxies of a way run, if it has some.
+    ///
+    /// # Errors
+    /// As `work`, and when a proxy is gone.
+    pub(super) fn in_turn<T>(&self, way: Way, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Self(all) = self;
+        let pair = all.iter().find(|pair| (pair.services, pair.proxy) == (way.services, way.proxy));
+        pair.map_or(Ok(()), Pair::resume)?;
+        let done = work();
+        pair.map_or(Ok(()), Pair::pause)?;
+        done
+    }
+}
+
+impl Pair {
+    fn pause(&self) -> Result<()> {
+        self.running.iter().try_for_each(|running| match running {
+            Running::Agent { process, .. } => Ok(process.pause()?),
+            Running::KubeProxy(proxy) => Ok(proxy.pause()?),
+        })
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.running.iter().try_for_each(|running| match running {
+            Running::Agent { process, .. } => Ok(process.resume()?),
+            Running::KubeProxy(proxy) => Ok(proxy.resume()?),
+        })
+    }
+}
+
+fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, logs: &Path) -> Result<Running> {
+    let (api, url) = bed.api(services);
+    let kube_proxy = |mode| Ok(Running::KubeProxy(KubeProxy::start_within(FIRST_RULES, mode, api, &url, node)?));
+    match proxy {
+        Proxy::None => bail!("without a service there is no proxy"),
+        Proxy::Iptables => kube_proxy(Mode::Iptables),
+        Proxy::Nftables => kube_proxy(Mode::Nftables),
+        Proxy::Weir => {
+            let name = node.name();
+            // One machine has one tree of groups: whatever runs outside these nodes is none of the agents' business.
+            let cgroup = Cgroup::create(&format!("world-{name}"))?;
+            let mut command = node.netns().command(agent);
+            command.arg("--kubeconfig").arg(api.kubeconfig(User::Admin, &url)?);
+            command.args(["--node-name", &name]);
+            command.arg("--pin-dir").arg(guard::pin_dir(node.number()).root());
+            command.arg("--cgroup").arg(cgroup.path());
+            let mut process = Process::start(command, "weir-agent", &logs.join(format!("weir-agent-{name}.log")))?;
+            health::await_ready(node, &mut process, SOON)?;
+            Ok(Running::Agent { process, _cgroup: cgroup })
+        }
+    }
+}

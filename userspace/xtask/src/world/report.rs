@@ -1,0 +1,152 @@
+//! `docs/performance.md`: tables of every case, and what must hold of them.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::claims;
+use super::plan::{Backend, Family, Figure, Path as To, Proxy, Way};
+use super::results::{Record, Results};
+use crate::claim;
+use crate::origin::Origin;
+use crate::spread::Spread;
+
+/// Fewer repetitions are no result.
+pub(super) const REPETITIONS: u32 = 5;
+
+/// Writes the report, if there were enough repetitions.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
+    let repetitions = results.repetitions();
+    if repetitions < REPETITIONS {
+        println!("{} is left as it is: {repetitions} of {REPETITIONS} repetitions", report.display());
+        return Ok(());
+    }
+    let text = format!("{INTRODUCTION}\n{}", tables(results)?);
+    fs::write(report, text).with_context(|| format!("cannot write {}", report.display()))?;
+    println!("{}", report.display());
+    Ok(())
+}
+
+/// All tables, also for the terminal.
+///
+/// # Errors
+/// None of a string.
+pub(super) fn tables(results: &Results) -> Result<String> {
+    let Results { origin, rate, records: _ } = results;
+    let Origin { command, kernel, date, cpus } = origin;
+    let mut text = format!(
+        "`{command}`, Linux {kernel}, {cpus} CPUs, {date}; medians of {}, with the least and the most. A fixed rate is \
+         {rate} connections/s.\n",
+        results.repetitions()
+    );
+    claim::table(&mut text, &claims::of(results))?;
+    Figure::ALL.into_iter().try_for_each(|figure| table(&mut text, figure, results))?;
+    Ok(text)
+}
+
+fn table(text: &mut String, figure: Figure, results: &Results) -> Result<()> {
+    let mut rows = String::new();
+    let (mut any, mut short) = (false, false);
+    for path in To::SERVED {
+        for backend in Backend::ALL {
+            for (family, services) in Family::ALL.into_iter().flat_map(|family| with_each(family, results)) {
+                write!(rows, "| {path} | {backend} | {family} | {services} |")?;
+                let through = Proxy::ALL.map(|proxy| Way { path, services, proxy });
+                for way in [Way::DIRECT].into_iter().chain(through) {
+                    let cell = cell(figure, results, way, backend, family);
+                    any |= cell.is_some() && way != Way::DIRECT;
+                    let is_short = results.at(figure, way, backend, family).any(Record::is_short);
+                    short |= is_short;
+                    write!(rows, " {}{} |", cell.unwrap_or_default(), if is_short { " \\*" } else { "" })?;
+                }
+                rows.push('\n');
+            }
+        }
+    }
+    if !any {
+        return Ok(());
+    }
+    writeln!(text, "\n## {}\n\nIn {}.\n", figure.title(), figure.unit())?;
+    write!(text, "| path | backend | family | services | {} |", Proxy::None)?;
+    Proxy::ALL.iter().try_for_each(|proxy| write!(text, " {proxy} |"))?;
+    writeln!(text, "\n|{}", " --- |".repeat(4 + 1 + Proxy::ALL.len()))?;
+    text.push_str(&rows);
+    if short {
+        text.push_str("\n\\* The machine had no CPU time left for that rate.\n");
+    }
+    Ok(())
+}
+
+fn with_each(family: Family, results: &Results) -> impl Iterator<Item = (Family, u32)> {
+    results.services().into_iter().map(move |services| (family, services))
+}
+
+/// What a cell says; None where nothing was measured.
+fn cell(figure: Figure, results: &Results, way: Way, backend: Backend, family: Family) -> Option<String> {
+    let Spread { median, least, most } = results.spread(figure, way, backend, family)?;
+    let digits = usize::from(most < 1000.0);
+    let mut cell = format!("**{median:.digits$}** ({least:.digits$}-{most:.digits$})");
+    let failed: u64 = results.at(figure, way, backend, family).map(|record| record.failed).sum();
+    if failed > 0 {
+        // Writing to a string does not fail.
+        let _ = write!(cell, "; {failed} failed");
+    }
+    Some(cell)
+}
+
+const INTRODUCTION: &str = "# Performance
+
+Connections from end to end: what a service costs beside a connection straight to the pod, with Weir and with real
+kube-proxy. `make bench-world` measures all of it and writes this file; what a packet costs by itself is
+`make bench-packet`'s to say, how soon changes are in force `make bench-sync`'s.
+
+A client outside the cluster reaches two nodes through a router; all of them are network namespaces on one machine. It asks
+a service at the first node, by its node port or its cluster IP. The service has one pod, on that node (local) or on the
+other one (remote); both nodes run the proxy. Each proxy has two nodes, pods and services of its own and the same Kubernetes
+API with so many services. `no service` is the same client and the pod's own address; it reaches a remote pod without the
+first node. All are measured in turns, a repetition forward and the next one backward; who has no turn is stopped.
+
+* CPU time is that of the whole machine, load included, by /proc/stat, at a fixed rate below what it can do: what a proxy adds is
+  the difference to `no service`.
+* Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
+* Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
+* The time to connect is that of the connections at the fixed rate, as the client sees it.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::tests::{record, results};
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_row_for_each_way_and_marks_what_was_short_of_cpu() {
+        let way = |proxy| Way { path: To::NodePort, services: 10, proxy };
+        let mut short = record(Figure::Cpu, way(Proxy::Iptables), Backend::Local, 180.0);
+        (short.idle, short.failed) = (0.01, 3);
+        let records = vec![
+            record(Figure::Cpu, Way::DIRECT, Backend::Local, 120.0),
+            record(Figure::Cpu, way(Proxy::Weir), Backend::Local, 125.0),
+            record(Figure::Cpu, way(Proxy::Weir), Backend::Local, 126.0),
+            short,
+        ];
+        let text = tables(&results(records)).unwrap();
+        let row = "| NodePort | local | IPv4 | 10 | **120.0** (120.0-120.0) | **125.5** (125.0-126.0) | \
+                   **180.0** (180.0-180.0); 3 failed \\* |  |\n";
+        assert!(text.contains(row), "{text}");
+        assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");
+        assert!(!text.contains("Gbit/s"), "{text}");
+    }
+
+    #[test]
+    fn large_numbers_have_no_decimals() {
+        let way = Way { path: To::ClusterIp, services: 10, proxy: Proxy::Weir };
+        let results = results(vec![record(Figure::Burst, way, Backend::Local, 12_345.6)]);
+        let cell = cell(Figure::Burst, &results, way, Backend::Local, Family::V4);
+        assert_eq!(cell.as_deref(), Some("**12346** (12346-12346)"));
+    }
+}

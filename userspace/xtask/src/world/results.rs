@@ -1,0 +1,161 @@
+//! Results as they are kept: one JSON file, a record for each number of each repetition.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use weir_testbed::figures;
+
+use super::plan::{Backend, Case, Family, Figure, Way};
+use crate::origin::Origin;
+use crate::spread::Spread;
+
+/// A machine that had less idle time than this was the bottleneck.
+const SATURATED_IDLE: f64 = 0.02;
+
+/// All of a run.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Results {
+    #[serde(flatten)]
+    pub(super) origin: Origin,
+    /// Short connections per second where their number is fixed.
+    pub(super) rate: u32,
+    pub(super) records: Vec<Record>,
+}
+
+/// One number.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Record {
+    pub(super) case: Case,
+    #[serde(flatten)]
+    pub(super) way: Way,
+    pub(super) backend: Backend,
+    pub(super) family: Family,
+    /// The part of connections, where the case has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) quantile: Option<f64>,
+    /// From 1.
+    pub(super) repetition: u32,
+    pub(super) value: f64,
+    pub(super) unit: String,
+    /// Connections or requests that failed meanwhile.
+    pub(super) failed: u64,
+    /// The part of all CPUs that nobody used meanwhile.
+    pub(super) idle: f64,
+}
+
+impl Record {
+    /// Whether a number at a fixed rate is none: there was no room for that rate.
+    pub(super) fn is_short(&self) -> bool {
+        matches!(self.case, Case::CpuPerConnection | Case::ConnectLatency) && self.idle < SATURATED_IDLE
+    }
+}
+
+impl Results {
+    /// Repetitions of every number there is; 0 if there is none.
+    pub(super) fn repetitions(&self) -> u32 {
+        self.records.iter().map(|record| record.repetition).max().unwrap_or(0)
+    }
+
+    /// Numbers of services, the smallest first.
+    pub(super) fn services(&self) -> Vec<u32> {
+        let served = self.records.iter().map(|record| record.way).filter(|way| *way != Way::DIRECT);
+        let mut all: Vec<u32> = served.map(|way| way.services).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// What was measured of a figure on one way.
+    pub(super) fn at(
+        &self,
+        figure: Figure,
+        way: Way,
+        backend: Backend,
+        family: Family,
+    ) -> impl Iterator<Item = &Record> {
+        self.records.iter().filter(move |record| {
+            (record.case, record.quantile) == (figure.case(), figure.quantile())
+                && (record.way, record.backend, record.family) == (way, backend, family)
+        })
+    }
+
+    /// Median and spread of it; None if it was not measured.
+    pub(super) fn spread(&self, figure: Figure, way: Way, backend: Backend, family: Family) -> Option<Spread> {
+        Spread::of(self.at(figure, way, backend, family).map(|record| record.value).collect())
+    }
+
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        Ok(figures::write(path, self)?)
+    }
+
+    /// Those of an earlier run.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is of another version of this program.
+    pub(super) fn load(path: &Path) -> Result<Self> {
+        let text = fs::read(path).with_context(|| format!("cannot read {}: measure first", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("cannot understand {}: remove it", path.display()))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::json;
+
+    use super::super::plan::{Path, Proxy};
+    use super::*;
+
+    /// A number that somebody measured over IPv4.
+    pub(in super::super) fn record(figure: Figure, way: Way, backend: Backend, value: f64) -> Record {
+        Record {
+            case: figure.case(),
+            way,
+            backend,
+            family: Family::V4,
+            quantile: figure.quantile(),
+            repetition: 1,
+            value,
+            unit: figure.unit().into(),
+            failed: 0,
+            idle: 0.5,
+        }
+    }
+
+    pub(in super::super) fn results(records: Vec<Record>) -> Results {
+        Results { origin: Origin::default(), rate: 1000, records }
+    }
+
+    #[test]
+    fn a_record_has_the_names_that_readers_of_the_file_know() {
+        let way = Way { path: Path::ClusterIp, services: 10_000, proxy: Proxy::Nftables };
+        let record = record(Figure::Connect99, way, Backend::Remote, 250.0);
+        let text = serde_json::to_value(&record).unwrap();
+        let wanted = json!({
+            "case": "connect_latency", "path": "clusterip", "services": 10_000, "proxy": "kube-proxy nftables",
+            "backend": "remote", "family": "IPv4", "quantile": 0.99, "repetition": 1, "value": 250.0, "unit": "us",
+            "failed": 0, "idle": 0.5,
+        });
+        assert_eq!(text, wanted);
+        assert_eq!(serde_json::from_value::<Record>(text).unwrap(), record);
+        let direct = serde_json::to_value(Way::DIRECT).unwrap();
+        assert_eq!(direct, json!({"path": "direct", "services": 0, "proxy": "none"}));
+    }
+
+    #[test]
+    fn medians_are_of_the_same_figure_on_the_same_way() {
+        let way = Way { path: Path::NodePort, services: 10, proxy: Proxy::Weir };
+        let of = |figure, value| record(figure, way, Backend::Local, value);
+        let mut other = of(Figure::ConnectMedian, 7.0);
+        other.family = Family::V6;
+        let records =
+            vec![of(Figure::ConnectMedian, 3.0), of(Figure::Connect99, 9.0), of(Figure::ConnectMedian, 5.0), other];
+        let results = results(records);
+        let median = |figure| results.spread(figure, way, Backend::Local, Family::V4).map(|spread| spread.median);
+        assert_eq!([Figure::ConnectMedian, Figure::Connect99, Figure::Cpu].map(median), [Some(4.0), Some(9.0), None]);
+        assert_eq!((results.services(), results.repetitions()), (vec![10], 1));
+    }
+}
