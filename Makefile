@@ -31,7 +31,7 @@ XTASK := cargo run $(QUIET) --release -p xtask --
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-papers bench-world sim clean help format bpf
+.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-papers bench-world sim clean help format bpf
 .PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
@@ -71,6 +71,10 @@ bench-sync: bootstrap-bench build ## from API server to maps, with thousands of 
 bench-steering: bootstrap-bench build ## a step of load, the agent's CPU time, 10,000 open connections (root); ONLY=part REPS=n
 	$(call say,BENCH,steering)
 	$(Q)$(XTASK) bench-steering $(if $(ONLY),--only '$(ONLY)') $(if $(REPS),--reps '$(REPS)')
+
+bench-flood: bootstrap-bench build ## open and new connections beside a flood of SYNs (root); SYNS=n SEED=n
+	$(call say,BENCH,flood)
+	$(Q)$(XTASK) bench-flood $(if $(SYNS),--syns '$(SYNS)') $(if $(SEED),--seed '$(SEED)')
 
 # 40 minutes. A figure is a result when each of its points was measured three times.
 bench-papers: bootstrap-bench build ## the papers' figures beside real kube-proxy (root); FIGURE=5|6|7|8|edgemesh REPS=n

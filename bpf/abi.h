@@ -23,6 +23,8 @@ enum abi {
 	REF_LINE = 0x80000000,
 	/* Times in flows count units of 2^TICK_SHIFT jiffies: the one clock that a program reads at no cost. */
 	TICK_SHIFT = 8,
+	/* Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds. */
+	OPENING_IDLE = 8,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */
@@ -252,6 +254,7 @@ enum flow_flags {
 	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
+	FLOW_OPENING = 64, /* in openings or awaited: nobody has answered so far, or the client does not know yet */
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */
@@ -281,6 +284,12 @@ struct reply {
 	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
 	__u32 bytes;	  /* HOST, of its packets, wraps */
 	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+};
+
+/* How many flows have begun on a CPU. */
+struct pace {
+	__u32 tick;  /* HOST, of the last one */
+	__u32 flows; /* HOST, in that tick */
 };
 
 /*
@@ -360,6 +369,8 @@ struct config {
 	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
 	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
 	__u32 service_networks; /* HOST, how many of service_network are in use */
+	__u32 flood; /* HOST, new flows on a CPU in a tick above which no SYN is remembered that its answer does not need */
+	__u32 pad;
 	/* Where cluster IPs come from. Whatever is still on its way there when it leaves the node is nobody's. */
 	struct network service_network[SERVICE_NETWORKS];
 };
@@ -416,11 +427,13 @@ enum reason {
 	REASON_TO_REMOTE = 17,
 	REASON_BACK = 18,
 	REASON_HAIRPIN = 19,
+	REASON_ERROR_TOLD = 20, /* an ICMP error about a packet of a flow */
 	/* answered by us */
 	REASON_NO_ENDPOINTS = 32,
 	REASON_STALE_RESET = 33,
-	REASON_UNUSED_PORT = 34, /* a cluster IP's, but no service's */
-	REASON_UNANSWERED = 35,	 /* no backend answered the SYN that came again */
+	REASON_UNUSED_PORT = 34,  /* a cluster IP's, but no service's */
+	REASON_UNANSWERED = 35,	  /* no backend answered the SYN that came again */
+	REASON_TOO_BIG_TOLD = 36, /* as REASON_TOO_BIG, and its sender knows by now */
 	/* dropped */
 	REASON_NO_LOCAL_ENDPOINTS = 48,
 	REASON_STALE = 49,
@@ -466,13 +479,14 @@ ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
 ABI_SIZE(reply, 64);
+ABI_SIZE(pace, 8);
 ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 8);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
 ABI_SIZE(hooked_pod, 32);
 ABI_SIZE(network, 32);
-ABI_SIZE(config, 328);
+ABI_SIZE(config, 336);
 ABI_SIZE(device, 8);
 ABI_SIZE(service_name, 200);
 ABI_SIZE(node_name, 128);

@@ -8,6 +8,7 @@
 #include "lib/ctx_tc.h"
 /* The context comes first: what follows is the same code for XDP and tc. */
 #include "lib/fragment.h"
+#include "lib/icmp.h"
 #include "lib/nat.h"
 #include "lib/reject.h"
 
@@ -22,11 +23,13 @@ static __always_inline bool handed_over(const ctx_t *ctx)
 	return (void *)(handover + 1) <= (void *)(long)ctx->data && handover->magic == HANDOVER_MAGIC;
 }
 
-/* A client's packet. Returns a reason; p->action is set if the packet goes elsewhere than up. */
-static __always_inline int in(ctx_t *ctx, struct packet *p, bool from_outside, const bool v6)
+/* Answers a packet whose reason asks for it, and sets p->action. Returns the reason why the packet leaves. */
+static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, const bool v6)
 {
-	int reason = ingress(ctx, p, from_outside, v6);
-
+	if (reason == REASON_TOO_BIG) {
+		p->action = v6 ? too_big6(ctx, p) : too_big4(ctx, p);
+		return p->action < 0 ? reason : REASON_TOO_BIG_TOLD;
+	}
 	if (!wants_answer(reason))
 		return reason;
 	p->action = v6 ? reject6(ctx, p) : reject4(ctx, p);
@@ -36,12 +39,12 @@ static __always_inline int in(ctx_t *ctx, struct packet *p, bool from_outside, c
 /* Functions of their own: each family has its own stack, and the verifier walks each once for all hooks. */
 __noinline int in4(ctx_t *ctx, struct packet *p, bool from_outside)
 {
-	return p ? in(ctx, p, from_outside, false) : REASON_MALFORMED;
+	return p ? ingress(ctx, p, from_outside, false) : REASON_MALFORMED;
 }
 
 __noinline int in6(ctx_t *ctx, struct packet *p, bool from_outside)
 {
-	return p ? in(ctx, p, from_outside, true) : REASON_MALFORMED;
+	return p ? ingress(ctx, p, from_outside, true) : REASON_MALFORMED;
 }
 
 __noinline int out4(ctx_t *ctx, struct packet *p)
@@ -54,19 +57,27 @@ __noinline int out6(ctx_t *ctx, struct packet *p)
 	return p ? egress(ctx, p, true) : REASON_MALFORMED;
 }
 
+static __always_inline bool is_egress(const enum hook hook)
+{
+	return hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS;
+}
+
 /* Returns a reason. */
 static __always_inline int translate(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				     const bool v6)
 {
+	const bool out = is_egress(hook);
 	int error = parse_ip(cursor, p, v6);
 
 	if (!error && p->piece == PIECE_LATER)
 		error = fragment_find(p);
-	if (error)
-		return -error;
 	/* A tag that the card took off the frame is a tag. */
 	p->vlan |= ctx->vlan_present;
-	if (hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS)
+	if (error == -REASON_NOT_TRANSPORT && is_icmp(p, v6))
+		return v6 ? icmp6(ctx, p, !out) : icmp4(ctx, p, !out);
+	if (error)
+		return -error;
+	if (out)
 		return v6 ? out6(ctx, p) : out4(ctx, p);
 	return v6 ? in6(ctx, p, hook == HOOK_NIC_INGRESS) : in4(ctx, p, hook == HOOK_NIC_INGRESS);
 }
@@ -100,9 +111,12 @@ __noinline int is_lost(const struct packet *p, bool v6)
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
+	const bool out = is_egress(hook);
 	int reason = translate(ctx, cursor, p, hook, v6);
 
-	if (reason == REASON_FRAGMENT && (hook == HOOK_NIC_INGRESS || hook == HOOK_POD_INGRESS) && is_lost(p, v6))
+	if (!out)
+		reason = answer(ctx, p, reason, v6);
+	if (!out && reason == REASON_FRAGMENT && is_lost(p, v6))
 		reason = REASON_FRAGMENT_LOST;
 	if (hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
 		reason = REASON_NO_SERVICE;

@@ -31,6 +31,8 @@ static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
 
 static __always_inline __u32 l4_check_offset(const struct packet *p)
 {
+	if (p->proto == IPPROTO_ICMPV6)
+		return p->l4 + offsetof(struct icmp_header, checksum);
 	return p->l4 + (p->proto == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check));
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The flow tables: where an established flow goes, and what its answers must look like. */
+/*
+ * The flow tables: where a flow goes, and what its answers must look like. A flow begins in openings and awaited, and moves to
+ * flows and replies when its client goes on after an answer: what a flood can fill evicts no flow that goes on.
+ */
 #ifndef WEIR_FLOW_H
 #define WEIR_FLOW_H
 
@@ -29,63 +32,88 @@ static __always_inline struct flow_key6 flow_key6_of(const struct addr *src, con
 	};
 }
 
+/* In which pair of tables an entry is: flows and replies, or those of flows that begin. */
+enum stage {
+	STAGE_GOING = 0,
+	STAGE_OPENING = 1,
+};
+
+static __always_inline struct flow *flow_at(const struct addr *src, const struct addr *dst, __be16 sport, __be16 dport,
+					    __u8 proto, const enum stage stage, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
+
+		return bpf_map_lookup_elem(stage ? (void *)&openings6 : (void *)&flows6, &key);
+	}
+	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
+
+	return bpf_map_lookup_elem(stage ? (void *)&openings4 : (void *)&flows4, &key);
+}
+
+/* A flow at either stage, or NULL. */
 static __always_inline struct flow *flow_find(const struct addr *src, const struct addr *dst, __be16 sport,
 					      __be16 dport, __u8 proto, const bool v6)
 {
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
+	struct flow *flow = flow_at(src, dst, sport, dport, proto, STAGE_GOING, v6);
 
-		return bpf_map_lookup_elem(&flows6, &key);
-	}
-	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
-
-	return bpf_map_lookup_elem(&flows4, &key);
+	return flow ?: flow_at(src, dst, sport, dport, proto, STAGE_OPENING, v6);
 }
 
-/* The flow that a client's packet belongs to, or NULL. */
-static __always_inline struct flow *flow_lookup(const struct packet *p, const bool v6)
+/* The flow at a stage that a client's packet belongs to, or NULL. */
+static __always_inline struct flow *flow_lookup(const struct packet *p, const enum stage stage, const bool v6)
 {
-	return flow_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
+	return flow_at(&p->src, &p->dst, p->sport, p->dport, p->proto, stage, v6);
 }
 
 /* Returns 0 or a negative error of the map. */
-static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const bool v6)
+static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const enum stage stage,
+				       const bool v6)
 {
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		return bpf_map_update_elem(&flows6, &key, flow, BPF_ANY);
+		return bpf_map_update_elem(stage ? (void *)&openings6 : (void *)&flows6, &key, flow, BPF_ANY);
 	}
 	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-	return bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
+	return bpf_map_update_elem(stage ? (void *)&openings4 : (void *)&flows4, &key, flow, BPF_ANY);
 }
 
-/* Forgets the flow that a client's packet belongs to, if there is one. */
-static __always_inline void flow_forget(const struct packet *p, const bool v6)
+/* Forgets the flow at a stage that a client's packet belongs to, if there is one. */
+static __always_inline void flow_forget(const struct packet *p, const enum stage stage, const bool v6)
 {
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		bpf_map_delete_elem(&flows6, &key);
+		bpf_map_delete_elem(stage ? (void *)&openings6 : (void *)&flows6, &key);
 	} else {
 		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		bpf_map_delete_elem(&flows4, &key);
+		bpf_map_delete_elem(stage ? (void *)&openings4 : (void *)&flows4, &key);
 	}
 }
 
-static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
-						__be16 dport, __u8 proto, const bool v6)
+static __always_inline struct reply *reply_at(const struct addr *src, const struct addr *dst, __be16 sport,
+					      __be16 dport, __u8 proto, const enum stage stage, const bool v6)
 {
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
-		return bpf_map_lookup_elem(&replies6, &key);
+		return bpf_map_lookup_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key);
 	}
 	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
-	return bpf_map_lookup_elem(&replies4, &key);
+	return bpf_map_lookup_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key);
+}
+
+/* A reply entry at either stage, or NULL. */
+static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
+						__be16 dport, __u8 proto, const bool v6)
+{
+	struct reply *reply = reply_at(src, dst, sport, dport, proto, STAGE_GOING, v6);
+
+	return reply ?: reply_at(src, dst, sport, dport, proto, STAGE_OPENING, v6);
 }
 
 /* What a backend's packet answers, or NULL. */
@@ -94,18 +122,32 @@ static __always_inline struct reply *reply_lookup(const struct packet *p, const 
 	return reply_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 }
 
-/* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there. */
+static __always_inline void reply_forget(const struct addr *src, const struct addr *dst, __be16 sport, __be16 dport,
+					 __u8 proto, const enum stage stage, const bool v6)
+{
+	if (v6) {
+		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
+
+		bpf_map_delete_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key);
+	} else {
+		struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
+
+		bpf_map_delete_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key);
+	}
+}
+
+/* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there at that stage. */
 static __always_inline long reply_store(const struct backend *backend, const struct addr *peer, __be16 peer_port,
-					const struct reply *reply, __u64 flags, const bool v6)
+					const struct reply *reply, __u64 flags, const enum stage stage, const bool v6)
 {
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
 
-		return bpf_map_update_elem(&replies6, &key, reply, flags);
+		return bpf_map_update_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key, reply, flags);
 	}
 	struct flow_key4 key = flow_key4_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
 
-	return bpf_map_update_elem(&replies4, &key, reply, flags);
+	return bpf_map_update_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key, reply, flags);
 }
 
 /*
@@ -157,6 +199,9 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 		return true;
 	if (flow->flags & FLOW_CLOSING)
 		return true;
+	/* Its port's turn has come again: nobody has answered in all that time. */
+	if (flow->flags & FLOW_OPENING && proto == IPPROTO_TCP)
+		limit = OPENING_IDLE;
 	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
 }
 
@@ -194,15 +239,8 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	/* Of a full table an entry may be missing whose flow goes on. */
 	if (flow ? !flow_is_over(flow, reply, port, p->proto, config) : !port)
 		return false;
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
-
-		bpf_map_delete_elem(&replies6, &key);
-	} else {
-		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
-
-		bpf_map_delete_elem(&replies4, &key);
-	}
+	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_GOING, v6);
+	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_OPENING, v6);
 	return true;
 }
 
@@ -217,6 +255,14 @@ __noinline int reply_is_anothers6(const struct packet *p)
 	return p ? reply_is_anothers(p, true) : false;
 }
 
+/* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
+static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct config *config,
+					 const struct reply *reply, const bool v6)
+{
+	return (old->frontend_port == reply->frontend_port && addr_equal(&old->frontend, &reply->frontend, v6)) ||
+	       reply_is_over(old, 0, p->proto, config, v6);
+}
+
 /*
  * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
  * this client address and port through another frontend, or the table is full.
@@ -225,17 +271,23 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 					       const struct config *config, const struct reply *reply, const bool v6)
 {
 	const struct reply *old;
-	bool same;
 
-	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, v6))
-		return 0;
-	old = reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
+	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
 	if (old) {
-		same = old->frontend_port == reply->frontend_port && addr_equal(&old->frontend, &reply->frontend, v6);
-		if (!same && !reply_is_over(old, 0, p->proto, config, v6))
+		if (!reply_yields(old, p, config, reply, v6))
 			return -1;
+		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
 	}
-	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, v6);
+	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, STAGE_OPENING, v6))
+		return 0;
+	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_OPENING, v6);
+	if (old && !reply_yields(old, p, config, reply, v6))
+		return -1;
+	/* Of a flood only this was written, and it was answered. */
+	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
+	    addr_equal(&old->frontend, &reply->frontend, v6) && old->frontend_port == reply->frontend_port)
+		return 0;
+	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, STAGE_OPENING, v6);
 }
 
 /* A search for a free source port. */
@@ -286,10 +338,16 @@ static __always_inline long snat_try(struct snat_search *search, const bool v6)
 
 	if (!port)
 		return 0;
-	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, v6)) {
-		old = reply_find(&backend->addr, node, backend->port, port, backend->proto, v6);
+	old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+	if (old) {
+		if (!reply_is_over(old, port, backend->proto, config, v6))
+			return 0;
+		reply_forget(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+	}
+	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
+		old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_OPENING, v6);
 		if (!old || !reply_is_over(old, port, backend->proto, config, v6) ||
-		    reply_store(backend, node, port, search->reply, BPF_ANY, v6))
+		    reply_store(backend, node, port, search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
 	}
 	search->port = port;

@@ -21,10 +21,10 @@ struct ends {
 
 /*
  * Finds the way for a packet before anything is written to it.
- * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
+ * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
  */
-static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const struct ends *to,
-				      struct bpf_fib_lookup *fib, const bool v6)
+static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct ends *to, struct bpf_fib_lookup *fib,
+				      const bool v6)
 {
 	long found;
 
@@ -56,8 +56,10 @@ static __always_inline int route_find(ctx_t *ctx, const struct packet *p, const 
 			return -REASON_LEFT_TO_TC;
 		return 0;
 	}
-	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		p->mtu = fib->mtu_result;
 		return -REASON_TOO_BIG;
+	}
 	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return -REASON_NO_ROUTE;

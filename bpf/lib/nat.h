@@ -55,6 +55,22 @@ static __always_inline __u32 asked_by(const struct packet *p)
 }
 
 /*
+ * Whether this CPU gets more new flows in this tick than anybody's clients make: what can be told from a packet is not
+ * remembered then.
+ */
+static __always_inline bool is_flood(const struct config *config)
+{
+	__u32 first = 0, now = now_ticks();
+	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+
+	if (!config || !pace || config->flags & CONFIG_BESIDE)
+		return false;
+	if (pace->tick != now)
+		*pace = (struct pace){ .tick = now };
+	return pace->flows++ >= config->flood;
+}
+
+/*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
  * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
@@ -64,6 +80,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 {
 	const struct config *config = config_get();
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const bool flood = is_flood(config);
 	struct reply reply;
 
 	if (!config || !backend)
@@ -79,15 +96,19 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	 */
 	if (is_here(backend)) {
 		flow->flags &= ~FLOW_SNAT;
-		reply.flags = 0;
-		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, v6);
+		reply.flags &= ~FLOW_SNAT;
+		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
 		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
-	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
+	/* Its client's next packet is hashed to the same backend, which by then has answered. */
+	if (flood && p->syn)
+		return 0;
+	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
 /* Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE. */
@@ -102,7 +123,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	flow->snat_port = reply_store_snat(backend, config, &reply, v6);
 	if (!flow->snat_port)
 		return -REASON_SNAT_EXHAUSTED;
-	return flow_store(p, flow, v6) ? -REASON_FLOW_TABLE : 0;
+	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
 /* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
@@ -136,7 +157,8 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (!frontend && !is_unused_port(&p->dst, v6)) {
 		/* Whoever serves the address now must get the rest of this connection, too. */
-		flow_forget(p, v6);
+		flow_forget(p, STAGE_GOING, v6);
+		flow_forget(p, STAGE_OPENING, v6);
 		return -REASON_NO_FRONTEND;
 	}
 	error = turned_away(p, config);
@@ -158,6 +180,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	flow->generation = request.generation;
 	if (masquerades(config, &request, from_outside, v6))
 		flow->flags |= FLOW_SNAT;
+	flow->flags |= FLOW_OPENING;
 	flow->created = flow->last_seen = now_ticks();
 	return error;
 }
@@ -206,8 +229,14 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
 
-	if (error || !(flow->flags & FLOW_SNAT))
+	if (error)
 		return error;
+	if (!(flow->flags & FLOW_SNAT)) {
+		/* Of a flood, an answered one. */
+		if (!p->syn && p->proto == IPPROTO_TCP)
+			(void)(v6 ? promote6(p, flow) : promote4(p, flow));
+		return 0;
+	}
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
@@ -233,31 +262,64 @@ static __always_inline int flow_new(const struct packet *p, struct flow *flow, b
 	return FLOW_STAYS;
 }
 
-/* Translates a client's packet. Returns a reason. */
-static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct flow *flow,
-				      const struct backend *backend, const struct config *config, const bool v6)
+/* Sends a client's packet to a backend in the node's name. Returns 0 or a negative reason. */
+static __always_inline int snat_to(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend,
+				   const bool v6)
 {
-	enum reason reason = backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE;
-	int error;
-
-	if (!(flow->flags & FLOW_SNAT)) {
-		p->hand_over = backend->flags & BACKEND_HOST_NETWORK;
-		error = ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
-		return error ? -error : reason;
-	}
+	const struct config *config = config_get();
 	struct bpf_fib_lookup fib = {};
 	struct ends to = {
-		.src = v6 ? config->node6 : config->node4,
 		.dst = backend->addr,
 		.sport = flow->snat_port,
 		.dport = backend->port,
 	};
+	int error;
 
-	if (addr_equal(&p->src, &backend->addr, v6))
-		reason = REASON_HAIRPIN;
+	if (!config)
+		return -REASON_BROKEN_TABLE;
+	to.src = v6 ? config->node6 : config->node4;
 	error = route_find(ctx, p, &to, &fib, v6);
-	error = error ?: send(ctx, p, &to, &fib, v6);
+	return error ?: send(ctx, p, &to, &fib, v6);
+}
+
+/* Functions of their own, for the stack's sake: what is sent in somebody else's name needs room for two addresses and a route. */
+__noinline int snat_to4(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend)
+{
+	return p && flow && backend ? snat_to(ctx, p, flow, backend, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int snat_to6(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend)
+{
+	return p && flow && backend ? snat_to(ctx, p, flow, backend, true) : -REASON_BROKEN_TABLE;
+}
+
+/* Translates a client's packet. Returns a reason. */
+static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct flow *flow,
+				      const struct backend *backend, const bool v6)
+{
+	enum reason reason = backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE;
+	int error;
+
+	if (flow->flags & FLOW_SNAT) {
+		if (addr_equal(&p->src, &backend->addr, v6))
+			reason = REASON_HAIRPIN;
+		error = v6 ? snat_to6(ctx, p, flow, backend) : snat_to4(ctx, p, flow, backend);
+	} else {
+		p->hand_over = backend->flags & BACKEND_HOST_NETWORK;
+		error = ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
+	}
 	return error ? -error : reason;
+}
+
+/* What a backend's packet answers, or NULL. */
+static __always_inline struct reply *reply_of_answer(const struct packet *p, const bool v6)
+{
+	struct reply *reply = reply_lookup(p, v6);
+
+	if (reply && is_answered_again(reply, p) &&
+	    (v6 ? promote_answered6(reply, p->proto) : promote_answered4(reply, p->proto)))
+		return reply_lookup(p, v6);
+	return reply;
 }
 
 /* Translates an answer to one of the node's SNAT ports and sends it to the client. Returns a reason. */
@@ -277,6 +339,16 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 	count_back(reply, p);
 	error = send(ctx, p, &to, &fib, v6);
 	return error ? -error : REASON_BACK;
+}
+
+__noinline int snat_back4(ctx_t *ctx, struct packet *p, struct reply *reply)
+{
+	return p && reply ? snat_back(ctx, p, reply, false) : REASON_BROKEN_TABLE;
+}
+
+__noinline int snat_back6(ctx_t *ctx, struct packet *p, struct reply *reply)
+{
+	return p && reply ? snat_back(ctx, p, reply, true) : REASON_BROKEN_TABLE;
 }
 
 /* What a packet's destination says of it. */
@@ -317,9 +389,25 @@ static __always_inline int gives_up(const struct packet *p, const bool v6)
 {
 	if (!CTX_XDP) {
 		note(p, SILENCE_LEFT, v6);
-		flow_forget(p, v6);
+		flow_forget(p, STAGE_GOING, v6);
+		flow_forget(p, STAGE_OPENING, v6);
 	}
 	return REASON_UNANSWERED;
+}
+
+/*
+ * The flow that begins with a client's packets, or NULL. When the client goes on after an answer, the flow does: neither a SYN
+ * again nor an end shows that it heard of one.
+ */
+static __always_inline struct flow *flow_opening(const struct packet *p, const bool v6)
+{
+	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
+
+	if (!flow || p->syn || p->ending)
+		return flow;
+	if (v6 ? promote6(p, flow) : promote4(p, flow))
+		return flow_lookup(p, STAGE_GOING, v6);
+	return flow;
 }
 
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
@@ -334,15 +422,20 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		return REASON_NO_FRONTEND;
 	answer = may_be_snat(p, config, v6);
 	if (answer != SNAT_NO) {
-		struct reply *reply = reply_lookup(p, v6);
+		struct reply *reply = reply_of_answer(p, v6);
 		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE;
 
-		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6)))
-			return reply->flags & FLOW_MOVED ? REASON_STALE : snat_back(ctx, p, reply, v6);
+		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6))) {
+			if (reply->flags & FLOW_MOVED)
+				return REASON_STALE;
+			return v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
+		}
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))
 		return REASON_NO_FRONTEND;
-	known = flow_lookup(p, v6);
+	known = flow_lookup(p, STAGE_GOING, v6);
+	if (!known)
+		known = flow_opening(p, v6);
 	backend = known ? flow_backend(known) : NULL;
 	if (known && backend)
 		step = step_of(p, known, config, v6);
@@ -362,13 +455,16 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (error < 0)
 			return -error;
 		if (error != FLOW_STAYS) {
+			/* The one before would hide it. */
+			if (known && !(known->flags & FLOW_OPENING))
+				flow_forget(p, STAGE_GOING, v6);
 			known = &flow;
 			backend = bpf_map_lookup_elem(&backends, &flow.backend);
 		}
 	}
 	if (!known || !backend)
 		return REASON_BROKEN_TABLE;
-	reason = to_backend(ctx, p, known, backend, config, v6);
+	reason = to_backend(ctx, p, known, backend, v6);
 	if (is_translated(reason))
 		count_to(known, p);
 	return reason;
@@ -377,7 +473,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
 	const struct config *config = config_get();
-	struct reply *reply = reply_lookup(p, v6);
+	struct reply *reply = reply_of_answer(p, v6);
 	__u32 now;
 	int error;
 

@@ -71,6 +71,25 @@ struct sctp_header {
 	__be16 length; /* BE */
 };
 
+/* Types and codes of ICMP errors (RFC 792, RFC 4443). linux/icmp.h includes the C library. */
+#define ICMP_UNREACHABLE 3
+#define ICMP_PORT 3
+#define ICMP_TOO_BIG 4
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETER 12
+#define ICMPV6_UNREACHABLE 1
+#define ICMPV6_PORT 4
+#define ICMPV6_TOO_BIG 2
+#define ICMPV6_PARAMETER 4
+
+/* Of both families. */
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__u16 checksum;
+	__be32 rest; /* BE, depends on the type: of a packet that is too big, the MTU */
+};
+
 enum piece {
 	PIECE_WHOLE = 0,
 	PIECE_FIRST = 1, /* of a fragmented packet, with the transport header */
@@ -98,6 +117,7 @@ struct packet {
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
 	__u32 frame;	     /* bytes of the whole frame */
+	__u32 mtu;	     /* of the way, where the packet is too big for it */
 	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 
@@ -182,6 +202,7 @@ static __always_inline int parse_extensions(struct cursor *cursor, struct packet
 		case IPPROTO_TCP:
 		case IPPROTO_UDP:
 		case IPPROTO_SCTP:
+		case IPPROTO_ICMPV6:
 			return next;
 		case IPPROTO_FRAGMENT:
 			/* What may still follow is for the receiver alone, and missing in the later pieces. */

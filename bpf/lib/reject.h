@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Answers in the service's name: a reset for TCP, port unreachable for UDP. The packet itself is turned around and sent
+ * Answers in the service's name: a reset for TCP, port unreachable for UDP, and for all the size that a packet may have. The packet itself is turned around and sent
  * back out of the interface that it came from. SCTP's ABORT would need a CRC32c; its client hears nothing. For tc; XDP
  * leaves these packets to it.
  */
@@ -11,21 +11,8 @@
 #include "ctx_tc.h"
 
 #define REPLY_TTL 64
-/* linux/icmp.h includes the C library, so the four numbers are here (RFC 792, RFC 4443). */
-#define ICMP_UNREACHABLE 3
-#define ICMP_PORT 3
-#define ICMPV6_UNREACHABLE 1
-#define ICMPV6_PORT 4
 /* RFC 792 asks for eight bytes behind the header that is quoted; they hold both ports. */
 #define QUOTE_L4 8
-
-/* Of both families. */
-struct icmp_header {
-	__u8 type;
-	__u8 code;
-	__u16 checksum;
-	__be32 unused;
-};
 
 struct pseudo4 {
 	__be32 src;
@@ -146,16 +133,12 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 	return error ?: turn_around(ctx);
 }
 
-/* Answers with port unreachable, quoting the packet's headers. Returns the verdict, or an error below 0. */
-static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const bool v6)
+/* Answers with an ICMP error that quotes the packet's headers. Returns the verdict, or an error below 0. */
+static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, struct icmp_header icmp, const bool v6)
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	const __u32 quoted = p->l4 - p->l3 + QUOTE_L4;
-	const __u16 payload = sizeof(struct icmp_header) + quoted;
-	struct icmp_header icmp = {
-		.type = v6 ? ICMPV6_UNREACHABLE : ICMP_UNREACHABLE,
-		.code = v6 ? ICMPV6_PORT : ICMP_PORT,
-	};
+	const __u16 payload = sizeof(icmp) + quoted;
 	__u64 sum = csum_words(&icmp, sizeof(icmp));
 	long error = 0;
 
@@ -174,6 +157,32 @@ static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const
 	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
 	error = error ?: bpf_skb_store_bytes(ctx, p->l3 + header, &icmp, sizeof(icmp), 0);
 	return error ?: turn_around(ctx);
+}
+
+/* Answers with port unreachable. Returns the verdict, or an error below 0. */
+static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	struct icmp_header icmp = {
+		.type = v6 ? ICMPV6_UNREACHABLE : ICMP_UNREACHABLE,
+		.code = v6 ? ICMPV6_PORT : ICMP_PORT,
+	};
+
+	return answer_error(ctx, p, icmp, v6);
+}
+
+/*
+ * Tells the sender of a packet that it is too big for its way, and how big it may be. Of IPv4 also if it may be cut on its
+ * way: we cannot cut it. Returns the verdict, or an error below 0.
+ */
+static __always_inline long too_big(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	struct icmp_header icmp = {
+		.type = v6 ? ICMPV6_TOO_BIG : ICMP_UNREACHABLE,
+		.code = v6 ? 0 : ICMP_TOO_BIG,
+		.rest = bpf_htonl(p->mtu),
+	};
+
+	return answer_error(ctx, p, icmp, v6);
 }
 
 static __always_inline long reject(ctx_t *ctx, const struct packet *p, const bool v6)
@@ -201,6 +210,16 @@ __noinline int reject6(ctx_t *ctx, const struct packet *p)
 	if (!p)
 		return -REASON_REWRITE_FAILED;
 	return reject(ctx, p, true);
+}
+
+__noinline int too_big4(ctx_t *ctx, const struct packet *p)
+{
+	return p ? too_big(ctx, p, false) : -REASON_REWRITE_FAILED;
+}
+
+__noinline int too_big6(ctx_t *ctx, const struct packet *p)
+{
+	return p ? too_big(ctx, p, true) : -REASON_REWRITE_FAILED;
 }
 
 #endif

@@ -109,6 +109,13 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		report_back(reply, p, bytes);
 }
 
+/* Whether a datagram is the second one back of a flow that is still among those that begin. */
+static __always_inline bool is_answered_again(const struct reply *reply, const struct packet *p)
+{
+	return (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == (FLOW_OPENING | FLOW_REPLIED) &&
+	       p->proto == IPPROTO_UDP;
+}
+
 /* What the answers to a flow must look like. asked: when an answer began to be awaited, or 0. */
 static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow, __u32 asked)
 {
@@ -117,7 +124,7 @@ static __always_inline struct reply reply_of(const struct packet *p, const struc
 		.client = p->src,
 		.frontend_port = p->dport,
 		.client_port = p->sport,
-		.flags = flow->flags & FLOW_SNAT,
+		.flags = flow->flags & (FLOW_SNAT | FLOW_OPENING),
 		.backend = flow->backend,
 		.generation = flow->generation,
 		.last_seen = now_ticks(),
@@ -156,7 +163,7 @@ static __always_inline enum next_step syn_step(const struct flow *flow, const st
 }
 
 /* The reply entry of a flow's packets, which may be another flow's, or NULL. */
-static __always_inline struct reply *reply_at(const struct packet *p, const struct flow *flow,
+static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
 					      const struct backend *backend, const struct config *config, const bool v6)
 {
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
@@ -177,21 +184,82 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
 	const struct addr *peer;
+	__u64 how;
+	long error;
 	struct reply *known, reply;
 	__be16 port = snat ? flow->snat_port : p->sport;
 
 	if (!config || !backend)
 		return STEP_OVER;
-	known = reply_at(p, flow, backend, config, v6);
+	known = reply_to(p, flow, backend, config, v6);
 	if (known && reply_is_of(known, p, flow, v6))
 		return p->syn ? syn_step(flow, known) : STEP_ON;
 	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
-	if (!reply_store(backend, peer, port, &reply, is_here(backend) ? BPF_ANY : BPF_NOEXIST, v6))
+	if (known && !is_here(backend))
+		return STEP_OVER;
+	if (known)
+		reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+	how = is_here(backend) ? BPF_ANY : BPF_NOEXIST;
+	if (flow->flags & FLOW_OPENING)
+		error = reply_store(backend, peer, port, &reply, how, STAGE_OPENING, v6);
+	else
+		error = reply_store(backend, peer, port, &reply, how, STAGE_GOING, v6);
+	if (!error)
 		return STEP_ON;
 	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
-	known = reply_at(p, flow, backend, config, v6);
+	known = reply_to(p, flow, backend, config, v6);
 	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
+}
+
+/*
+ * Moves a flow that was answered to the tables of those that go on. Returns whether it did: its backend may have said nothing
+ * yet, or a busy table may have no room now. What was found in the tables before is not there any more then.
+ */
+static __always_inline bool promote(const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct config *config = config_get();
+	const bool snat = flow->flags & FLOW_SNAT;
+	const struct addr *peer;
+	struct reply *reply;
+	__be16 port = snat ? flow->snat_port : p->sport;
+
+	if (!config || !backend)
+		return false;
+	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
+	reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
+	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))
+		return false;
+	reply->flags &= ~FLOW_OPENING;
+	flow->flags &= ~FLOW_OPENING;
+	/* The reply first: a flow without one would ask for it at once. */
+	if (reply_store(backend, peer, port, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
+		reply->flags |= FLOW_OPENING;
+		flow->flags |= FLOW_OPENING;
+		return false;
+	}
+	reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
+	flow_forget(p, STAGE_OPENING, v6);
+	return true;
+}
+
+/*
+ * The same at a second datagram back: a client may ask once for many. Of a flood with others' addresses most get one. Returns
+ * whether it did.
+ */
+static __always_inline bool promote_answered(const struct reply *reply, __u8 proto, const bool v6)
+{
+	struct packet asked = {
+		.src = reply->client,
+		.dst = reply->frontend,
+		.sport = reply->client_port,
+		.dport = reply->frontend_port,
+		.proto = proto,
+	};
+	struct flow *flow = flow_lookup(&asked, STAGE_OPENING, v6);
+
+	return flow && promote(&asked, flow, v6);
 }
 
 /* What becomes of a flow whose backend did not answer a SYN. */
@@ -204,7 +272,7 @@ enum silence {
 /* Notes it at the flow that is known of a client's packet, and at its backend. */
 static __always_inline void note_silence(const struct packet *p, enum silence silence, const bool v6)
 {
-	const struct flow *flow = flow_lookup(p, v6);
+	const struct flow *flow = flow_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 	const struct config *config = config_get();
 	struct backend_counters *counters;
 	const struct backend *backend;
@@ -214,7 +282,7 @@ static __always_inline void note_silence(const struct packet *p, enum silence si
 		return;
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	reply = backend ? reply_at(p, flow, backend, config, v6) : NULL;
+	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
 	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
 		return;
 	if (silence == SILENCE_BACK) {
@@ -239,6 +307,26 @@ __noinline int next_step4(const struct packet *p, const struct flow *flow)
 __noinline int next_step6(const struct packet *p, const struct flow *flow)
 {
 	return p && flow ? next_step(p, flow, true) : STEP_OVER;
+}
+
+__noinline int promote4(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? promote(p, flow, false) : false;
+}
+
+__noinline int promote6(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? promote(p, flow, true) : false;
+}
+
+__noinline int promote_answered4(const struct reply *reply, __u8 proto)
+{
+	return reply ? promote_answered(reply, proto, false) : false;
+}
+
+__noinline int promote_answered6(const struct reply *reply, __u8 proto)
+{
+	return reply ? promote_answered(reply, proto, true) : false;
 }
 
 __noinline int note_silence4(const struct packet *p, enum silence silence)

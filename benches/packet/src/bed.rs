@@ -191,6 +191,8 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
+        flood: u32::MAX,
+        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     })?;
     // What a host with the usual settings does not use.

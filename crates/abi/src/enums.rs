@@ -11,6 +11,8 @@ pub const LINE_DEPTH: usize = 4;
 pub const REF_LINE: u32 = 0x8000_0000;
 /// Times in flows count units of two to the power of this in jiffies; see [`crate::ticks`].
 pub const TICK_SHIFT: u32 = 8;
+/// Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds.
+pub const OPENING_IDLE: u32 = 8;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.
@@ -89,6 +91,8 @@ pub const FLOW_MOVED: u16 = 8;
 pub const FLOW_RETRY: u16 = 16;
 /// See [`FLOW_RETRY`].
 pub const FLOW_RETRIES: u16 = 48;
+/// In `openings*` or `awaited*`: nobody has answered so far, or the client does not know yet.
+pub const FLOW_OPENING: u16 = 64;
 
 // enum config_flags
 /// Answer TCP packets of vanished backends with a reset; else drop them.
@@ -149,6 +153,8 @@ pub const REASON_TO_REMOTE: u32 = 17;
 pub const REASON_BACK: u32 = 18;
 /// `REASON_HAIRPIN` of `enum reason`.
 pub const REASON_HAIRPIN: u32 = 19;
+/// An ICMP error about a packet of a flow.
+pub const REASON_ERROR_TOLD: u32 = 20;
 /// `REASON_NO_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_ENDPOINTS: u32 = 32;
 /// `REASON_STALE_RESET` of `enum reason`.
@@ -157,6 +163,8 @@ pub const REASON_STALE_RESET: u32 = 33;
 pub const REASON_UNUSED_PORT: u32 = 34;
 /// No backend answered the SYN that came again.
 pub const REASON_UNANSWERED: u32 = 35;
+/// As `REASON_TOO_BIG`, and its sender knows by now.
+pub const REASON_TOO_BIG_TOLD: u32 = 36;
 /// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
 /// `REASON_STALE` of `enum reason`.

@@ -92,6 +92,16 @@ pub struct Reply {
     pub held: u32,
 }
 
+/// How many flows have begun on a CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Pace {
+    /// Of the last one.
+    pub tick: u32,
+    /// In that tick.
+    pub flows: u32,
+}
+
 /// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

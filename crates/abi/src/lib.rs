@@ -268,6 +268,10 @@ pub struct Config {
     pub fragment_idle: u32,
     /// How many of the next field are in use.
     pub service_networks: u32,
+    /// New flows on a CPU in a tick above which no SYN is remembered that its answer does not need.
+    pub flood: u32,
+    /// Zero.
+    pub pad: u32,
     /// Where cluster IPs come from.
     pub service_network: [Network; SERVICE_NETWORKS],
 }

@@ -61,12 +61,13 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, generation, last_seen, asked, bytes, held }
+        Pace = "pace" { tick, flows }
         FragmentKey = "fragment_key" { src, dst, id, proto, pad }
         Fragment = "fragment" { sport, dport, last_seen }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         HookedPod = "hooked_pod" { addr4, addr6 }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, service_network }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, pad, service_network }
         Network = "network" { addr, mask }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
@@ -90,6 +91,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         SERVICE_NETWORKS,
         NAME_SIZE,
         TICK_SHIFT,
+        OPENING_IDLE,
         DELAY_SHIFT,
         SNAT_COUNTERS,
         SNAT_NEXT_BITS,
@@ -120,6 +122,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_MOVED,
         FLOW_RETRY,
         FLOW_RETRIES,
+        FLOW_OPENING,
         CONFIG_RESET_STALE,
         CONFIG_HOLD,
         CONFIG_BESIDE,
@@ -147,10 +150,12 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_TO_REMOTE,
         REASON_BACK,
         REASON_HAIRPIN,
+        REASON_ERROR_TOLD,
         REASON_NO_ENDPOINTS,
         REASON_STALE_RESET,
         REASON_UNUSED_PORT,
         REASON_UNANSWERED,
+        REASON_TOO_BIG_TOLD,
         REASON_NO_LOCAL_ENDPOINTS,
         REASON_STALE,
         REASON_SNAT_EXHAUSTED,

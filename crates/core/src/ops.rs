@@ -155,6 +155,8 @@ pub struct Capacity {
     pub nodes: u32,
     /// `flows4`, `flows6`, `replies4` and `replies6`, each.
     pub flows: u32,
+    /// `openings4`, `openings6`, `awaited4` and `awaited6`, each.
+    pub openings: u32,
     /// `socket_peers`.
     pub sockets: u32,
     /// `affinities`.
@@ -172,6 +174,7 @@ impl Capacity {
         frontends: 131_072,
         nodes: 8192,
         flows: 131_072,
+        openings: 65_536,
         sockets: 65_536,
         affinities: 65_536,
         source_ranges: 16_384,

@@ -51,12 +51,13 @@ const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'sta
 }
 
 const FLOWS: (fn(&Capacity) -> u32, &str) = (|c| c.flows, "--max-flows");
+const OPENINGS: (fn(&Capacity) -> u32, &str) = (|c| c.openings, "--max-openings");
 const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-frontends");
 const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 25] = [
+pub(crate) const MAPS: [MapSpec; 30] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -76,6 +77,10 @@ pub(crate) const MAPS: [MapSpec; 25] = [
     lru::<abi::FlowKey6, abi::Flow>("flows6", Some(FLOWS.0), FLOWS.1),
     lru::<abi::FlowKey4, abi::Reply>("replies4", Some(FLOWS.0), FLOWS.1),
     lru::<abi::FlowKey6, abi::Reply>("replies6", Some(FLOWS.0), FLOWS.1),
+    lru::<abi::FlowKey4, abi::Flow>("openings4", Some(OPENINGS.0), OPENINGS.1),
+    lru::<abi::FlowKey6, abi::Flow>("openings6", Some(OPENINGS.0), OPENINGS.1),
+    lru::<abi::FlowKey4, abi::Reply>("awaited4", Some(OPENINGS.0), OPENINGS.1),
+    lru::<abi::FlowKey6, abi::Reply>("awaited6", Some(OPENINGS.0), OPENINGS.1),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
@@ -93,6 +98,15 @@ pub(crate) const MAPS: [MapSpec; 25] = [
         kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
         key: size_of::<u32>(),
         value: size_of::<abi::Counter>(),
+        flags: 0,
+        size: None,
+        option: "",
+    },
+    MapSpec {
+        name: "paces",
+        kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
+        key: size_of::<u32>(),
+        value: size_of::<abi::Pace>(),
         flags: 0,
         size: None,
         option: "",

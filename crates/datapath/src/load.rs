@@ -141,7 +141,7 @@ impl Datapath {
     /// When a map cannot be read.
     pub fn rebuild_filter(&self) -> Result<()> {
         let frontends = self.store.frontends()?;
-        let (flows4, flows6) = (self.store.flows.v4.entries()?, self.store.flows.v6.entries()?);
+        let (flows4, flows6) = (self.store.flows.entries4()?, self.store.flows.entries6()?);
         let hashes = frontends.iter().map(|(key, _)| filter::hash_of(key));
         let hashes = hashes.chain(flows4.iter().map(|(key, _)| filter::hash(key.dst, key.dport, key.proto)));
         let hashes = hashes.chain(flows6.iter().map(|(key, _)| filter::hash(key.dst[3], key.dport, key.proto)));
@@ -183,7 +183,7 @@ impl Datapath {
         }
         let copied = self.copy_flows();
         self.resized.clear();
-        self.store.former_flows = None;
+        self.store.former_flows = Flows::default();
         self.hold(false)?;
         copied
     }
@@ -251,13 +251,12 @@ fn load_all(
     Ok((tc, programs))
 }
 
-/// Both maps of flows have one size, so they are replaced together.
-fn former_flows(resized: &[(MapSpec, OwnedFd)]) -> Result<Option<Flows>> {
-    let former = |name| resized.iter().find(|(spec, _)| spec.name == name).map(|(_, fd)| fd.try_clone());
-    let (Some(v4), Some(v6)) = (former("flows4"), former("flows6")) else { return Ok(None) };
-    let failed = |e| Error::io("cannot keep the former flows".to_owned(), e);
-    let (v4, v6) = (v4.map_err(failed)?, v6.map_err(failed)?);
-    Ok(Some(Flows { v4: Table::new("flows4", v4), v6: Table::new("flows6", v6) }))
+/// Those tables of flows that are replaced.
+fn former_flows(resized: &[(MapSpec, OwnedFd)]) -> Result<Flows> {
+    Flows::open(|name| {
+        let former = resized.iter().find(|(spec, _)| spec.name == name).map(|(_, fd)| fd.try_clone());
+        former.transpose().map_err(|e| Error::io(format!("cannot keep the former {name}"), e))
+    })
 }
 
 /// Puts the maps of the old size back: a size that the kernel refuses must not cost the flows and slots in them.
@@ -386,7 +385,7 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,
         frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
         node_size: pins.open_map(&spec("node_names"), flags)?.1,
-        flows: Flows { v4: table(pins, "flows4", flags)?, v6: table(pins, "flows6", flags)? },
-        former_flows: None,
+        flows: Flows::open(|name| pins.open_map(&spec(name), flags).map(|(fd, _)| Some(fd)))?,
+        former_flows: Flows::default(),
     })
 }

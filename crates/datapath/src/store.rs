@@ -44,7 +44,7 @@ pub struct KernelStore {
     pub(crate) node_names: Table<u32, abi::NodeName>,
     pub(crate) flows: Flows,
     /// Those that programs from before a change of size still use, and that are copied once more when they go.
-    pub(crate) former_flows: Option<Flows>,
+    pub(crate) former_flows: Flows,
     pub(crate) source_range_size: u32,
     pub(crate) frontend_size: u32,
     pub(crate) node_size: u32,
@@ -118,7 +118,7 @@ impl KernelStore {
         if owners.is_empty() {
             return Ok(());
         }
-        self.former_flows.iter().chain([&self.flows]).try_for_each(|flows| flows.forget(&owners))
+        [&self.former_flows, &self.flows].into_iter().try_for_each(|flows| flows.forget(&owners))
     }
 
     /// The service that a frontend leads to.

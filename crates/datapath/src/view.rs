@@ -45,8 +45,8 @@ pub struct View {
     store: KernelStore,
     config: Mapped<abi::Config>,
     counters: Counters,
-    replies4: Table<abi::FlowKey4, abi::Reply>,
-    replies6: Table<abi::FlowKey6, abi::Reply>,
+    replies4: [Table<abi::FlowKey4, abi::Reply>; 2],
+    replies6: [Table<abi::FlowKey6, abi::Reply>; 2],
     affinities: Table<abi::AffinityKey, abi::Affinity>,
     fragments: Table<abi::FragmentKey, abi::Fragment>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
@@ -68,8 +68,8 @@ impl View {
             store: open_store(&pins, READ_ONLY)?,
             config: mapped(&pins, "config", READ_ONLY)?,
             counters: Counters::open(pins.clone())?,
-            replies4: table(&pins, "replies4", READ_ONLY)?,
-            replies6: table(&pins, "replies6", READ_ONLY)?,
+            replies4: [table(&pins, "replies4", READ_ONLY)?, table(&pins, "awaited4", READ_ONLY)?],
+            replies6: [table(&pins, "replies6", READ_ONLY)?, table(&pins, "awaited6", READ_ONLY)?],
             affinities: table(&pins, "affinities", READ_ONLY)?,
             fragments: table(&pins, "fragments", READ_ONLY)?,
             sockets: table(&pins, "socket_peers", READ_ONLY)?,
@@ -159,9 +159,8 @@ impl View {
     ///
     /// # Errors
     /// When a map cannot be read, after some flows were visited.
-    pub fn visit_flows(&self, mut visit: impl FnMut(&abi::Flow)) -> Result<()> {
-        self.store.flows.v4.visit(|_, flow| visit(flow))?;
-        self.store.flows.v6.visit(|_, flow| visit(flow))
+    pub fn visit_flows(&self, visit: impl FnMut(&abi::Flow)) -> Result<()> {
+        self.store.flows.visit(visit)
     }
 
     /// All flows, in order of client, port and frontend.
@@ -169,7 +168,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn flows(&self) -> Result<Vec<FlowEntry>> {
-        let v4 = self.store.flows.v4.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+        let v4 = self.store.flows.entries4()?.into_iter().map(|(key, flow)| FlowEntry {
             client: std::net::Ipv4Addr::from(key.src.get()).into(),
             client_port: key.sport.get(),
             frontend: std::net::Ipv4Addr::from(key.dst.get()).into(),
@@ -177,7 +176,7 @@ impl View {
             protocol: key.proto,
             flow,
         });
-        let v6 = self.store.flows.v6.entries()?.into_iter().map(|(key, flow)| FlowEntry {
+        let v6 = self.store.flows.entries6()?.into_iter().map(|(key, flow)| FlowEntry {
             client: abi::Addr { word: key.src },
             client_port: key.sport.get(),
             frontend: abi::Addr { word: key.dst },
@@ -190,20 +189,22 @@ impl View {
         Ok(all)
     }
 
-    /// All reply entries of IPv4.
+    /// All reply entries of IPv4, those of flows that begin included.
     ///
     /// # Errors
     /// When the map cannot be read.
     pub fn replies4(&self) -> Result<Vec<(abi::FlowKey4, abi::Reply)>> {
-        self.replies4.entries()
+        let [going, opening] = &self.replies4;
+        Ok([going.entries()?, opening.entries()?].concat())
     }
 
-    /// All reply entries of IPv6.
+    /// All reply entries of IPv6, those of flows that begin included.
     ///
     /// # Errors
     /// When the map cannot be read.
     pub fn replies6(&self) -> Result<Vec<(abi::FlowKey6, abi::Reply)>> {
-        self.replies6.entries()
+        let [going, opening] = &self.replies6;
+        Ok([going.entries()?, opening.entries()?].concat())
     }
 
     /// All clients that keep a backend.

@@ -85,6 +85,8 @@ impl<T: FlowTable> Source for OpenFlows<T> {
             open.insert((slot, generation), Open { flows: 0, balance });
         });
         let visited = self.table.visit(&mut |flow| {
+            // A flood leaves many that begin.
+            let idle = if flow.flags & abi::FLOW_OPENING == 0 { idle } else { idle.min(abi::OPENING_IDLE) };
             if flow.flags & abi::FLOW_CLOSING == 0 && age(flow.last_seen, tick) <= idle {
                 open.entry((flow.backend, flow.generation)).or_default().flows += 1;
             }

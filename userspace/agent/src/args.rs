@@ -242,6 +242,9 @@ pub(crate) struct SizeOptions {
     /// Flows in each family; beyond it the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = SIZES.flows, value_parser = size())]
     max_flows: u32,
+    /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of
+    #[arg(long, value_name = "N", default_value_t = SIZES.openings, value_parser = size())]
+    max_openings: u32,
     /// Sockets of processes on the host, and of pods with --pod-sockets on
     #[arg(long, value_name = "N", default_value_t = SIZES.sockets, value_parser = size())]
     max_sockets: u32,
@@ -267,11 +270,12 @@ impl From<SizeOptions> for Capacity {
             max_frontends: frontends,
             max_nodes: nodes,
             max_flows: flows,
+            max_openings: openings,
             max_sockets: sockets,
             max_affinities: affinities,
             max_source_ranges: source_ranges,
         } = sizes;
-        Self { services, backends, lines, frontends, nodes, flows, sockets, affinities, source_ranges }
+        Self { services, backends, lines, frontends, nodes, flows, openings, sockets, affinities, source_ranges }
     }
 }
 

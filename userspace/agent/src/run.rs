@@ -56,6 +56,9 @@ const TCP_IDLE: Duration = Duration::from_secs(7440);
 /// How long the pieces of a packet may be under way, as hosts have it: `net.ipv4.ipfrag_time`.
 const FRAGMENT_IDLE: Duration = Duration::from_secs(30);
 
+/// New flows on a CPU in a tick, about a second, that are a flood: Katran's bound, and far more than a node serves.
+const FLOOD: u32 = 125_000;
+
 /// The agent's life.
 pub(crate) fn run(options: Options) -> Result<()> {
     // One thread for everybody but the writer.
@@ -332,6 +335,8 @@ fn settings(
             abi_version: abi::ABI_VERSION,
             fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
             service_networks: 0,
+            flood: FLOOD,
+            pad: 0,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         },
     })

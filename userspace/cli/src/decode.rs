@@ -121,6 +121,8 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         abi_version,
         fragment_idle,
         service_networks,
+        flood,
+        pad: _,
         service_network,
     } = config;
     let used = usize::try_from(*service_networks).unwrap_or(usize::MAX);
@@ -134,6 +136,7 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
         ("fragmentIdleTicks", number(*fragment_idle)),
+        ("floodFlows", number(*flood)),
         ("serviceNetworks", Value::List(networks.collect())),
         ("abiVersion", number(*abi_version)),
     ])

@@ -7,7 +7,7 @@ use serde::Serialize;
 use weir_abi as abi;
 use weir_abi::names::{hook_name, reason_name};
 use weir_core::ops::Dump;
-use weir_datapath::{MapUse, RawEntry, View};
+use weir_datapath::{FlowEntry, MapUse, RawEntry, View};
 
 use crate::decode::{self, Value, number};
 use crate::exit::Answer;
@@ -173,15 +173,17 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             names.sort_unstable_by_key(|(id, _)| *id);
             names.into_iter().map(|name| slot(name, decode::node_name)).collect()
         }
-        "flows4" | "flows6" => {
-            let flows = view.flows()?.into_iter();
-            flows
-                .filter(|flow| is_v4(flow.client.ip()) == (name == "flows4"))
-                .map(|flow| entry(decode::flow(&flow)))
-                .collect()
+        "flows4" | "flows6" | "openings4" | "openings6" => {
+            let is_in = |flow: &FlowEntry| {
+                let (v4, opening) = (is_v4(flow.client.ip()), flow.flow.flags & abi::FLOW_OPENING != 0);
+                v4 == name.ends_with('4') && opening == name.starts_with("openings")
+            };
+            view.flows()?.into_iter().filter(is_in).map(|flow| entry(decode::flow(&flow))).collect()
         }
-        "replies4" => replies4(view)?,
-        "replies6" => replies6(view)?,
+        "replies4" => replies4(view, false)?,
+        "replies6" => replies6(view, false)?,
+        "awaited4" => replies4(view, true)?,
+        "awaited6" => replies6(view, true)?,
         "socket_peers" => {
             let mut sockets = view.sockets()?;
             sockets.sort_unstable_by_key(|(key, _)| (key.cookie, key.addr.octets(), key.port.get(), key.proto));
@@ -228,18 +230,22 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
     Ok(Some(rows))
 }
 
-fn replies4(view: &View) -> Result<Vec<EntryRow>> {
+const fn is_awaited(reply: &abi::Reply) -> bool {
+    reply.flags & abi::FLOW_OPENING != 0
+}
+
+fn replies4(view: &View, awaited: bool) -> Result<Vec<EntryRow>> {
     let end = |word: abi::Be32, port: abi::Be16| SocketAddr::new(IpAddr::V4(word.get().into()), port.get());
-    let replies = view.replies4()?.into_iter();
+    let replies = view.replies4()?.into_iter().filter(|(_, reply)| is_awaited(reply) == awaited);
     Ok(replies_of(replies.map(|(key, reply)| {
         let abi::FlowKey4 { src, dst, sport, dport, proto, pad: _ } = key;
         (end(src, sport), end(dst, dport), proto, reply)
     })))
 }
 
-fn replies6(view: &View) -> Result<Vec<EntryRow>> {
+fn replies6(view: &View, awaited: bool) -> Result<Vec<EntryRow>> {
     let end = |word: [abi::Be32; 4], port: abi::Be16| SocketAddr::new(abi::Addr { word }.ip(), port.get());
-    let replies = view.replies6()?.into_iter();
+    let replies = view.replies6()?.into_iter().filter(|(_, reply)| is_awaited(reply) == awaited);
     Ok(replies_of(replies.map(|(key, reply)| {
         let abi::FlowKey6 { src, dst, sport, dport, proto, pad: _ } = key;
         (end(src, sport), end(dst, dport), proto, reply)

@@ -49,6 +49,8 @@ pub(crate) fn config() -> abi::Config {
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
+        flood: 100_000,
+        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     }
 }

@@ -6,6 +6,7 @@ mod claim;
 mod conformance;
 mod cpu;
 mod demo;
+mod flood;
 mod guard;
 mod health;
 mod origin;
@@ -44,6 +45,8 @@ enum Task {
     BenchWorld(world::Options),
     /// How fast shares follow the load, what it costs, and that no connection breaks
     BenchSteering(steering::Options),
+    /// Open and new connections beside a flood of SYNs
+    BenchFlood(flood::Options),
     /// Every policy in every scenario of the simulator, in virtual time
     Sim(sim::Options),
     /// Kubernetes' own tests of services, on a cluster in network namespaces
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::BenchPapers(options) => papers::run(&options),
         Task::BenchWorld(options) => world::run(&options),
         Task::BenchSteering(options) => steering::run(&options),
+        Task::BenchFlood(options) => flood::run(&options),
         Task::Sim(options) => sim::run_all(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::ConformanceReport(options) => conformance::report::run(&options),

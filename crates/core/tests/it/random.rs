@@ -26,6 +26,7 @@ const SMALL: Capacity = Capacity {
     nodes: 5,
     source_ranges: 8,
     flows: 1,
+    openings: 1,
     sockets: 1,
     affinities: 1,
 };

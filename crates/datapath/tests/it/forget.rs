@@ -75,7 +75,7 @@ fn set_up(datapath: &mut Datapath, family: &Family) {
     ops.push(put(family.staying, UDP, FORMER));
     datapath.store().apply(&ops).unwrap();
     let config = datapath.config().unwrap();
-    datapath.configure(&abi::Config { udp_idle: u32::MAX / 2, ..config }).unwrap();
+    datapath.configure(&abi::Config { udp_idle: u32::MAX / 2, flood: u32::MAX, ..config }).unwrap();
 }
 
 /// Where a client's packet ends up.

@@ -162,6 +162,8 @@ impl Node {
             abi_version: abi::ABI_VERSION,
             fragment_idle: 30,
             service_networks: 0,
+            flood: u32::MAX,
+            pad: 0,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         };
         self.datapath.configure(&config).unwrap();

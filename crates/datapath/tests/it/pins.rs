@@ -15,6 +15,7 @@ pub(crate) const SMALL: Capacity = Capacity {
     frontends: 256,
     nodes: 16,
     flows: 8192,
+    openings: 4096,
     sockets: 64,
     affinities: 1024,
     source_ranges: 64,

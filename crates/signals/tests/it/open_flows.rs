@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use weir_abi::{Be16, FLOW_CLOSING, Flow};
+use weir_abi::{Be16, FLOW_CLOSING, FLOW_OPENING, Flow, OPENING_IDLE};
 use weir_signals::FailureKind;
 use weir_signals::open_flows::{FlowTable, Open, OpenFlows};
 
@@ -52,6 +52,12 @@ fn flows_are_counted_by_backend_and_generation() {
 fn what_the_client_ended_or_was_idle_for_too_long_is_not_open() {
     assert_eq!(open(1000, vec![flow(5, 1, FLOW_CLOSING, 1000), flow(5, 1, 0, 899)]), HashMap::new());
     assert_eq!(open(1000, vec![flow(5, 1, 0, 900)]), HashMap::from([((5, 1), 1)]));
+}
+
+#[test]
+fn what_nobody_has_answered_is_open_for_as_long_as_clients_ask_for_it() {
+    let asked = |ticks| flow(5, 1, FLOW_OPENING, 1000 - ticks);
+    assert_eq!(open(1000, vec![asked(OPENING_IDLE), asked(OPENING_IDLE + 1)]), HashMap::from([((5, 1), 1)]));
 }
 
 #[test]

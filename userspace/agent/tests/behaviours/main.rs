@@ -13,6 +13,7 @@ mod metrics;
 mod metrics_server;
 mod node_ports;
 mod out_of_window;
+mod path_mtu;
 mod pod_sockets;
 mod sctp;
 mod service_networks;

@@ -14,6 +14,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_CLOSING, "closing"),
         (abi::FLOW_REPLIED, "replied"),
         (abi::FLOW_MOVED, "moved"),
+        (abi::FLOW_OPENING, "opening"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

@@ -33,6 +33,7 @@ const CAPACITY: Capacity = Capacity {
     frontends: 64,
     nodes: 16,
     flows: 1024,
+    openings: 1024,
     sockets: 64,
     ..Capacity::DEFAULT
 };
@@ -197,6 +198,8 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
         abi_version: abi::ABI_VERSION,
         fragment_idle: 30,
         service_networks: 0,
+        flood: u32::MAX,
+        pad: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     };
     datapath.configure(&config).unwrap();

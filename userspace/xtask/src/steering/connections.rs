@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
+use weir_testbed::Netns;
 
 use super::step;
 use crate::demo::stage::{ADDRESSES, Stage};
@@ -55,7 +56,7 @@ pub(crate) struct Held {
 /// When a part of the world fails.
 pub(super) fn measure(stage: &Stage, stop: &Stop) -> Result<Figures> {
     let step = Step::begin("opening connections");
-    let mut holder = Holder::start(stage)?;
+    let mut holder = Holder::start(stage.client().netns(), ADDRESSES[0], OPEN)?;
     step.done();
     let step = Step::begin("shares change");
     let _base = step::paced(stage.client().netns(), step::BEFORE)?;
@@ -80,28 +81,35 @@ fn updates(stage: &Stage) -> Result<u64> {
     value.with_context(|| format!("the agent's metrics lack {NAME}"))
 }
 
-/// The process.
-struct Holder {
+/// The process. Ended on drop.
+pub(crate) struct Holder {
     child: Child,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
 impl Holder {
-    fn start(stage: &Stage) -> Result<Self> {
+    /// Opens so many connections from a namespace.
+    ///
+    /// # Errors
+    /// When one of them cannot be made.
+    pub(crate) fn start(netns: &Netns, server: SocketAddr, count: usize) -> Result<Self> {
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
-        let mut command = stage.client().netns().command(own);
-        command.args(["hold-connections", "--server", &ADDRESSES[0].to_string(), "--count", &OPEN.to_string()]);
+        let mut command = netns.command(own);
+        command.args(["hold-connections", "--server", &server.to_string(), "--count", &count.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start the process that holds connections")?;
         let answers = BufReader::new(child.stdout.take().context("it has no output")?).lines();
         let mut holder = Self { child, answers };
         let missing = holder.answer()?;
-        ensure!(missing == 0, "{missing} of {OPEN} connections could not be made");
+        ensure!(missing == 0, "{missing} of {count} connections could not be made");
         Ok(holder)
     }
 
     /// How many do not answer any more.
-    fn broken(&mut self) -> Result<usize> {
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub(crate) fn broken(&mut self) -> Result<usize> {
         let input = self.child.stdin.as_mut().context("it has no input")?;
         input.write_all(b"?\n").context("the process that holds connections is gone")?;
         self.answer()

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-pub(crate) use connections::{Held, hold};
+pub(crate) use connections::{Held, Holder, hold};
 use serde::Serialize;
 use weir_testbed::{bpffs, cgroup, figures};
 

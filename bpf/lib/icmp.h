@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * ICMP errors about packets of flows: they quote a packet as the one who sends the error saw it, and are told to the one who
+ * sent it as that one knows it. Path MTU discovery needs this. For tc; to XDP they are not transport.
+ */
+#ifndef WEIR_ICMP_H
+#define WEIR_ICMP_H
+
+#include "ctx_tc.h"
+#include "nat.h"
+
+/* Headers that a quoted packet may have between IP and transport. */
+#define QUOTED_EXTENSIONS 4
+
+/* What an error becomes. */
+struct error_turn {
+	struct addr from;	/* who tells */
+	struct addr to;		/* who is told */
+	struct addr quoted_src; /* of the packet that is told of */
+	struct addr quoted_dst;
+	__be16 quoted_sport; /* BE */
+	__be16 quoted_dport; /* BE */
+	bool forward;	     /* the host's stack would take it for a martian */
+};
+
+/* Whether a packet is a whole one of ICMP. */
+static __always_inline bool is_icmp(const struct packet *p, const bool v6)
+{
+	return p->proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP) && !p->piece;
+}
+
+static __always_inline bool is_icmp_error(__u8 type, const bool v6)
+{
+	if (v6)
+		return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER;
+	return type == ICMP_UNREACHABLE || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETER;
+}
+
+/* Reads the quoted IP header. Returns the offset behind it, or a negative reason. */
+static __always_inline int quoted_ipv4(ctx_t *ctx, struct packet *quoted)
+{
+	struct iphdr ip;
+
+	if (bpf_skb_load_bytes(ctx, quoted->l3, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return -REASON_MALFORMED;
+	if (ip.frag_off & bpf_htons(IP_OFFSET_MASK))
+		return -REASON_FRAGMENT;
+	quoted->src.word[2] = quoted->dst.word[2] = IPV4_MAPPED_PREFIX;
+	quoted->src.word[3] = ip.saddr;
+	quoted->dst.word[3] = ip.daddr;
+	quoted->proto = ip.protocol;
+	return quoted->l3 + ip.ihl * 4;
+}
+
+/* The same with extension headers. */
+static __always_inline int quoted_ipv6(ctx_t *ctx, struct packet *quoted)
+{
+	struct ipv6hdr ip;
+	__u32 at = quoted->l3 + sizeof(ip);
+
+	if (bpf_skb_load_bytes(ctx, quoted->l3, &ip, sizeof(ip)) || ip.version != 6)
+		return -REASON_MALFORMED;
+	__builtin_memcpy(&quoted->src, &ip.saddr, sizeof(quoted->src));
+	__builtin_memcpy(&quoted->dst, &ip.daddr, sizeof(quoted->dst));
+	quoted->proto = ip.nexthdr;
+	for (int i = 0; i < QUOTED_EXTENSIONS && !is_transport(quoted->proto); i++) {
+		struct fragment_header extension;
+
+		if (bpf_skb_load_bytes(ctx, at, &extension, sizeof(extension)))
+			return -REASON_MALFORMED;
+		switch (quoted->proto) {
+		case IPPROTO_FRAGMENT:
+			if (extension.offset & bpf_htons(IPV6_OFFSET_MASK))
+				return -REASON_FRAGMENT;
+			at += sizeof(extension);
+			break;
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+			/* The second byte of each is its length. */
+			at += (extension.reserved + 1) * 8;
+			break;
+		default:
+			return -REASON_NOT_TRANSPORT;
+		}
+		quoted->proto = extension.next;
+	}
+	return at;
+}
+
+/* Reads the ends of the packet that an error quotes. Returns 0 or a negative reason. */
+static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, struct packet *quoted, const bool v6)
+{
+	struct icmp_header icmp;
+	__be16 ports[2];
+	int at;
+
+	if (bpf_skb_load_bytes(ctx, p->l4, &icmp, sizeof(icmp)))
+		return -REASON_MALFORMED;
+	if (!is_icmp_error(icmp.type, v6))
+		return -REASON_NOT_TRANSPORT;
+	quoted->l3 = p->l4 + sizeof(icmp);
+	at = v6 ? quoted_ipv6(ctx, quoted) : quoted_ipv4(ctx, quoted);
+	if (at < 0)
+		return at;
+	if (!is_transport(quoted->proto))
+		return -REASON_NOT_TRANSPORT;
+	if (bpf_skb_load_bytes(ctx, at, ports, sizeof(ports)))
+		return -REASON_MALFORMED;
+	quoted->l4 = at;
+	quoted->sport = ports[0];
+	quoted->dport = ports[1];
+	return 0;
+}
+
+/* The flow whose answer an error quotes: to be told to the backend. Returns whether there is one. */
+static __always_inline bool turn_to_backend(const struct packet *p, const struct packet *quoted,
+					    struct error_turn *turn, const struct config *config, const bool v6)
+{
+	const struct flow *flow;
+	const struct backend *backend;
+
+	if (!may_be_frontend(&quoted->src, quoted->sport, quoted->proto))
+		return false;
+	flow = flow_find(&quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
+	backend = flow ? flow_backend(flow) : NULL;
+	if (!flow || !backend)
+		return false;
+	turn->forward = flow->flags & FLOW_SNAT;
+	turn->from = p->src;
+	turn->to = turn->quoted_src = backend->addr;
+	turn->quoted_sport = backend->port;
+	turn->quoted_dst = quoted->dst;
+	turn->quoted_dport = quoted->dport;
+	if (turn->forward) {
+		turn->from = turn->quoted_dst = v6 ? config->node6 : config->node4;
+		turn->quoted_dport = flow->snat_port;
+	}
+	return true;
+}
+
+/* The flow of which an error quotes a packet on its way to the backend: to be told to the client. Returns whether there is one. */
+static __always_inline bool turn_to_client(const struct packet *quoted, struct error_turn *turn, bool snat,
+					   const bool v6)
+{
+	const struct reply *reply =
+		reply_find(&quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
+
+	if (!reply || !(reply->flags & FLOW_SNAT) == snat)
+		return false;
+	turn->forward = snat;
+	turn->from = turn->quoted_dst = reply->frontend;
+	turn->to = turn->quoted_src = reply->client;
+	turn->quoted_sport = reply->client_port;
+	turn->quoted_dport = reply->frontend_port;
+	return true;
+}
+
+/* Replaces an address of the quoted packet. Nothing is covered by two checksums at once but what evens itself out. Returns 0 or an error. */
+static __always_inline long requote_addr(ctx_t *ctx, const struct packet *quoted, __u32 check, const bool source,
+					 const struct addr *addr, const bool v6)
+{
+	const struct addr *old = source ? &quoted->src : &quoted->dst;
+	long error;
+
+	if (v6) {
+		__u32 field = source ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr);
+		__s64 diff = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)addr, sizeof(*addr), 0);
+
+		error = bpf_l4_csum_replace(ctx, check, 0, diff, 0);
+		return error ?: bpf_skb_store_bytes(ctx, quoted->l3 + field, addr, sizeof(*addr), 0);
+	}
+	__u32 field = source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
+	__be32 from = old->word[3], to = addr->word[3];
+
+	/* The quoted header's own checksum changes by as much as the address, so that ICMP's stays. */
+	error = bpf_l3_csum_replace(ctx, quoted->l3 + offsetof(struct iphdr, check), from, to, sizeof(to));
+	return error ?: bpf_skb_store_bytes(ctx, quoted->l3 + field, &to, sizeof(to), 0);
+}
+
+/* Replaces a port of the quoted packet, whose own checksum is left alone: nobody can verify it in a packet that was cut. */
+static __always_inline long requote_port(ctx_t *ctx, const struct packet *quoted, __u32 check, const bool source,
+					 __be16 port)
+{
+	__u32 field = quoted->l4 + (source ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest));
+	__be16 old = source ? quoted->sport : quoted->dport;
+	long error = bpf_l4_csum_replace(ctx, check, old, port, sizeof(port));
+
+	return error ?: bpf_skb_store_bytes(ctx, field, &port, sizeof(port), 0);
+}
+
+/* Writes what the error becomes. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int turn_error(ctx_t *ctx, const struct packet *p, const struct packet *quoted,
+				      const struct error_turn *turn, const bool v6)
+{
+	__u32 check = p->l4 + offsetof(struct icmp_header, checksum);
+	long error = requote_addr(ctx, quoted, check, true, &turn->quoted_src, v6);
+
+	error = error ?: requote_addr(ctx, quoted, check, false, &turn->quoted_dst, v6);
+	error = error ?: requote_port(ctx, quoted, check, true, turn->quoted_sport);
+	error = error ?: requote_port(ctx, quoted, check, false, turn->quoted_dport);
+	error = error ?: rewrite_addr(ctx, p, true, &turn->from, 0, v6);
+	error = error ?: rewrite_addr(ctx, p, false, &turn->to, 0, v6);
+	return error ? -REASON_REWRITE_FAILED : 0;
+}
+
+/* Sends an error on. Sets p->action if the host's stack must not see it. Returns a reason. */
+static __always_inline int tell(ctx_t *ctx, struct packet *p, const struct packet *quoted,
+				const struct error_turn *turn, const bool v6)
+{
+	struct ends to = { .src = turn->from, .dst = turn->to };
+	struct bpf_fib_lookup fib = {};
+	int error = turn->forward ? route_find(ctx, p, &to, &fib, v6) : 0;
+
+	error = error ?: turn_error(ctx, p, quoted, turn, v6);
+	if (error)
+		return -error;
+	if (!turn->forward)
+		return REASON_ERROR_TOLD;
+	error = ctx_decrement_ttl(ctx, p, v6);
+	if (error)
+		return -error;
+	p->action = bpf_redirect_neigh(fib.ifindex, NULL, 0, 0);
+	return REASON_ERROR_TOLD;
+}
+
+/*
+ * An ICMP packet. in: on its way into the node from an interface; else out of one. Returns a reason; p->action is set if the
+ * packet goes elsewhere than up.
+ */
+static __always_inline int icmp(ctx_t *ctx, struct packet *p, const bool in, const bool v6)
+{
+	const struct config *config = config_get();
+	struct packet quoted = {};
+	struct error_turn turn = {};
+	int error = parse_quoted(ctx, p, &quoted, v6);
+	bool ours;
+
+	if (error)
+		return -error;
+	if (!config)
+		return REASON_NOT_TRANSPORT;
+	/* Of IPv4 its checksum covers no address. */
+	p->addresses_only = !v6;
+	ours = in ? turn_to_backend(p, &quoted, &turn, config, v6) : turn_to_client(&quoted, &turn, false, v6);
+	/* The node's own ports are looked at last: most errors are about a client's packet or an answer. */
+	if (!ours && in)
+		ours = turn_to_client(&quoted, &turn, true, v6);
+	return ours ? tell(ctx, p, &quoted, &turn, v6) : REASON_NOT_TRANSPORT;
+}
+
+/* Functions of their own: few packets are errors. */
+__noinline int icmp4(ctx_t *ctx, struct packet *p, bool in)
+{
+	return p ? icmp(ctx, p, in, false) : REASON_MALFORMED;
+}
+
+__noinline int icmp6(ctx_t *ctx, struct packet *p, bool in)
+{
+	return p ? icmp(ctx, p, in, true) : REASON_MALFORMED;
+}
+
+#endif

@@ -1,0 +1,220 @@
+//! A flow begins in tables of its own, and moves to the others when its client goes on after an answer: a flood evicts no
+//! flow that goes on.
+
+use std::mem::offset_of;
+use std::net::IpAddr;
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::{Family, Protocol};
+use weir_datapath::{FlowEntry, Hook};
+use weir_testbed::address::CLIENT;
+use weir_testbed::packet::Packet;
+
+use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, cases, tcp};
+use crate::entries::age;
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, web};
+use crate::pins::SMALL;
+use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, each_way};
+
+const LOCAL: Way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+
+fn flows(talk: &Talk<'_>) -> Vec<FlowEntry> {
+    let port = talk.first.source_socket().port();
+    let mut flows = talk.node.view.flows().unwrap();
+    flows.retain(|entry| entry.client_port == port && entry.protocol == talk.case.protocol.number());
+    flows
+}
+
+/// Both entries of the flow are in one pair of tables. Says whether it is that of flows which begin.
+#[track_caller]
+fn begins(talk: &Talk<'_>) -> bool {
+    let flows = flows(talk);
+    assert_eq!(flows.len(), 1, "{flows:?}");
+    let opening = |flags: u16| flags & abi::FLOW_OPENING != 0;
+    let is_of = |reply: &abi::Reply| reply.client_port.get() == talk.first.source_socket().port();
+    let v4 = talk.node.view.replies4().unwrap().into_iter().map(|(_, reply)| reply);
+    let v6 = talk.node.view.replies6().unwrap().into_iter().map(|(_, reply)| reply);
+    let replies: Vec<_> = if talk.case.family == Family::V4 { v4.collect() } else { v6.collect() };
+    let stages: Vec<_> = replies.iter().filter(|reply| is_of(reply)).map(|reply| opening(reply.flags)).collect();
+    assert_eq!(stages, [opening(flows[0].flow.flags)]);
+    stages[0]
+}
+
+#[test]
+fn a_connection_moves_when_its_client_goes_on_after_the_answer() {
+    each_way("connections that were answered", Protocol::Tcp, |talk| {
+        assert!(begins(talk));
+        talk.client_sends(&talk.first);
+        talk.client_goes_on();
+        assert!(begins(talk), "nobody has answered");
+        talk.accept();
+        talk.client_sends(&talk.first);
+        assert!(begins(talk), "the client has not heard of the answer");
+        talk.client_goes_on();
+        assert!(!begins(talk));
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+        assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn a_client_that_ends_what_was_answered_moves_nothing() {
+    each_way("connections of others' addresses", Protocol::Tcp, |talk| {
+        talk.accept();
+        talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
+        assert!(begins(talk));
+    });
+}
+
+#[test]
+fn datagrams_move_when_the_client_goes_on_after_an_answer() {
+    each_way("datagrams that were answered", Protocol::Udp, |talk| {
+        talk.client_goes_on();
+        talk.endpoint_goes_on();
+        assert!(begins(talk), "one question and one answer");
+        talk.client_goes_on();
+        assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn datagrams_move_when_a_second_answer_comes() {
+    each_way("datagrams that are answered twice", Protocol::Udp, |talk| {
+        talk.endpoint_goes_on();
+        talk.endpoint_goes_on();
+        assert!(!begins(talk));
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+    });
+}
+
+#[test]
+fn an_association_moves_when_its_client_goes_on_after_the_answer() {
+    each_way("associations that were answered", Protocol::Sctp, |talk| {
+        assert!(begins(talk));
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+        assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn a_port_that_is_used_again_begins_anew() {
+    each_way("ports that are used again", Protocol::Tcp, |talk| {
+        talk.accept();
+        talk.client_goes_on();
+        talk.client_sends(&talk.client_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
+        assert!(!begins(talk));
+        let next = Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone());
+        assert_eq!(flows(&next).len(), 1);
+        assert_ne!(next.flow().flags & abi::FLOW_OPENING, 0);
+        next.accept();
+        next.client_goes_on();
+        assert_eq!(next.flow().flags & (abi::FLOW_OPENING | abi::FLOW_CLOSING), 0);
+        assert_eq!(flows(&next).len(), 1);
+    });
+}
+
+/// SYNs from that many addresses.
+fn flood(node: &Node, case: Case, count: u32) {
+    for number in 0..count {
+        let from: IpAddr = match case.family {
+            Family::V4 => std::net::Ipv4Addr::from(0x0b00_0000 + number * 97).into(),
+            Family::V6 => std::net::Ipv6Addr::from((0xfd0b_0000_u128 << 96) | (u128::from(number) * 97)).into(),
+        };
+        let first = case.first((from, 1024).into(), case.at(CLUSTER_IP, PORT));
+        node.send(Hook::NicIn, Device::Eth0, &first);
+    }
+}
+
+#[test]
+fn a_flood_evicts_no_flow_that_goes_on() {
+    let Some(mut node) = Node::new("a flood of SYNs") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in [WAYS[0], WAYS[3]] {
+            node.serve(web(), &[way.endpoint]);
+            let talks: Vec<_> = (0..20).map(|_| Talk::open(&node, case, way)).collect();
+            for talk in &talks {
+                talk.accept();
+                talk.client_goes_on();
+            }
+            flood(&node, case, SMALL.openings * 3 / 2);
+            for talk in &talks {
+                talk.endpoint_goes_on();
+                talk.client_goes_on();
+                assert!(!begins(talk));
+            }
+        }
+    }
+}
+
+/// From now on all SYNs are those of a flood.
+fn is_flooded(node: &Node) {
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flood: 0, ..config }).unwrap();
+}
+
+#[test]
+fn in_a_flood_a_client_that_goes_on_reaches_the_backend_that_has_answered_it() {
+    let Some(mut node) = Node::new("clients in a flood") else { return };
+    let endpoints = [(1, 1), (1, 2), (1, 3)];
+    node.serve(web(), &endpoints);
+    is_flooded(&node);
+    for case in cases(Protocol::Tcp) {
+        let mut used = std::collections::BTreeSet::new();
+        for way in [LOCAL, Way { to: (Hook::Xdp, Device::Eth0), ..LOCAL }] {
+            for _ in 0..50 {
+                let talk = Talk::open(&node, case, way);
+                assert!(flows(&talk).is_empty(), "a SYN is not worth an entry");
+                talk.accept();
+                let later = case.later(talk.first.source_socket(), talk.first.destination_socket());
+                let went = node.send(way.to.0, way.to.1, &later).packet();
+                assert_eq!(went.destination, talk.seen.destination);
+                assert!(!begins(&talk));
+                used.insert(went.destination);
+            }
+        }
+        assert_eq!(used.len(), endpoints.len());
+    }
+}
+
+#[test]
+fn in_a_flood_a_flow_in_the_nodes_name_is_remembered_for_its_port() {
+    let Some(mut node) = Node::new("clients of another node's endpoints in a flood") else { return };
+    node.serve(web(), &[(2, 1)]);
+    is_flooded(&node);
+    for case in cases(Protocol::Tcp) {
+        let talk = Talk::open(&node, case, Way { endpoint: (2, 1), back: NIC_IN, ..LOCAL });
+        assert!(begins(&talk));
+        talk.accept();
+        talk.client_goes_on();
+        assert!(!begins(&talk));
+    }
+}
+
+#[test]
+fn a_source_port_is_free_again_when_nobody_has_answered_for_long() {
+    let Some(mut node) = Node::new("ports of flows that nobody answers") else { return };
+    node.serve(web(), &[(2, 1)]);
+    node.configure((SNAT_PORTS.0, SNAT_PORTS.0 + 3), true);
+    for case in cases(Protocol::Tcp) {
+        let syn = || {
+            let header = TcpHeader { syn: true, ..TcpHeader::default() };
+            tcp(case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT), header)
+        };
+        let send = |packet: &Packet| node.send(Hook::NicIn, Device::Eth0, packet);
+        for _ in 0..4 {
+            send(&syn()).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        }
+        send(&syn()).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        let (flows, replies) = if case.family == Family::V4 { ("flows4", "replies4") } else { ("flows6", "replies6") };
+        age(&node, flows, offset_of!(abi::Flow, last_seen), abi::OPENING_IDLE);
+        age(&node, replies, offset_of!(abi::Reply, last_seen), abi::OPENING_IDLE);
+        send(&syn()).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        age(&node, flows, offset_of!(abi::Flow, last_seen), 1);
+        age(&node, replies, offset_of!(abi::Reply, last_seen), 1);
+        send(&syn()).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+    }
+}
