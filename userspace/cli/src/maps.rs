@@ -210,6 +210,7 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             fragments.iter().map(|(key, fragment)| entry(decode::fragment(key, fragment))).collect()
         }
         "counters" => counters(view)?,
+        "paces" => paces(view)?,
         "devices" => view.devices()?.iter().map(|device| entry(decode::device(device))).collect(),
         "frontend_filter" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|word| entry(decode::filter_word(word))).collect()
@@ -276,6 +277,21 @@ fn counters(view: &View) -> Result<Vec<EntryRow>> {
         }
     }
     Ok(rows)
+}
+
+fn paces(view: &View) -> Result<Vec<EntryRow>> {
+    let entries = view.raw("paces")?.unwrap_or_default();
+    // One value for each CPU.
+    let values = entries.iter().flat_map(|(_, values)| values.chunks_exact(size_of::<abi::Pace>()));
+    let row = |(cpu, value): (usize, &[u8])| {
+        let word =
+            |at: usize| value.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+        EntryRow {
+            key: Value::Fields(vec![("cpu", number(cpu as u64))]),
+            value: Value::Fields(vec![("tick", number(word(0))), ("flows", number(word(4)))]),
+        }
+    };
+    Ok(values.enumerate().map(row).collect())
 }
 
 #[cfg(test)]
