@@ -1,11 +1,12 @@
 //! Programs and maps of one measurement.
 
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{Array, MapData, ProgramArray};
+use aya::maps::{Array, HashMap, Map, MapData, ProgramArray};
 use aya::programs::{ProgramFd, Xdp};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use weir_abi as abi;
@@ -93,12 +94,12 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Loads the programs with so many services in the maps.
-    pub(crate) fn new(family: Family, services: u32) -> Result<Self> {
+    /// Loads the programs with so many services in the maps, and room for so many flows that begin.
+    pub(crate) fn new(family: Family, services: u32, openings: u32) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let pins = PinDir::new(format!("/sys/fs/bpf/{PIN_PREFIX}{}-{number}", std::process::id()));
-        let capacity = Capacity { flows: 1 << 18, ..Capacity::DEFAULT };
+        let capacity = Capacity { flows: 1 << 18, openings, ..Capacity::DEFAULT };
         let mut datapath = Datapath::open(pins.clone(), &capacity)?;
         fill(&mut datapath, capacity, family, services)?;
         let mut wrapper = EbpfLoader::new().btf(None).load(WRAPPER).context("cannot load the wrapper")?;
@@ -118,6 +119,29 @@ impl Bed {
         }
         let v6 = u32::from(self.family == Family::V6);
         Plan { template, next: 0, flows, services, first_service, v6, pad: 0 }
+    }
+
+    /// As if the backend had answered every flow that nobody has answered so far: the next packet of each moves it to those
+    /// that go on.
+    pub(crate) fn answer(&self) -> Result<()> {
+        const SIZE: usize = size_of::<abi::Reply>();
+        const FLAGS: std::ops::Range<usize> = offset_of!(abi::Reply, flags)..offset_of!(abi::Reply, flags) + 2;
+        fn answered<const KEY: usize>(map: MapData) -> Result<()> {
+            let mut replies: HashMap<MapData, [u8; KEY], [u8; SIZE]> = HashMap::try_from(Map::LruHashMap(map))?;
+            let all = replies.iter().collect::<Result<Vec<_>, _>>()?;
+            for (key, mut reply) in all {
+                let [a, b] = [reply[FLAGS.start], reply[FLAGS.start + 1]];
+                let flags = u16::from_ne_bytes([a, b]) | abi::FLOW_REPLIED;
+                reply[FLAGS].copy_from_slice(&flags.to_ne_bytes());
+                replies.insert(key, reply, 0)?;
+            }
+            Ok(())
+        }
+        let map = |name| MapData::from_pin(self.pins.map(name)).with_context(|| format!("cannot open {name}"));
+        match self.family {
+            Family::V4 => answered::<{ size_of::<abi::FlowKey4>() }>(map("awaited4")?),
+            Family::V6 => answered::<{ size_of::<abi::FlowKey6>() }>(map("awaited6")?),
+        }
     }
 
     /// Runs a program in the wrapper, that many rounds.

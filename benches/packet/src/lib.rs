@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
 use weir_core::model::Family;
+use weir_core::ops::Capacity;
 
 mod bed;
 mod frame;
@@ -107,7 +108,9 @@ fn sweep(bpffs: &Path) -> Result<()> {
 }
 
 fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
-    let mut bed = Bed::new(family, services)?;
+    // All of the flows begin at once before they are answered.
+    let openings = if case == Case::Established { 1 << 18 } else { Capacity::DEFAULT.openings };
+    let mut bed = Bed::new(family, services, openings)?;
     let (target, first) = match case {
         Case::Established | Case::NewFlow => (services, bed::first_service(family)),
         Case::NotOurs => (services, bed::first_stranger()),
@@ -117,6 +120,10 @@ fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figu
     // Makes the flows known, and the caches warm.
     let plan = bed.plan(&frame, flows, target, first);
     bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+    if case == Case::Established {
+        bed.answer()?;
+        bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+    }
     let mut weir = Vec::new();
     let mut null = Vec::new();
     for run in 0..RUNS {
