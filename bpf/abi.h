@@ -249,8 +249,8 @@ enum flow_flags {
 	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
 	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did */
 	FLOW_REPLIED = 4, /* a reply was seen */
-	FLOW_MOVED =
-		8, /* in a reply: its SYN was not answered and went to another backend; what comes late is dropped */
+	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
+	FLOW_MOVED = 8,
 	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,

@@ -255,12 +255,16 @@ __noinline int reply_is_anothers6(const struct packet *p)
 	return p ? reply_is_anothers(p, true) : false;
 }
 
+static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)
+{
+	return a->frontend_port == b->frontend_port && addr_equal(&a->frontend, &b->frontend, v6);
+}
+
 /* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
 static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct config *config,
 					 const struct reply *reply, const bool v6)
 {
-	return (old->frontend_port == reply->frontend_port && addr_equal(&old->frontend, &reply->frontend, v6)) ||
-	       reply_is_over(old, 0, p->proto, config, v6);
+	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, config, v6);
 }
 
 /*
@@ -285,7 +289,7 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 		return -1;
 	/* Of a flood only this was written, and it was answered. */
 	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
-	    addr_equal(&old->frontend, &reply->frontend, v6) && old->frontend_port == reply->frontend_port)
+	    is_same_frontend(old, reply, v6))
 		return 0;
 	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, STAGE_OPENING, v6);
 }

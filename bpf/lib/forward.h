@@ -21,7 +21,8 @@ struct ends {
 
 /*
  * Finds the way for a packet before anything is written to it.
- * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot send it.
+ * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
+ * send it.
  */
 static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct ends *to, struct bpf_fib_lookup *fib,
 				      const bool v6)

@@ -282,7 +282,7 @@ static __always_inline int snat_to(ctx_t *ctx, struct packet *p, const struct fl
 	return error ?: send(ctx, p, &to, &fib, v6);
 }
 
-/* Functions of their own, for the stack's sake: what is sent in somebody else's name needs room for two addresses and a route. */
+/* Functions of their own: what is sent in somebody else's name needs room on the stack for two addresses and a route. */
 __noinline int snat_to4(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend)
 {
 	return p && flow && backend ? snat_to(ctx, p, flow, backend, false) : -REASON_BROKEN_TABLE;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Answers in the service's name: a reset for TCP, port unreachable for UDP, and for all the size that a packet may have. The packet itself is turned around and sent
- * back out of the interface that it came from. SCTP's ABORT would need a CRC32c; its client hears nothing. For tc; XDP
- * leaves these packets to it.
+ * Answers in the service's name: a reset for TCP, port unreachable for UDP, and for all the size that a packet may have.
+ * The packet itself is turned around and sent back out of the interface that it came from. SCTP's ABORT would need a CRC32c;
+ * its client hears nothing. For tc; XDP leaves these packets to it.
  */
 #ifndef WEIR_REJECT_H
 #define WEIR_REJECT_H

@@ -162,6 +162,15 @@ static __always_inline enum next_step syn_step(const struct flow *flow, const st
 	return (flow->flags & FLOW_RETRIES) == FLOW_RETRIES ? STEP_GIVE_UP : STEP_ELSEWHERE;
 }
 
+/* Whom a backend answers: the client, or the node in its stead. */
+static __always_inline const struct addr *peer_of(const struct packet *p, const struct flow *flow,
+						  const struct config *config, const bool v6)
+{
+	if (!(flow->flags & FLOW_SNAT))
+		return &p->src;
+	return v6 ? &config->node6 : &config->node4;
+}
+
 /* The reply entry of a flow's packets, which may be another flow's, or NULL. */
 static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
 					      const struct backend *backend, const struct config *config, const bool v6)
@@ -194,7 +203,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	known = reply_to(p, flow, backend, config, v6);
 	if (known && reply_is_of(known, p, flow, v6))
 		return p->syn ? syn_step(flow, known) : STEP_ON;
-	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
+	peer = peer_of(p, flow, config, v6);
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
 	if (known && !is_here(backend))
 		return STEP_OVER;
@@ -227,7 +236,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 
 	if (!config || !backend)
 		return false;
-	peer = !snat ? &p->src : v6 ? &config->node6 : &config->node4;
+	peer = peer_of(p, flow, config, v6);
 	reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
 	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))
 		return false;

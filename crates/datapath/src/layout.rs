@@ -43,6 +43,11 @@ const fn lru<K, V>(name: &'static str, size: Option<fn(&Capacity) -> u32>, optio
     MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size, option }
 }
 
+const fn per_cpu<V>(name: &'static str) -> MapSpec {
+    let kind = bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY;
+    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: 0, size: None, option: "" }
+}
+
 /// Longest prefix match; the kernel has no other kind than one without preallocation.
 const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
     const { assert!(size_of::<K>() <= size_of::<sys::BatchToken>(), "the kernel writes a key there") };
@@ -93,24 +98,8 @@ pub(crate) const MAPS: [MapSpec; 30] = [
         size: None,
         option: "",
     },
-    MapSpec {
-        name: "counters",
-        kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
-        key: size_of::<u32>(),
-        value: size_of::<abi::Counter>(),
-        flags: 0,
-        size: None,
-        option: "",
-    },
-    MapSpec {
-        name: "paces",
-        kind: bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
-        key: size_of::<u32>(),
-        value: size_of::<abi::Pace>(),
-        flags: 0,
-        size: None,
-        option: "",
-    },
+    per_cpu::<abi::Counter>("counters"),
+    per_cpu::<abi::Pace>("paces"),
     MapSpec {
         name: "devices",
         kind: bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH,

@@ -18,6 +18,7 @@ use weir_testbed::{Pod, World, address, bpffs, cgroup, figures};
 use crate::demo::Programs;
 use crate::demo::agent::{Agent, Spread};
 use crate::guard::{self, Stop};
+use crate::origin::Origin;
 use crate::progress::Step;
 use crate::steering::Holder;
 
@@ -66,8 +67,7 @@ struct Case {
 /// What is written.
 #[derive(Debug, Serialize)]
 struct Figures {
-    kernel: String,
-    seed: u64,
+    origin: Origin,
     cases: Vec<Case>,
 }
 
@@ -82,12 +82,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
     guard::supervise(|directory, stop| {
         let cases = measure(options, &programs, directory, stop)?;
-        let kernel =
-            std::fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot tell the kernel's release")?;
-        print(&cases, kernel.trim());
+        let origin = Origin::of(format!("make bench-flood SYNS={} SEED={}", options.syns, options.seed))?;
+        print(&cases, &origin);
         let holds = cases.iter().all(Case::holds);
-        let new = Figures { kernel: kernel.trim().to_owned(), seed: options.seed, cases };
-        figures::write(&options.output, &new)?;
+        figures::write(&options.output, &Figures { origin, cases })?;
         Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     })
 }
@@ -183,8 +181,9 @@ fn services(world: &World, directory: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-fn print(cases: &[Case], kernel: &str) {
-    println!("\nLinux {kernel}");
+fn print(cases: &[Case], origin: &Origin) {
+    let Origin { command, kernel, date, cpus } = origin;
+    println!("\n{command}, Linux {kernel}, {cpus} CPUs, {date}");
     println!(
         "{:<10} {:<8} {:>12} {:>10} {:>14} {:>16} {:>10}",
         "FAMILY", "BACKEND", "SYNS", "SYNS/s", "BROKEN OF", "NEW, FAILED", "P99"
