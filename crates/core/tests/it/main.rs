@@ -22,6 +22,7 @@ mod policies_ejection;
 mod policies_level;
 mod policies_loop;
 mod policies_papers;
+mod policies_spare;
 mod policies_waterfill;
 mod random;
 mod restart;

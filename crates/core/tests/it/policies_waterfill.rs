@@ -264,30 +264,6 @@ fn a_node_that_tells_no_spare_is_judged_by_its_size_and_load() {
 }
 
 #[test]
-fn spare_is_what_the_node_takes_beyond_its_own_flows_divided_by_who_spills() {
-    let policy = at_ease(vec![]);
-    assert!((policy.spare(1).unwrap() - 40.0).abs() < 1e-6);
-    assert!((policy.spare(4).unwrap() - 10.0).abs() < 1e-6);
-    assert_eq!(Waterfill::default().spare(1), None);
-}
-
-#[test]
-fn spare_stays_the_same_while_others_use_it() {
-    let mut policy = Waterfill::default();
-    // 40 own flows and 30 of others.
-    scene(40.0, 70.0, 0.0, vec![]).settle(&mut policy, 60);
-    assert!((policy.spare(1).unwrap() - 40.0).abs() < 0.1, "{:?}", policy.spare(1));
-}
-
-#[test]
-fn a_node_that_spills_takes_nothing() {
-    let peers = vec![peer(1, 0.1, 500.0, 1)];
-    let mut policy = at_ease(peers.clone());
-    step(&mut policy, 160.0, 0.0, &peers);
-    assert_eq!(policy.spare(1), Some(0.0));
-}
-
-#[test]
 fn noise_is_no_step() {
     let mut policy = at_ease(vec![]);
     // 10 flows a tick are expected; 19 are within three standard deviations.

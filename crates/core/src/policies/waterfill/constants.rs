@@ -48,6 +48,9 @@ pub const NEAREST: Duration = Duration::from_millis(1);
 pub const CLASS_MARGIN: f64 = 0.1;
 /// How long the cost of a flow is learned: a minute, several times the smoothing of what it is learned from.
 pub const COST_MEMORY: Duration = Duration::from_secs(60);
+/// How long what is smoothed still tells what a flow costs after the last one: twice the smoothing, after which a seventh of
+/// it is left.
+pub const REMAINS: Duration = Duration::from_secs(10);
 /// Relative standard deviation of work from which a cost can be told from the background: a tenth.
 pub const SPREAD_TO_LEARN: f64 = 0.1;
 /// Least that a flow can cost, as a part of what it would if the service alone used the resource: a twentieth.

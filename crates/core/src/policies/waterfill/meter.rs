@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::constants::{COST_MEMORY, LEAST_COST, SMOOTHING, SPREAD_TO_LEARN};
+use super::constants::{COST_MEMORY, LEAST_COST, REMAINS, SMOOTHING, SPREAD_TO_LEARN};
 use super::smooth::Smoothed;
 
 /// One resource that the service uses: the node's CPU, its network, or what the limits of the pods allow.
@@ -11,6 +11,8 @@ pub(super) struct Meter {
     used: Smoothed,
     part: Smoothed,
     work: Smoothed,
+    /// Time since the last work.
+    quiet: Duration,
     moments: Moments,
     cost: Option<f64>,
     learned: bool,
@@ -42,12 +44,16 @@ impl Meter {
     /// Takes a utilisation, the service's part of it if that is known, and the flows per second that were done when it
     /// was measured.
     pub(super) fn read(&mut self, used: f64, part: Option<f64>, work: f64, elapsed: Duration) -> Level {
+        self.quiet = if work > 0.0 { Duration::ZERO } else { self.quiet.saturating_add(elapsed) };
         let used = self.used.follow(used, elapsed, SMOOTHING);
         let work = self.work.follow(work, elapsed, SMOOTHING);
         let part = part.map(|part| self.part.follow(part, elapsed, SMOOTHING).min(used));
-        // The same filter for both, so that their ratio is right while they move.
+        // The same filter for both, so that their ratio is right while they move. Later it is that of what a service uses
+        // without any work to nearly nothing, and flows would get dearer for as long as none comes.
         match part {
-            Some(part) if work > 0.0 && part > 0.0 => (self.cost, self.learned) = (Some(part / work), true),
+            Some(part) if work > 0.0 && part > 0.0 && self.quiet <= REMAINS => {
+                (self.cost, self.learned) = (Some(part / work), true)
+            }
             Some(_) => {}
             None => self.learn(used, work, elapsed),
         }

@@ -103,8 +103,8 @@ impl Policy for Waterfill {
 
     fn spare(&self, peers: u32) -> Option<f64> {
         let room = self.room?;
-        // A guessed cost of a node that does little says nothing. Peers know their own.
-        if room.cost.is_none() || (!room.learned && room.used < room.demand.min(TARGET / 2.0)) {
+        // A guessed cost of a node that does little says nothing: what is not the service's is much of it. Peers guess better.
+        if room.cost.is_none() || (!room.learned && room.used < TARGET / 2.0) {
             return None;
         }
         // Who sends here beyond the headroom must see that it is still there, or it would come and go.
