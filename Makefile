@@ -31,7 +31,7 @@ XTASK := cargo run $(QUIET) --release -p xtask --
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-papers bench-world sim clean help format bpf
+.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz clean help format bpf
 .PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
@@ -76,6 +76,16 @@ bench-flood: bootstrap-bench build ## open and new connections beside a flood of
 	$(call say,BENCH,flood)
 	$(Q)$(XTASK) bench-flood $(if $(SYNS),--syns '$(SYNS)') $(if $(SEED),--seed '$(SEED)')
 
+bench-killed-pod: bootstrap-bench build ## new connections while a pod is gone without a FIN (root); REPS=n SECONDS=n RATE=n
+	$(call say,BENCH,killed-pod)
+	$(Q)$(XTASK) bench-killed-pod $(if $(REPS),--reps '$(REPS)') $(if $(SECONDS),--seconds '$(SECONDS)') \
+		$(if $(RATE),--rate '$(RATE)')
+
+# 24 minutes. A shorter run shows that all of it works.
+soak: bootstrap-bench build ## a cluster in use while everything in it changes (root); MINUTES=n SEED=n
+	$(call say,SOAK,"$(or $(MINUTES),24) minutes")
+	$(Q)$(XTASK) soak $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(SEED),--seed '$(SEED)')
+
 # 40 minutes. A figure is a result when each of its points was measured three times.
 bench-papers: bootstrap-bench build ## the papers' figures beside real kube-proxy (root); FIGURE=5|6|7|8|edgemesh REPS=n
 	$(call say,BENCH,"papers: $(if $(FIGURE),figure $(FIGURE),all figures)")
@@ -92,6 +102,12 @@ bench-world: bootstrap-bench build ## connections end to end beside real kube-pr
 sim: bootstrap-base ## every policy in virtual time, against the optimum; ONLY=scenario POLICY=name SEED=n
 	$(call say,SIM,"$(or $(ONLY),all scenarios)")
 	$(Q)$(XTASK) sim $(if $(ONLY),--only '$(ONLY)') $(if $(POLICY),--policy '$(POLICY)') $(if $(SEED),--seed $(SEED))
+
+# What the two differ about is kept in crates/datapath/tests/corpus, which every test run plays.
+fuzz: bootstrap-test ## the programs against their model, random scenarios for SECONDS=600 (root); SEED=n
+	$(call say,FUZZ,"$(or $(SECONDS),600) s")
+	$(Q)FUZZ_SECONDS=$(or $(SECONDS),600) $(if $(SEED),WEIR_TEST_SEED=$(SEED)) \
+		cargo test $(QUIET) -p weir-datapath --test it fuzz:: -- --nocapture
 
 format: bootstrap-lint ## rewrite all sources in the style that lint checks
 	$(call say,FORMAT,"Rust and C")

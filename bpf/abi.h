@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 3,
+	ABI_VERSION = 4,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -41,6 +41,10 @@ enum abi {
 	SECOND_DRAW = 0x7477696e,
 	/* Prefixes of cluster IPs that one node knows: clusters have one for each family, rarely a few more. */
 	SERVICE_NETWORKS = 8,
+	/* The longest frame of a piece that waits for the first one: Ethernet's, two tags, and what a tunnel puts in front. */
+	HELD_BYTES = 1600,
+	/* Entries of held_pieces that one source's may take: the longest datagram in pieces of 1280 bytes. */
+	HELD_REGION = 64,
 	/* Names are cut to this many bytes, a final zero included. Kubernetes allows 63 characters. */
 	NAME_SIZE = 64,
 };
@@ -58,6 +62,7 @@ enum frontend_kind {
 	KIND_LOAD_BALANCER = 3,
 	KIND_EXTERNAL_IP = 4,
 	KIND_UNUSED_PORT = 5, /* all other ports of a cluster IP, which are refused: port 0 and protocol 0 */
+	KIND_ADDRESS = 6, /* a load balancer or external IP that echo requests may be sent to: port 0 and protocol 0 */
 };
 
 struct frontend_key4 {
@@ -134,6 +139,7 @@ enum backend_flags {
 	BACKEND_HOST_NETWORK = 4, /* its address is a node's own */
 	/* Bit BACKEND_CLASS << class: new flows of that class may go here. Affinity asks, the tiers know by themselves. */
 	BACKEND_CLASS = 8,
+	BACKEND_DIRECT = 64, /* on another node, which takes clients' packets as they are and answers them itself */
 };
 
 /* One endpoint of one service port. Slot 0 is never used. */
@@ -145,6 +151,22 @@ struct backend {
 	__u32 generation; /* HOST, changes when the endpoint goes away; flows that remember another one are stale */
 	__u32 service;	  /* HOST, index into services */
 	__u32 node;	  /* HOST, key in nodes; 0 is unknown */
+};
+
+/* Which endpoint of this node a client's packet is for that another node has wrapped. */
+struct local_key {
+	struct addr addr; /* of the endpoint */
+	__u32 service;	  /* HOST, index into services */
+	__u32 pad;
+};
+
+struct local_endpoint {
+	__u32 backend; /* HOST, index into backends */
+};
+
+/* Keyed by its address: whose wrapped packets are opened. */
+struct other_node {
+	__u32 known; /* HOST, always 1 */
 };
 
 /* Session affinity: one client, at all addresses of one service port. The node's own processes are one client. */
@@ -186,7 +208,7 @@ struct backend_counters {
 	__u64 bytes_to;	  /* HOST, from clients */
 	__u64 bytes_from; /* HOST, back to them */
 	/*
-	 * HOST, wraps: connections that began, less those that their client ended. Those that were evicted or forgotten stay in
+	 * HOST, wraps: connections that began, less those that ended (FLOW_ENDED). Those that were evicted or forgotten stay in
 	 * it, so that only its changes mean something; how many are open, the flow tables say.
 	 */
 	__u32 balance;
@@ -225,90 +247,7 @@ struct service_counters {
 	__u64 dropped;	/* HOST, dropped: the policy allows no endpoint here, or the source ranges not the client */
 };
 
-/* ---- flows: where established ones stay ---------------------------------------------------------------------- */
-
-struct flow_key4 {
-	__be32 src;   /* BE */
-	__be32 dst;   /* BE */
-	__be16 sport; /* BE */
-	__be16 dport; /* BE */
-	__u8 proto;
-	__u8 pad[3];
-};
-
-struct flow_key6 {
-	__be32 src[4]; /* BE */
-	__be32 dst[4]; /* BE */
-	__be16 sport;  /* BE */
-	__be16 dport;  /* BE */
-	__u8 proto;
-	__u8 pad[3];
-};
-
-enum flow_flags {
-	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
-	FLOW_CLOSING = 2, /* the client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did */
-	FLOW_REPLIED = 4, /* a reply was seen */
-	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
-	FLOW_MOVED = 8,
-	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
-	FLOW_RETRY = 16,
-	FLOW_RETRIES = 48,
-	FLOW_OPENING = 64, /* in openings or awaited: nobody has answered so far, or the client does not know yet */
-};
-
-/* From client to frontend. Keyed by the packet as the client sent it. */
-struct flow {
-	__u32 backend;	  /* HOST, index into backends */
-	__u32 generation; /* HOST, of the backend when it was selected */
-	__u32 service;	  /* HOST, index into services */
-	__u16 flags;	  /* HOST, enum flow_flags */
-	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
-	__u32 created;	  /* HOST, in ticks */
-	__u32 last_seen;  /* HOST, in ticks */
-	__u32 bytes;	  /* HOST, of its packets without the first, wraps */
-	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
-};
-
-/* From backend to client. Keyed by the packet as the backend sends it. */
-struct reply {
-	struct addr frontend;
-	struct addr client;
-	__be16 frontend_port; /* BE */
-	__be16 client_port;   /* BE */
-	__u16 flags;	      /* HOST, enum flow_flags */
-	__u16 pad;
-	__u32 backend;	  /* HOST, index into backends */
-	__u32 generation; /* HOST, of the backend when it was selected */
-	__u32 last_seen;  /* HOST, in ticks */
-	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
-	__u32 bytes;	  /* HOST, of its packets, wraps */
-	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
-};
-
-/* How many flows have begun on a CPU. */
-struct pace {
-	__u32 tick;  /* HOST, of the last one */
-	__u32 flows; /* HOST, in that tick */
-};
-
-/*
- * A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common, for as long as they may
- * still be under way.
- */
-struct fragment_key {
-	struct addr src;
-	struct addr dst;
-	__be32 id; /* BE; of IPv4 the lower half */
-	__u8 proto;
-	__u8 pad[3];
-};
-
-struct fragment {
-	__be16 sport;	 /* BE */
-	__be16 dport;	 /* BE */
-	__u32 last_seen; /* HOST, in ticks */
-};
+#include "abi/flows.h"
 
 /* ---- sockets of processes on the host, and of pods ----------------------------------------------------------- */
 
@@ -349,7 +288,9 @@ enum config_flags {
 	CONFIG_MASQUERADE_EXTERNAL = 8,
 	/* And of what pods send to cluster IPs: kube-proxy's --masquerade-all. Only with the one above. */
 	CONFIG_MASQUERADE_ALL = 16,
-	CONFIG_POD_SOCKETS = 32, /* hooked_pods is in force */
+	CONFIG_POD_SOCKETS = 32,  /* hooked_pods is in force */
+	CONFIG_ECHO = 64,	  /* echo requests to addresses of services are answered */
+	CONFIG_HOST_BYPASS = 128, /* shortcuts are in force */
 };
 
 /* Addresses that equal addr in the bits of mask. IPv4 networks are v4-mapped, with at least 96 bits of mask. */
@@ -369,8 +310,10 @@ struct config {
 	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
 	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
 	__u32 service_networks; /* HOST, how many of service_network are in use */
-	__u32 flood; /* HOST, new flows on a CPU in a tick above which no SYN is remembered that its answer does not need */
-	__u32 pad;
+	__u32 flood; /* HOST, new flows on a CPU in a tick above which no SYN is remembered needlessly; 0: never */
+	__u32 tcp_half_closed; /* HOST, as tcp_idle, where one side has closed */
+	__u32 tcp_linger;      /* HOST, as tcp_idle, where FLOW_ENDED is set */
+	__u32 held_pieces;     /* HOST, entries of held_pieces in use; below HELD_REGION none is held */
 	/* Where cluster IPs come from. Whatever is still on its way there when it leaves the node is nobody's. */
 	struct network service_network[SERVICE_NETWORKS];
 };
@@ -379,6 +322,18 @@ struct config {
 struct device {
 	__u32 ifindex; /* HOST */
 	__u32 program; /* HOST, a file descriptor when written; 0: none runs on the way out */
+};
+
+enum shortcut_kind {
+	SHORTCUT_NEIGHBOUR = 1, /* to whoever the kernel's neighbour table says: what leads outside, and taps */
+	SHORTCUT_PEER = 2,	/* one pod, whose own end can be reached */
+	SHORTCUT_BRIDGE = 3,	/* pods, behind its ports */
+};
+
+/* An interface that packets may take past the host's stack, with CONFIG_HOST_BYPASS. */
+struct shortcut {
+	__u32 kind;   /* HOST, enum shortcut_kind */
+	__u32 bridge; /* HOST, index of the bridge that it is a port of; 0: of none */
 };
 
 /* Only for people: the kernel never reads these two. */
@@ -397,64 +352,7 @@ struct node_name {
 	char zone[NAME_SIZE];
 };
 
-/* ---- counters ------------------------------------------------------------------------------------------------ */
-
-enum hook {
-	HOOK_XDP = 0,
-	HOOK_NIC_INGRESS = 1,
-	HOOK_NIC_EGRESS = 2,
-	HOOK_POD_INGRESS = 3,
-	HOOK_POD_EGRESS = 4,
-	HOOK_SOCKET = 5,
-	HOOK_COUNT = 6,
-};
-
-/* Why a packet left the program. Numbers are never reused: they are counter indexes and metric labels. */
-enum reason {
-	REASON_NONE = 0,
-	/* passed untouched */
-	REASON_NOT_IP = 1,
-	REASON_NOT_TRANSPORT = 2, /* neither TCP nor UDP nor SCTP */
-	REASON_FRAGMENT = 3,	  /* no ports: the first one was not seen, or is too short */
-	REASON_MALFORMED = 4,	  /* shorter than its headers say */
-	REASON_NO_FRONTEND = 5,
-	REASON_NO_REPLY = 6,   /* on egress: not an answer to a flow of ours */
-	REASON_LEFT_TO_TC = 7, /* XDP cannot do it: no neighbour, VLAN tag, other device */
-	REASON_XDP_DONE = 8,   /* tc: XDP translated it already */
-	REASON_MID_FLOW = 9,   /* of a connection that another proxy has begun */
-	/* translated */
-	REASON_TO_LOCAL = 16,
-	REASON_TO_REMOTE = 17,
-	REASON_BACK = 18,
-	REASON_HAIRPIN = 19,
-	REASON_ERROR_TOLD = 20, /* an ICMP error about a packet of a flow */
-	/* answered by us */
-	REASON_NO_ENDPOINTS = 32,
-	REASON_STALE_RESET = 33,
-	REASON_UNUSED_PORT = 34,  /* a cluster IP's, but no service's */
-	REASON_UNANSWERED = 35,	  /* no backend answered the SYN that came again */
-	REASON_TOO_BIG_TOLD = 36, /* as REASON_TOO_BIG, and its sender knows by now */
-	/* dropped */
-	REASON_NO_LOCAL_ENDPOINTS = 48,
-	REASON_STALE = 49,
-	REASON_SNAT_EXHAUSTED = 50,
-	REASON_NO_ROUTE = 51,
-	REASON_TTL_EXCEEDED = 52,
-	REASON_BROKEN_TABLE = 53, /* a reference led nowhere: a bug, or a map of another writer */
-	REASON_REWRITE_FAILED = 54,
-	REASON_FLOW_TABLE = 55,	   /* the flow could not be stored */
-	REASON_TOO_BIG = 56,	   /* for the MTU of the way to the other node */
-	REASON_HELD = 57,	   /* a new flow while the flow tables are being replaced */
-	REASON_SOURCE_RANGE = 58,  /* from outside of loadBalancerSourceRanges */
-	REASON_NO_SERVICE = 59,	   /* to a cluster IP that no service has */
-	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
-	REASON_COUNT = 64,
-};
-
-struct counter {
-	__u64 packets; /* HOST */
-	__u64 bytes;   /* HOST */
-};
+#include "abi/reasons.h"
 
 #define ABI_SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type)
 ABI_SIZE(addr, 16);
@@ -466,6 +364,9 @@ ABI_SIZE(tiers, 16);
 ABI_SIZE(service, 64);
 ABI_SIZE(line, 128);
 ABI_SIZE(backend, 32);
+ABI_SIZE(local_key, 24);
+ABI_SIZE(local_endpoint, 4);
+ABI_SIZE(other_node, 4);
 ABI_SIZE(affinity_key, 24);
 ABI_SIZE(affinity, 12);
 ABI_SIZE(source_range_key, 24);
@@ -479,15 +380,17 @@ ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
 ABI_SIZE(reply, 64);
-ABI_SIZE(pace, 8);
+ABI_SIZE(pace, 16);
 ABI_SIZE(fragment_key, 40);
-ABI_SIZE(fragment, 8);
+ABI_SIZE(fragment, 12);
+ABI_SIZE(held_piece, 1656);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
 ABI_SIZE(hooked_pod, 32);
 ABI_SIZE(network, 32);
-ABI_SIZE(config, 336);
+ABI_SIZE(config, 344);
 ABI_SIZE(device, 8);
+ABI_SIZE(shortcut, 8);
 ABI_SIZE(service_name, 200);
 ABI_SIZE(node_name, 128);
 ABI_SIZE(counter, 16);

@@ -7,32 +7,47 @@
 
 #include "lib/ctx_tc.h"
 /* The context comes first: what follows is the same code for XDP and tc. */
+#include "lib/bypass.h"
+#include "lib/echo.h"
 #include "lib/fragment.h"
+#include "lib/held.h"
 #include "lib/icmp.h"
 #include "lib/nat.h"
 #include "lib/reject.h"
+#include "lib/unwrap.h"
 
 /* Enough for Ethernet, two tags, IPv6 with some extension headers, and TCP. */
 #define LINEAR_BYTES 160
 
-/* Whether XDP has translated this packet on the same interface. */
-static __always_inline bool handed_over(const ctx_t *ctx)
+/* What XDP, which has translated this packet on the same interface, says of it. */
+static __always_inline enum handover_kind handed_over(const ctx_t *ctx)
 {
 	const struct handover *handover = (void *)(long)ctx->data_meta;
 
-	return (void *)(handover + 1) <= (void *)(long)ctx->data && handover->magic == HANDOVER_MAGIC;
+	if ((void *)(handover + 1) > (void *)(long)ctx->data || handover->magic != HANDOVER_MAGIC)
+		return HANDOVER_NONE;
+	return handover->kind;
+}
+
+/* An answer to what came wrapped leaves for its client, not for the node that has wrapped it. Returns the verdict. */
+static __always_inline int on_its_way(ctx_t *ctx, const struct packet *p, long verdict)
+{
+	return verdict == TC_ACT_REDIRECT && is_unwrapped(p) ? bpf_redirect_neigh(ctx->ifindex, NULL, 0, 0) : verdict;
 }
 
 /* Answers a packet whose reason asks for it, and sets p->action. Returns the reason why the packet leaves. */
 static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, const bool v6)
 {
-	if (reason == REASON_TOO_BIG) {
-		p->action = v6 ? too_big6(ctx, p) : too_big4(ctx, p);
+	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4). */
+	if (reason == REASON_TOO_BIG && !is_icmp(p, v6)) {
+		p->action = on_its_way(ctx, p, v6 ? too_big6(ctx, p) : too_big4(ctx, p));
 		return p->action < 0 ? reason : REASON_TOO_BIG_TOLD;
 	}
+	if (reason == REASON_NOT_TRANSPORT && is_icmp(p, v6))
+		return v6 ? echo6(ctx, p) : echo4(ctx, p);
 	if (!wants_answer(reason))
 		return reason;
-	p->action = v6 ? reject6(ctx, p) : reject4(ctx, p);
+	p->action = on_its_way(ctx, p, v6 ? reject6(ctx, p) : reject4(ctx, p));
 	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
 }
 
@@ -62,17 +77,16 @@ static __always_inline bool is_egress(const enum hook hook)
 	return hook == HOOK_NIC_EGRESS || hook == HOOK_POD_EGRESS;
 }
 
-/* Returns a reason. */
-static __always_inline int translate(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
+/* Translates a packet that was read, or could not be for some reason. Returns a reason. */
+static __always_inline int translate(ctx_t *ctx, struct packet *p, int error, const enum hook hook, const bool out,
 				     const bool v6)
 {
-	const bool out = is_egress(hook);
-	int error = parse_ip(cursor, p, v6);
-
 	if (!error && p->piece == PIECE_LATER)
-		error = fragment_find(p);
-	/* A tag that the card took off the frame is a tag. */
-	p->vlan |= ctx->vlan_present;
+		error = fragment_find(p, out);
+	if (!error && p->hand_over)
+		return REASON_XDP_DONE;
+	if (!out && error == -REASON_NOT_TRANSPORT && hook == HOOK_NIC_INGRESS && is_wrapper(p, v6))
+		error = v6 ? unwrap6(ctx, p) : unwrap4(ctx, p);
 	if (error == -REASON_NOT_TRANSPORT && is_icmp(p, v6))
 		return v6 ? icmp6(ctx, p, !out) : icmp4(ctx, p, !out);
 	if (error)
@@ -108,22 +122,71 @@ __noinline int is_lost(const struct packet *p, bool v6)
 	return v6 ? is_unused_port(&p->dst, true) : is_unused_port(&p->dst, false);
 }
 
+/* What becomes of a piece without ports. Returns a reason. */
+static __always_inline int unknown_piece(ctx_t *ctx, const struct packet *p, int reason, const bool out, const bool v6)
+{
+	const bool kept = reason == REASON_FRAGMENT_HELD && !held_store(ctx, p, out);
+
+	if (out || !is_lost(p, v6))
+		return REASON_FRAGMENT;
+	return kept ? REASON_FRAGMENT_HELD : REASON_FRAGMENT_LOST;
+}
+
+/* Notes what became of a first piece: the others share its fate. Returns the reason. */
+static __always_inline int first_piece(ctx_t *ctx, const struct packet *p, int reason, const bool out)
+{
+	if (fragment_store(p, out, reason >= REASON_TO_LOCAL) && is_translated(reason) && held_release(ctx, p, out))
+		return REASON_REWRITE_FAILED;
+	return reason;
+}
+
+static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const enum hook hook, const bool out,
+				  const bool v6)
+{
+	int reason = translate(ctx, p, error, hook, out, v6);
+
+	if (!out)
+		reason = answer(ctx, p, pass_by(ctx, p, reason, hook, v6), v6);
+	if (reason == REASON_FRAGMENT || reason == REASON_FRAGMENT_HELD)
+		reason = unknown_piece(ctx, p, reason, out, v6);
+	else if (p->piece == PIECE_FIRST && is_transport(p->proto) && reason != REASON_MALFORMED)
+		reason = first_piece(ctx, p, reason, out);
+	if (out && hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
+		reason = REASON_NO_SERVICE;
+	return reason;
+}
+
+/* Functions of their own: the verifier walks each once, not for every way in which headers can be stacked. */
+__noinline int arrive4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+{
+	return p ? settle(ctx, p, error, hook, false, false) : REASON_MALFORMED;
+}
+
+__noinline int arrive6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+{
+	return p ? settle(ctx, p, error, hook, false, true) : REASON_MALFORMED;
+}
+
+__noinline int leave4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+{
+	return p ? settle(ctx, p, error, hook, true, false) : REASON_MALFORMED;
+}
+
+__noinline int leave6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+{
+	return p ? settle(ctx, p, error, hook, true, true) : REASON_MALFORMED;
+}
+
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
-	const bool out = is_egress(hook);
-	int reason = translate(ctx, cursor, p, hook, v6);
+	int error = parse_ip(cursor, p, v6);
 
-	if (!out)
-		reason = answer(ctx, p, reason, v6);
-	if (!out && reason == REASON_FRAGMENT && is_lost(p, v6))
-		reason = REASON_FRAGMENT_LOST;
-	if (hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
-		reason = REASON_NO_SERVICE;
-	/* The others share its fate, and that of the untouched ones needs no memory. */
-	if (p->piece == PIECE_FIRST && reason >= REASON_TO_LOCAL && reason != REASON_FRAGMENT_LOST)
-		fragment_store(p);
-	return reason;
+	/* A tag that the card took off the frame is a tag. */
+	p->vlan |= ctx->vlan_present;
+	if (is_egress(hook))
+		return v6 ? leave6(ctx, p, error, hook) : leave4(ctx, p, error, hook);
+	return v6 ? arrive6(ctx, p, error, hook) : arrive4(ctx, p, error, hook);
 }
 
 /* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
@@ -134,10 +197,14 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	struct cursor cursor;
 	int next, reason;
 
-	if (hook == HOOK_NIC_INGRESS && handed_over(ctx)) {
+	if (hook == HOOK_NIC_INGRESS)
+		p.hand_over = handed_over(ctx);
+	if (p.hand_over == HANDOVER_DONE) {
 		count(hook, REASON_XDP_DONE, length);
 		return TC_ACT_UNSPEC;
 	}
+	if (hook == HOOK_POD_INGRESS)
+		note_pod(ctx);
 	/* Drivers may leave headers in fragments. */
 	if (ctx->data + LINEAR_BYTES > ctx->data_end && ctx->data_end - ctx->data < ctx->len)
 		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);

@@ -7,19 +7,6 @@
 /* The context comes first: what follows is the same code for XDP and tc. */
 #include "lib/nat.h"
 
-/* Tells tc that this packet is done. Best effort: without room for metadata tc looks it up once more, mostly in vain. */
-static __always_inline void hand_over(ctx_t *ctx)
-{
-	struct handover *handover;
-
-	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*handover)))
-		return;
-	handover = (void *)(long)ctx->data_meta;
-	if ((void *)(handover + 1) > (void *)(long)ctx->data)
-		return;
-	handover->magic = HANDOVER_MAGIC;
-}
-
 /* Functions of their own: the verifier walks each once, not for every way in which headers can be stacked. */
 __noinline int in4(ctx_t *ctx, struct packet *p)
 {
@@ -65,8 +52,9 @@ int weir_xdp(ctx_t *ctx)
 		return XDP_DROP;
 	if (p.action)
 		return p.action;
-	if (p.hand_over)
-		hand_over(ctx);
+	/* Best effort: without room tc looks it up once more, mostly in vain. */
+	if (p.hand_over == HANDOVER_DONE)
+		ctx_hand_over(ctx, HANDOVER_DONE);
 	return XDP_PASS;
 }
 

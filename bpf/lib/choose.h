@@ -29,19 +29,26 @@ struct request {
 	__u8 pad;
 };
 
+/* Counts a new flow of a backend. */
+static __always_inline void count_flow(__u32 id, const struct backend *backend, bool by_socket)
+{
+	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &id);
+
+	if (!counters)
+		return;
+	__sync_fetch_and_add(&counters->flows, 1);
+	if (backend->proto != IPPROTO_UDP && !by_socket)
+		__sync_fetch_and_add(&counters->balance, 1);
+}
+
 static __always_inline void count_selection(const struct request *request, const struct backend *backend)
 {
 	const bool local = backend->flags & BACKEND_LOCAL;
 	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &request->service);
-	struct backend_counters *of_backend = bpf_map_lookup_elem(&backend_counters, &request->backend);
 
 	if (of_service)
 		__sync_fetch_and_add(local ? &of_service->local : &of_service->remote, 1);
-	if (!of_backend)
-		return;
-	__sync_fetch_and_add(&of_backend->flows, 1);
-	if (backend->proto != IPPROTO_UDP && !request->by_socket)
-		__sync_fetch_and_add(&of_backend->balance, 1);
+	count_flow(request->backend, backend, request->by_socket);
 }
 
 /* Not counted by choose(): XDP leaves some refusals to tc. */
@@ -96,14 +103,23 @@ static __always_inline bool take(struct request *request, __u32 id)
 	return true;
 }
 
-/* Returns as select_backend. To avoid a backend it draws anew each time, and either tier has its chance. */
-static __always_inline int select_again(const struct service *service, const struct request *request, __u32 attempt)
+/*
+ * To avoid a backend it draws anew each time, and either tier has its chance. A function of its own, which the verifier walks
+ * once for all attempts. Returns as select_backend.
+ */
+__noinline int select_again(const struct request *request, __u32 attempt)
 {
-	__u32 class = request->class;
-	__u64 hash = request->hash;
+	const struct service *service;
+	__u32 class;
+	__u64 hash;
 	bool other = false;
 
-	if (class >= CLASS_COUNT)
+	if (!request)
+		return -REASON_BROKEN_TABLE;
+	class = request->class;
+	hash = request->hash;
+	service = bpf_map_lookup_elem(&services, &request->service);
+	if (!service || class >= CLASS_COUNT)
 		return -REASON_BROKEN_TABLE;
 	if (request->backend) {
 		hash = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
@@ -144,7 +160,7 @@ __noinline int choose(struct request *request)
 		keeps = !request->backend;
 	}
 	for (__u32 attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
-		int selected = select_again(service, request, attempt);
+		int selected = select_again(request, attempt);
 
 		if (selected < 0)
 			return selected;

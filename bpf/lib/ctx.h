@@ -3,9 +3,16 @@
 #ifndef WEIR_CTX_H
 #define WEIR_CTX_H
 
-/* In front of a packet that XDP translated and passed up: tc leaves it alone. */
+enum handover_kind {
+	HANDOVER_NONE = 0,
+	HANDOVER_DONE = 1,   /* its new destination may be a frontend itself, which tc must not translate again */
+	HANDOVER_TO_POD = 2, /* tc sends it on to the pod, past the host's stack */
+};
+
+/* In front of a packet that XDP translated and passed up. */
 struct handover {
 	__u32 magic;
+	__u32 kind; /* enum handover_kind */
 };
 #define HANDOVER_MAGIC 0x77656972
 

@@ -19,6 +19,13 @@ typedef struct __sk_buff ctx_t;
 
 #include "ctx.h"
 
+/* tc need not be told of what it does itself. */
+static __always_inline bool ctx_hand_over(ctx_t *ctx __attribute__((unused)),
+					  enum handover_kind kind __attribute__((unused)))
+{
+	return true;
+}
+
 static __always_inline __u64 ctx_length(const ctx_t *ctx)
 {
 	return ctx->len;
@@ -34,6 +41,12 @@ static __always_inline __u32 l4_check_offset(const struct packet *p)
 	if (p->proto == IPPROTO_ICMPV6)
 		return p->l4 + offsetof(struct icmp_header, checksum);
 	return p->l4 + (p->proto == IPPROTO_TCP ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check));
+}
+
+/* Writes a header that nothing else covers with its checksum. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_store(ctx_t *ctx, __u16 offset, const void *from, const __u32 size)
+{
+	return bpf_skb_store_bytes(ctx, offset, from, size, BPF_F_RECOMPUTE_CSUM) ? -REASON_REWRITE_FAILED : 0;
 }
 
 /* Replaces the address in the header, and its share of the transport's checksum if any. Returns 0 or an error. */
@@ -84,17 +97,21 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 	return 0;
 }
 
-/* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
-static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p, const bool v6)
+/* So many hops to live. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_set_ttl(ctx_t *ctx, const struct packet *p, const __u8 ttl, const bool v6)
 {
 	__u32 field = p->l3 + (v6 ? offsetof(struct ipv6hdr, hop_limit) : offsetof(struct iphdr, ttl));
-	__u8 ttl = p->ttl - 1;
-
 	/* Of the word that holds time to live and protocol, in network order, the first byte changes. */
 	if (!v6 && bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), bpf_htons(p->ttl << 8),
 				       bpf_htons(ttl << 8), sizeof(__be16)))
 		return -REASON_REWRITE_FAILED;
 	return bpf_skb_store_bytes(ctx, field, &ttl, sizeof(ttl), 0) ? -REASON_REWRITE_FAILED : 0;
+}
+
+/* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	return ctx_set_ttl(ctx, p, p->ttl - 1, v6);
 }
 
 #endif

@@ -16,6 +16,21 @@ typedef struct xdp_md ctx_t;
 
 #include "ctx.h"
 
+/* Tells tc what to do with this packet. Drivers may have no room for it: returns whether there was. */
+static __always_inline bool ctx_hand_over(ctx_t *ctx, enum handover_kind kind)
+{
+	struct handover *handover;
+
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*handover)))
+		return false;
+	handover = (void *)(long)ctx->data_meta;
+	if ((void *)(handover + 1) > (void *)(long)ctx->data)
+		return false;
+	handover->magic = HANDOVER_MAGIC;
+	handover->kind = kind;
+	return true;
+}
+
 static __always_inline __u64 ctx_length(const ctx_t *ctx)
 {
 	return ctx->data_end - ctx->data;
@@ -30,6 +45,17 @@ static __always_inline __u32 ctx_ifindex(const ctx_t *ctx)
 static __always_inline void *ctx_at(const ctx_t *ctx, __u16 offset)
 {
 	return (void *)(long)ctx->data + (offset & (2 * HEADERS_MAX - 1));
+}
+
+/* Writes a header. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_store(ctx_t *ctx, __u16 offset, const void *from, const __u32 size)
+{
+	void *to = ctx_at(ctx, offset);
+
+	if (to + size > (void *)(long)ctx->data_end)
+		return -REASON_REWRITE_FAILED;
+	__builtin_memcpy(to, from, size);
+	return 0;
 }
 
 /* Replaces one end of the packet: address, and port unless addresses_only. Returns 0 or -REASON_REWRITE_FAILED. */

@@ -11,6 +11,9 @@
 #define AF_INET 2
 #define AF_INET6 10
 
+/* Of struct tcphdr: the upper half is the header's length in words. */
+#define TCP_WORDS_AT 12
+
 /* A packet's two ends after translation. */
 struct ends {
 	struct addr src;
@@ -19,27 +22,15 @@ struct ends {
 	__be16 dport;
 };
 
-/*
- * Finds the way for a packet before anything is written to it.
- * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
- * send it.
- */
-static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct ends *to, struct bpf_fib_lookup *fib,
-				      const bool v6)
+/* Asks the kernel for the way of so many bytes; of 0 it knows by itself, in tc. Returns as bpf_fib_lookup(). */
+static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const struct ends *to,
+				      struct bpf_fib_lookup *fib, __u16 length, const bool v6)
 {
-	long found;
-
-	if (p->ttl <= 1)
-		return -REASON_TTL_EXCEEDED;
-	/* A redirect would send the frame out of the device below the VLAN, tag and all. */
-	if (p->vlan)
-		return -REASON_LEFT_TO_TC;
 	fib->family = v6 ? AF_INET6 : AF_INET;
 	fib->l4_protocol = p->proto;
 	fib->sport = to->sport;
 	fib->dport = to->dport;
-	/* Asks for a look at the MTU. tc leaves it at 0: the kernel then knows of segments that the card will cut. */
-	fib->tot_len = CTX_XDP ? p->length : 0;
+	fib->tot_len = length;
 	fib->ifindex = ctx_ifindex(ctx);
 	if (v6) {
 		__builtin_memcpy(fib->ipv6_src, &to->src, sizeof(to->src));
@@ -49,7 +40,25 @@ static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct
 		fib->ipv4_src = to->src.word[3];
 		fib->ipv4_dst = to->dst.word[3];
 	}
-	found = bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+}
+
+/*
+ * Finds the way for a packet of so many bytes before anything is written to it.
+ * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
+ * send it.
+ */
+static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const struct ends *to,
+					  struct bpf_fib_lookup *fib, __u16 length, const bool v6)
+{
+	long found;
+
+	if (p->ttl <= 1)
+		return -REASON_TTL_EXCEEDED;
+	/* A redirect would send the frame out of the device below the VLAN, tag and all. */
+	if (p->vlan)
+		return -REASON_LEFT_TO_TC;
+	found = route_ask(ctx, p, to, fib, length, v6);
 	if (CTX_XDP) {
 		if (found != BPF_FIB_LKUP_RET_SUCCESS)
 			return -REASON_LEFT_TO_TC;
@@ -67,16 +76,47 @@ static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct
 	return 0;
 }
 
-/* Translates both ends and sends the packet the way that route_find found. Sets p->action. Returns 0 or a negative reason. */
-static __always_inline int send(ctx_t *ctx, struct packet *p, const struct ends *to, const struct bpf_fib_lookup *fib,
-				const bool v6)
+/* Bytes of the largest packet that will be on the way: the card cuts what has segments. */
+static __always_inline __u32 length_on_way(ctx_t *ctx, const struct packet *p)
 {
-	int error = ctx_rewrite(ctx, p, true, &to->src, to->sport, v6);
+#if CTX_XDP
+	(void)ctx;
+	return p->length;
+#else
+	__u32 headers = p->l4 - p->l3;
+	__u8 words = 0;
 
-	error = error ?: ctx_rewrite(ctx, p, false, &to->dst, to->dport, v6);
-	error = error ?: ctx_decrement_ttl(ctx, p, v6);
-	if (error)
-		return error;
+	if (!ctx->gso_size)
+		return p->length;
+	if (p->proto != IPPROTO_TCP)
+		return headers + sizeof(struct udphdr) + ctx->gso_size;
+	bpf_skb_load_bytes(ctx, p->l4 + TCP_WORDS_AT, &words, sizeof(words));
+	return headers + (words >> 4) * 4 + ctx->gso_size;
+#endif
+}
+
+/*
+ * Bytes that the way of a packet is asked about. What may be cut on it has to fit the device alone, as 0 says: routers that need
+ * less will cut.
+ */
+static __always_inline __u16 length_asked(ctx_t *ctx, const struct packet *p)
+{
+	__u32 length = length_on_way(ctx, p);
+
+	/* Of SCTP the kernel does not say how long segments are. */
+	return !CTX_XDP && (p->may_be_cut || length > 0xffff) ? 0 : length;
+}
+
+/* Finds the way for a packet as it is. Returns as route_find_for. */
+static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct ends *to, struct bpf_fib_lookup *fib,
+				      const bool v6)
+{
+	return route_find_for(ctx, p, to, fib, length_asked(ctx, p), v6);
+}
+
+/* Sends the packet the way that route_find found. Sets p->action. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct bpf_fib_lookup *fib)
+{
 #if CTX_XDP
 	struct ethhdr *eth = (void *)(long)ctx->data;
 
@@ -86,9 +126,21 @@ static __always_inline int send(ctx_t *ctx, struct packet *p, const struct ends 
 	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
 	p->action = fib->ifindex == ctx_ifindex(ctx) ? XDP_TX : bpf_redirect_map(&devices, fib->ifindex, 0);
 #else
+	(void)ctx;
 	p->action = bpf_redirect_neigh(fib->ifindex, NULL, 0, 0);
 #endif
 	return 0;
+}
+
+/* Translates both ends and sends the packet off. Returns 0 or a negative reason. */
+static __always_inline int send(ctx_t *ctx, struct packet *p, const struct ends *to, const struct bpf_fib_lookup *fib,
+				const bool v6)
+{
+	int error = ctx_rewrite(ctx, p, true, &to->src, to->sport, v6);
+
+	error = error ?: ctx_rewrite(ctx, p, false, &to->dst, to->dport, v6);
+	error = error ?: ctx_decrement_ttl(ctx, p, v6);
+	return error ?: send_off(ctx, p, fib);
 }
 
 #endif

@@ -12,6 +12,11 @@
 /* Headers that a quoted packet may have between IP and transport. */
 #define QUOTED_EXTENSIONS 4
 
+/* Codes of ICMP_UNREACHABLE and ICMPV6_UNREACHABLE that say that nobody is there; others are somebody's word. */
+#define ICMP_HOST_UNREACHABLE 1
+#define ICMPV6_NO_ROUTE 0
+#define ICMPV6_ADDRESS_UNREACHABLE 3
+
 /* What an error becomes. */
 struct error_turn {
 	struct addr from;	/* who tells */
@@ -21,6 +26,7 @@ struct error_turn {
 	__be16 quoted_sport; /* BE */
 	__be16 quoted_dport; /* BE */
 	bool forward;	     /* the host's stack would take it for a martian */
+	bool untold;	     /* its client does better without */
 };
 
 /* Whether a packet is a whole one of ICMP. */
@@ -34,6 +40,15 @@ static __always_inline bool is_icmp_error(__u8 type, const bool v6)
 	if (v6)
 		return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER;
 	return type == ICMP_UNREACHABLE || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETER;
+}
+
+/* Whether an error says that nobody is where a packet was sent. */
+static __always_inline bool is_nobody_there(const struct icmp_header *icmp, const bool v6)
+{
+	if (v6)
+		return icmp->type == ICMPV6_UNREACHABLE &&
+		       (icmp->code == ICMPV6_NO_ROUTE || icmp->code == ICMPV6_ADDRESS_UNREACHABLE);
+	return icmp->type == ICMP_UNREACHABLE && icmp->code <= ICMP_HOST_UNREACHABLE;
 }
 
 /* Reads the quoted IP header. Returns the offset behind it, or a negative reason. */
@@ -88,8 +103,9 @@ static __always_inline int quoted_ipv6(ctx_t *ctx, struct packet *quoted)
 	return at;
 }
 
-/* Reads the ends of the packet that an error quotes. Returns 0 or a negative reason. */
-static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, struct packet *quoted, const bool v6)
+/* Reads the ends of the packet that an error quotes, and whether nobody is there. Returns 0 or a negative reason. */
+static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, struct packet *quoted, bool *nobody,
+					const bool v6)
 {
 	struct icmp_header icmp;
 	__be16 ports[2];
@@ -99,6 +115,7 @@ static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, stru
 		return -REASON_MALFORMED;
 	if (!is_icmp_error(icmp.type, v6))
 		return -REASON_NOT_TRANSPORT;
+	*nobody = is_nobody_there(&icmp, v6);
 	quoted->l3 = p->l4 + sizeof(icmp);
 	at = v6 ? quoted_ipv6(ctx, quoted) : quoted_ipv4(ctx, quoted);
 	if (at < 0)
@@ -139,8 +156,23 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 	return true;
 }
 
+/*
+ * Whether a SYN that did not reach its backend goes to another one when it comes again (ADR 21). A client that is told of the
+ * first gives up at once (tcp_v4_err() in net/ipv4/tcp_ipv4.c).
+ */
+static __always_inline bool goes_elsewhere(const struct reply *reply, __u8 proto)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &reply->backend);
+	const struct service *service;
+
+	if (proto != IPPROTO_TCP || !reply->asked || !backend)
+		return false;
+	service = bpf_map_lookup_elem(&services, &backend->service);
+	return service && service->endpoints > 1;
+}
+
 /* The flow of which an error quotes a packet on its way to the backend: to be told to the client. Returns whether there is one. */
-static __always_inline bool turn_to_client(const struct packet *quoted, struct error_turn *turn, bool snat,
+static __always_inline bool turn_to_client(const struct packet *quoted, struct error_turn *turn, bool nobody, bool snat,
 					   const bool v6)
 {
 	const struct reply *reply =
@@ -149,6 +181,7 @@ static __always_inline bool turn_to_client(const struct packet *quoted, struct e
 	if (!reply || !(reply->flags & FLOW_SNAT) == snat)
 		return false;
 	turn->forward = snat;
+	turn->untold = nobody && goes_elsewhere(reply, quoted->proto);
 	turn->from = turn->quoted_dst = reply->frontend;
 	turn->to = turn->quoted_src = reply->client;
 	turn->quoted_sport = reply->client_port;
@@ -233,8 +266,8 @@ static __always_inline int icmp(ctx_t *ctx, struct packet *p, const bool in, con
 	const struct config *config = config_get();
 	struct packet quoted = {};
 	struct error_turn turn = {};
-	int error = parse_quoted(ctx, p, &quoted, v6);
-	bool ours;
+	bool ours, nobody = false;
+	int error = parse_quoted(ctx, p, &quoted, &nobody, v6);
 
 	if (error)
 		return -error;
@@ -242,10 +275,12 @@ static __always_inline int icmp(ctx_t *ctx, struct packet *p, const bool in, con
 		return REASON_NOT_TRANSPORT;
 	/* Of IPv4 its checksum covers no address. */
 	p->addresses_only = !v6;
-	ours = in ? turn_to_backend(p, &quoted, &turn, config, v6) : turn_to_client(&quoted, &turn, false, v6);
+	ours = in ? turn_to_backend(p, &quoted, &turn, config, v6) : turn_to_client(&quoted, &turn, nobody, false, v6);
 	/* The node's own ports are looked at last: most errors are about a client's packet or an answer. */
 	if (!ours && in)
-		ours = turn_to_client(&quoted, &turn, true, v6);
+		ours = turn_to_client(&quoted, &turn, nobody, true, v6);
+	if (ours && turn.untold)
+		return REASON_STALE;
 	return ours ? tell(ctx, p, &quoted, &turn, v6) : REASON_NOT_TRANSPORT;
 }
 

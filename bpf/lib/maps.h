@@ -55,12 +55,24 @@ MAP(node_names, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct node_name, 8
 /* Interfaces that XDP may redirect to. */
 MAP(devices, BPF_MAP_TYPE_DEVMAP_HASH, 0, __u32, struct device, 256);
 
+/* Interfaces that packets may take past the host's stack. */
+MAP(shortcuts, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct shortcut, 4096);
+/* Written by the programs: the interface that frames of a pod came from last, by its MAC address in the key's first bytes. */
+MAP(pod_macs, BPF_MAP_TYPE_LRU_HASH, 0, __u64, __u32, 1024);
+
 /* Pods whose TCP sockets are translated, by the id of their cgroup. */
 MAP(hooked_pods, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u64, struct hooked_pod, 4096);
 
 /* The source ports that new flows may take, and those at which answers may arrive, by port number. */
 MMAPABLE_ARRAY(snat_next, snat_next, (1 << (16 - SNAT_NEXT_BITS)));
 MMAPABLE_ARRAY(snat_ports, snat_ports, (1 << (16 - SNAT_WORD_BITS)));
+
+/* The node's interfaces, by index; the value is not used. */
+MAP(nics, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, __u32, 256);
+
+/* What opens the packets that other nodes have wrapped: this node's endpoints, and who the others are. */
+MAP(local_endpoints, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct local_key, struct local_endpoint, 65536);
+MAP(other_nodes, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct addr, struct other_node, 16384);
 
 /* Written by the programs. */
 MAP(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
@@ -75,6 +87,9 @@ MAP(awaited6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 65536);
 MAP(paces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct pace, 1);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8192);
+/* Pieces that came before the first one, by their source; and of each CPU a first one, while those that waited take its place. */
+MMAPABLE_ARRAY(held_pieces, held_piece, 512);
+MAP(first_pieces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct held_piece, 1);
 MAP(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
 MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
 MMAPABLE_ARRAY(service_counters, service_counters, 32768);
@@ -94,7 +109,10 @@ struct enumerations {
 	enum service_flags service_flags;
 	enum backend_flags backend_flags;
 	enum flow_flags flow_flags;
+	enum fragment_state fragment_state;
+	enum held_state held_state;
 	enum config_flags config_flags;
+	enum shortcut_kind shortcut_kind;
 	enum hook hook;
 	enum reason reason;
 };

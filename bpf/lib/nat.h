@@ -7,20 +7,8 @@
 #ifndef WEIR_NAT_H
 #define WEIR_NAT_H
 
-#include "choose.h"
-#include "forward.h"
-#include "signals.h"
-
-/* Whether a reason asks for an answer in the service's name. */
-static __always_inline bool wants_answer(int reason)
-{
-	return reason >= REASON_NO_ENDPOINTS && reason < REASON_NO_LOCAL_ENDPOINTS;
-}
-
-static __always_inline bool is_translated(int reason)
-{
-	return reason >= REASON_TO_LOCAL && reason < REASON_NO_ENDPOINTS;
-}
+#include "begin.h"
+#include "snat.h"
 
 /* The endpoint of a flow, or NULL if it went away since. */
 static __always_inline const struct backend *flow_backend(const struct flow *flow)
@@ -41,256 +29,24 @@ static __always_inline int step_of(const struct packet *p, const struct flow *fl
 
 	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle))
 		return STEP_OVER;
-	if (p->syn && flow->flags & FLOW_CLOSING)
+	if (p->syn && flow->flags & FLOW_ENDED)
 		return STEP_OVER;
-	if (!p->syn && flow->last_seen == now)
+	/* Nobody here knows what was answered: a SYN that comes again may be answered late, by a backend that must keep it. */
+	if (flow->flags & FLOW_DIRECT || (!p->syn && flow->last_seen == now))
 		return STEP_ON;
 	return v6 ? next_step6(p, flow) : next_step4(p, flow);
 }
 
-/* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
-static __always_inline __u32 asked_by(const struct packet *p)
-{
-	return p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0;
-}
-
-/*
- * Whether this CPU gets more new flows in this tick than anybody's clients make: what can be told from a packet is not
- * remembered then.
- */
-static __always_inline bool is_flood(const struct config *config)
-{
-	__u32 first = 0, now = now_ticks();
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
-
-	if (!config || !pace || config->flags & CONFIG_BESIDE)
-		return false;
-	if (pace->tick != now)
-		*pace = (struct pace){ .tick = now };
-	return pace->flows++ >= config->flood;
-}
-
-/*
- * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
- * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
- * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
- * Returns 0, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
- */
-static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+/* What is to become of a packet that keeps the client's address once it is translated. */
+static __always_inline enum handover_kind handover_of(const struct backend *backend)
 {
 	const struct config *config = config_get();
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	const bool flood = is_flood(config);
-	struct reply reply;
 
-	if (!config || !backend)
-		return -REASON_BROKEN_TABLE;
-	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
-		flow->flags |= FLOW_SNAT;
-		return 0;
-	}
-	reply = reply_of(p, flow, asked_by(p));
-	/*
-	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
-	 * it the newer one wins.
-	 */
-	if (is_here(backend)) {
-		flow->flags &= ~FLOW_SNAT;
-		reply.flags &= ~FLOW_SNAT;
-		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
-		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
-	} else if (flow->flags & FLOW_SNAT) {
-		return 0;
-	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
-		flow->flags |= FLOW_SNAT;
-		return 0;
-	}
-	/* Its client's next packet is hashed to the same backend, which by then has answered. */
-	if (flood && p->syn)
-		return 0;
-	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
-}
-
-/* Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE. */
-static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
-{
-	const struct config *config = config_get();
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	struct reply reply = reply_of(p, flow, asked_by(p));
-
-	if (!config || !backend)
-		return -REASON_BROKEN_TABLE;
-	flow->snat_port = reply_store_snat(backend, config, &reply, v6);
-	if (!flow->snat_port)
-		return -REASON_SNAT_EXHAUSTED;
-	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
-}
-
-/* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
-static __always_inline int turned_away(const struct packet *p, const struct config *config)
-{
-	/* Tables that are being filled may lack its flow. */
-	if (config->flags & CONFIG_HOLD)
-		return -REASON_HELD;
-	if (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP && !p->syn)
-		return -REASON_MID_FLOW;
-	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
-	return p->reset ? -REASON_STALE : 0;
-}
-
-/*
- * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
- * was so. Returns 0 or a negative reason.
- */
-static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
-{
-	const struct config *config = config_get();
-	const struct frontend *frontend;
-	struct request request = {};
-	int error;
-
-	if (!config || is_loopback(&p->dst, v6))
-		return -REASON_NO_FRONTEND;
-	/* Martians, which the host drops: what leaves in the node's name never gets there. */
-	if (is_loopback(&p->src, v6) || !is_set(&p->src))
-		return -REASON_NO_FRONTEND;
-	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
-	if (!frontend && !is_unused_port(&p->dst, v6)) {
-		/* Whoever serves the address now must get the rest of this connection, too. */
-		flow_forget(p, STAGE_GOING, v6);
-		flow_forget(p, STAGE_OPENING, v6);
-		return -REASON_NO_FRONTEND;
-	}
-	error = turned_away(p, config);
-	if (error || !frontend)
-		return error ?: -REASON_UNUSED_PORT;
-	request.backend = flow->backend;
-	request.client = p->src;
-	request.hash = flow_hash(flow_seed(config, frontend), p, v6);
-	request.service = flow->service = frontend->service;
-	request.kind = frontend->kind;
-	request.class = traffic_class_of(frontend, from_outside);
-	error = choose(&request);
-	/* XDP leaves it to tc, which answers and counts. */
-	if (error && !(CTX_XDP && wants_answer(-error)))
-		count_refusal(flow->service, -error);
-	if (flow->backend && flow->backend != request.backend)
-		flow->flags += FLOW_RETRY;
-	flow->backend = request.backend;
-	flow->generation = request.generation;
-	if (masquerades(config, &request, from_outside, v6))
-		flow->flags |= FLOW_SNAT;
-	flow->flags |= FLOW_OPENING;
-	flow->created = flow->last_seen = now_ticks();
-	return error;
-}
-
-/*
- * Functions of their own: new flows are rare, the verifier then walks them once, and none of them has the others'
- * stack. Return 0 or a negative reason.
- */
-__noinline int flow_start4(const struct packet *p, struct flow *flow, bool from_outside)
-{
-	return p && flow ? flow_start(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int flow_start6(const struct packet *p, struct flow *flow, bool from_outside)
-{
-	return p && flow ? flow_start(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int flow_open4(const struct packet *p, struct flow *flow, bool from_outside)
-{
-	return p && flow ? flow_open(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int flow_open6(const struct packet *p, struct flow *flow, bool from_outside)
-{
-	return p && flow ? flow_open(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int flow_open_snat4(const struct packet *p, struct flow *flow)
-{
-	return p && flow ? flow_open_snat(p, flow, false) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
-{
-	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
-}
-
-static __always_inline void note(const struct packet *p, enum silence silence, const bool v6)
-{
-	(void)(v6 ? note_silence6(p, silence) : note_silence4(p, silence));
-}
-
-/* Both entries of a new flow. Returns 0 or a negative reason. */
-static __always_inline int flow_write(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
-{
-	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
-
-	if (error)
-		return error;
-	if (!(flow->flags & FLOW_SNAT)) {
-		/* Of a flood, an answered one. */
-		if (!p->syn && p->proto == IPPROTO_TCP)
-			(void)(v6 ? promote6(p, flow) : promote4(p, flow));
-		return 0;
-	}
-	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
-}
-
-/* Not a reason: no other backend than the one to avoid can have the flow. */
-#define FLOW_STAYS 1
-
-/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
-static __always_inline int flow_new(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
-{
-	__u32 avoid = flow->backend;
-	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
-
-	if (error || !avoid)
-		return error ?: flow_write(p, flow, from_outside, v6);
-	if (avoid == flow->backend) {
-		note(p, SILENCE_STAYS, v6);
-		return FLOW_STAYS;
-	}
-	note(p, SILENCE_LEFT, v6);
-	if (!flow_write(p, flow, from_outside, v6))
-		return 0;
-	note(p, SILENCE_BACK, v6);
-	return FLOW_STAYS;
-}
-
-/* Sends a client's packet to a backend in the node's name. Returns 0 or a negative reason. */
-static __always_inline int snat_to(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend,
-				   const bool v6)
-{
-	const struct config *config = config_get();
-	struct bpf_fib_lookup fib = {};
-	struct ends to = {
-		.dst = backend->addr,
-		.sport = flow->snat_port,
-		.dport = backend->port,
-	};
-	int error;
-
-	if (!config)
-		return -REASON_BROKEN_TABLE;
-	to.src = v6 ? config->node6 : config->node4;
-	error = route_find(ctx, p, &to, &fib, v6);
-	return error ?: send(ctx, p, &to, &fib, v6);
-}
-
-/* Functions of their own: what is sent in somebody else's name needs room on the stack for two addresses and a route. */
-__noinline int snat_to4(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend)
-{
-	return p && flow && backend ? snat_to(ctx, p, flow, backend, false) : -REASON_BROKEN_TABLE;
-}
-
-__noinline int snat_to6(ctx_t *ctx, struct packet *p, const struct flow *flow, const struct backend *backend)
-{
-	return p && flow && backend ? snat_to(ctx, p, flow, backend, true) : -REASON_BROKEN_TABLE;
+	if (backend->flags & BACKEND_HOST_NETWORK)
+		return HANDOVER_DONE;
+	if (config && config->flags & CONFIG_HOST_BYPASS && backend->flags & BACKEND_LOCAL)
+		return HANDOVER_TO_POD;
+	return HANDOVER_NONE;
 }
 
 /* Translates a client's packet. Returns a reason. */
@@ -300,12 +56,18 @@ static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct
 	enum reason reason = backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE;
 	int error;
 
-	if (flow->flags & FLOW_SNAT) {
+	if (flow->flags & FLOW_DIRECT) {
+		reason = REASON_DIRECT;
+		error = v6 ? direct_to6(ctx, p, backend) : direct_to4(ctx, p, backend);
+	} else if (flow->flags & FLOW_SNAT) {
 		if (addr_equal(&p->src, &backend->addr, v6))
 			reason = REASON_HAIRPIN;
 		error = v6 ? snat_to6(ctx, p, flow, backend) : snat_to4(ctx, p, flow, backend);
 	} else {
-		p->hand_over = backend->flags & BACKEND_HOST_NETWORK;
+		p->hand_over = handover_of(backend);
+		/* Where tc cannot be told, it does all of it. */
+		if (p->hand_over == HANDOVER_TO_POD && !ctx_hand_over(ctx, HANDOVER_TO_POD))
+			return REASON_LEFT_TO_TC;
 		error = ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
 	}
 	return error ? -error : reason;
@@ -320,60 +82,6 @@ static __always_inline struct reply *reply_of_answer(const struct packet *p, con
 	    (v6 ? promote_answered6(reply, p->proto) : promote_answered4(reply, p->proto)))
 		return reply_lookup(p, v6);
 	return reply;
-}
-
-/* Translates an answer to one of the node's SNAT ports and sends it to the client. Returns a reason. */
-static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply *reply, const bool v6)
-{
-	struct bpf_fib_lookup fib = {};
-	struct ends to = {
-		.src = reply->frontend,
-		.dst = reply->client,
-		.sport = reply->frontend_port,
-		.dport = reply->client_port,
-	};
-	int error = route_find(ctx, p, &to, &fib, v6);
-
-	if (error)
-		return -error;
-	count_back(reply, p);
-	error = send(ctx, p, &to, &fib, v6);
-	return error ? -error : REASON_BACK;
-}
-
-__noinline int snat_back4(ctx_t *ctx, struct packet *p, struct reply *reply)
-{
-	return p && reply ? snat_back(ctx, p, reply, false) : REASON_BROKEN_TABLE;
-}
-
-__noinline int snat_back6(ctx_t *ctx, struct packet *p, struct reply *reply)
-{
-	return p && reply ? snat_back(ctx, p, reply, true) : REASON_BROKEN_TABLE;
-}
-
-/* What a packet's destination says of it. */
-enum snat_answer {
-	SNAT_NO = 0, /* it is no answer to the node in a client's stead */
-	SNAT_MAYBE = 1,
-	SNAT_LEFT = 2, /* it may be one, or the host's own by now */
-};
-
-/* Few packets are for the node itself, so that the others pay for one comparison. SCTP flows keep their client's port. */
-static __always_inline enum snat_answer may_be_snat(const struct packet *p, const struct config *config, const bool v6)
-{
-	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	__u16 port = bpf_ntohs(p->dport);
-	__u32 slot = port >> SNAT_WORD_BITS, bit = port & ((1 << SNAT_WORD_BITS) - 1);
-	const struct snat_ports *ports;
-
-	if (p->dst.word[3] != node->word[3])
-		return SNAT_NO;
-	if (p->proto == IPPROTO_SCTP)
-		return SNAT_MAYBE;
-	ports = bpf_map_lookup_elem(&snat_ports, &slot);
-	if (!ports || !(ports->answers >> bit & 1))
-		return SNAT_NO;
-	return ports->left >> bit & 1 ? SNAT_LEFT : SNAT_MAYBE;
 }
 
 static __always_inline bool is_anothers(const struct packet *p, const bool v6)
@@ -397,13 +105,13 @@ static __always_inline int gives_up(const struct packet *p, const bool v6)
 
 /*
  * The flow that begins with a client's packets, or NULL. When the client goes on after an answer, the flow does: neither a SYN
- * again nor an end shows that it heard of one.
+ * again nor an end shows that it heard of one. Until then one-way flows cost no look at what their backend said.
  */
 static __always_inline struct flow *flow_opening(const struct packet *p, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 
-	if (!flow || p->syn || p->ending)
+	if (!flow || p->syn || p->ending || !(flow->flags & FLOW_REPLIED))
 		return flow;
 	if (v6 ? promote6(p, flow) : promote4(p, flow))
 		return flow_lookup(p, STAGE_GOING, v6);
@@ -431,7 +139,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			return v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
 		}
 	}
-	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0))
+	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
 		return REASON_NO_FRONTEND;
 	known = flow_lookup(p, STAGE_GOING, v6);
 	if (!known)
@@ -451,7 +159,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			flow.backend = known->backend;
 			flow.flags = known->flags & FLOW_RETRIES;
 		}
-		error = flow_new(p, &flow, from_outside, v6);
+		error = flow_new(ctx, p, &flow, from_outside, v6);
 		if (error < 0)
 			return -error;
 		if (error != FLOW_STAYS) {
@@ -466,16 +174,16 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		return REASON_BROKEN_TABLE;
 	reason = to_backend(ctx, p, known, backend, v6);
 	if (is_translated(reason))
-		count_to(known, p);
+		count_to(known, p, v6);
 	return reason;
 }
 
-static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
+/* What a packet on its way to a client answers. Returns REASON_BACK with its entry, or why it is not to be translated. */
+static __always_inline int answered(const struct packet *p, struct reply **found, const bool v6)
 {
 	const struct config *config = config_get();
 	struct reply *reply = reply_of_answer(p, v6);
 	__u32 now;
-	int error;
 
 	if (!config || !reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
@@ -486,7 +194,18 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))
 		return REASON_NO_REPLY;
-	count_back(reply, p);
+	*found = reply;
+	return REASON_BACK;
+}
+
+static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
+{
+	struct reply *reply = NULL;
+	int error, reason = answered(p, &reply, v6);
+
+	if (!reply)
+		return reason;
+	count_back(reply, p, v6);
 	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
 	return error ? -error : REASON_BACK;
 }

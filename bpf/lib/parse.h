@@ -38,6 +38,7 @@
 
 #define IP_OFFSET_MASK 0x1fff
 #define IP_MORE_FRAGMENTS 0x2000
+#define IP_DONT_FRAGMENT 0x4000
 #define IPV6_OFFSET_MASK 0xfff8
 #define IPV6_MORE_FRAGMENTS 0x0001
 #define IPV4_MAPPED_PREFIX bpf_htonl(0xffff)
@@ -109,15 +110,17 @@ struct packet {
 	__u8 syn;	     /* opens a connection: SYN without ACK, INIT */
 	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
 	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown */
-	__u8 reset;	     /* ends it at once: RST, ABORT */
+	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown */
 	__u8 vlan;	     /* the frame carries a tag */
-	__u8 hand_over;	     /* XDP: the new destination may be a frontend itself, which tc must not translate again */
+	__u8 hand_over;	     /* enum handover_kind: what XDP tells tc of it, or has told */
 	__u16 length;	     /* of the IP packet */
 	__u8 piece;	     /* enum piece */
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
+	__u8 may_be_cut;     /* on its way, by routers: IPv4 without "do not fragment" */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
 	__u32 frame;	     /* bytes of the whole frame */
 	__u32 mtu;	     /* of the way, where the packet is too big for it */
+	__u32 backend;	     /* of a packet that another node had wrapped: its endpoint, index into backends; else 0 */
 	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 
@@ -167,6 +170,7 @@ static __always_inline int parse_ipv4(struct cursor *cursor, struct packet *p)
 		return -REASON_MALFORMED;
 	if (ip->frag_off & bpf_htons(IP_OFFSET_MASK | IP_MORE_FRAGMENTS))
 		mark_piece(p, !(ip->frag_off & bpf_htons(IP_OFFSET_MASK)), bpf_htonl(bpf_ntohs(ip->id)));
+	p->may_be_cut = !(ip->frag_off & bpf_htons(IP_DONT_FRAGMENT));
 	cursor->pos += options & 0x3f;
 	if (cursor->pos > cursor->end)
 		return -REASON_MALFORMED;
@@ -203,6 +207,7 @@ static __always_inline int parse_extensions(struct cursor *cursor, struct packet
 		case IPPROTO_UDP:
 		case IPPROTO_SCTP:
 		case IPPROTO_ICMPV6:
+		case IPPROTO_IPV6:
 			return next;
 		case IPPROTO_FRAGMENT:
 			/* What may still follow is for the receiver alone, and missing in the later pieces. */
@@ -271,8 +276,8 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->dport = sctp->dest;
 		p->syn = sctp->chunk == SCTP_INIT;
 		p->syn_ack = sctp->chunk == SCTP_INIT_ACK;
-		p->reset = sctp->chunk == SCTP_ABORT;
-		p->ending = p->reset || sctp->chunk == SCTP_SHUTDOWN_ACK || sctp->chunk == SCTP_SHUTDOWN_COMPLETE;
+		p->reset = sctp->chunk == SCTP_ABORT || sctp->chunk == SCTP_SHUTDOWN_COMPLETE;
+		p->ending = p->reset || sctp->chunk == SCTP_SHUTDOWN_ACK;
 		p->addresses_only = 1;
 		return 0;
 	}

@@ -133,22 +133,62 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 	return error ?: turn_around(ctx);
 }
 
+/* Bytes of the transport that an error quotes. Of TCP all of the header: the kernel cuts no checksum off that is yet to come. */
+static __always_inline __u32 quoted_transport(const struct packet *p)
+{
+	return p->proto == IPPROTO_TCP && p->piece != PIECE_LATER ? sizeof(struct tcphdr) : QUOTE_L4;
+}
+
+/*
+ * Whether the transport's checksum is yet to come. Whoever fills it in sums up all that is quoted of the transport: together with
+ * it that becomes the complement of what is in the field so far, *sum.
+ */
+static __always_inline bool quotes_partial(ctx_t *ctx, const struct packet *p, __u64 *sum)
+{
+	const __u32 at = l4_check_offset(p);
+	__u16 field = 0, zero = 0;
+	bool partial;
+
+	if (p->addresses_only || bpf_skb_load_bytes(ctx, at, &field, sizeof(field)))
+		return false;
+	bpf_skb_store_bytes(ctx, at, &zero, sizeof(zero), 0);
+	partial = checksum_is_partial(ctx, at);
+	bpf_skb_store_bytes(ctx, at, &field, sizeof(field), 0);
+	*sum = (__u16)~field;
+	return partial;
+}
+
+/*
+ * Sum of the bytes from an offset on, word by word: a buffer for options and extension headers would not fit on the stack. What
+ * cannot be read counts as 0. A function of its own, which the verifier walks once for all answers.
+ */
+__noinline __u64 headers_sum(ctx_t *ctx, __u32 from, __u32 length)
+{
+	__u64 sum = 0;
+
+	for (__u32 at = 0; at < HEADERS_MAX + sizeof(struct tcphdr) && at < length; at += sizeof(__u32)) {
+		__u32 word = 0;
+
+		if (bpf_skb_load_bytes(ctx, from + at, &word, sizeof(word)))
+			break;
+		sum += word;
+	}
+	return sum;
+}
+
 /* Answers with an ICMP error that quotes the packet's headers. Returns the verdict, or an error below 0. */
 static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, struct icmp_header icmp, const bool v6)
 {
 	const __u32 header = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
-	const __u32 quoted = p->l4 - p->l3 + QUOTE_L4;
+	const __u32 quoted = p->l4 - p->l3 + quoted_transport(p);
 	const __u16 payload = sizeof(icmp) + quoted;
-	__u64 sum = csum_words(&icmp, sizeof(icmp));
+	__u64 sum = csum_words(&icmp, sizeof(icmp)), to_come = 0;
+	const __u32 summed = quotes_partial(ctx, p, &to_come) ? p->l4 - p->l3 : quoted;
 	long error = 0;
 
-	/* Word by word: a buffer for options and extension headers would not fit on the stack. */
-	for (__u32 at = 0; at < HEADERS_MAX && at < quoted && !error; at += sizeof(__u32)) {
-		__u32 word = 0;
-
-		error = bpf_skb_load_bytes(ctx, p->l3 + at, &word, sizeof(word));
-		sum += word;
-	}
+	if (summed < quoted)
+		sum += to_come;
+	sum += headers_sum(ctx, p->l3, summed);
 	if (v6)
 		sum += pseudo_sum(p, IPPROTO_ICMPV6, payload, v6);
 	icmp.checksum = ~csum_fold(sum);

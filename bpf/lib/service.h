@@ -49,7 +49,9 @@ static __always_inline const struct frontend *frontend_lookup(const struct addr 
  */
 static __always_inline bool is_unused_port(const struct addr *addr, const bool v6)
 {
-	return may_be_frontend(addr, 0, 0) && frontend_lookup(addr, 0, 0, v6);
+	const struct frontend *frontend = may_be_frontend(addr, 0, 0) ? frontend_lookup(addr, 0, 0, v6) : NULL;
+
+	return frontend && frontend->kind == KIND_UNUSED_PORT;
 }
 
 /* Node ports on these are for the node's own processes, whose sockets are translated. A packet to one is a martian. */

@@ -6,7 +6,7 @@
 #ifndef WEIR_SIGNALS_H
 #define WEIR_SIGNALS_H
 
-#include "flow.h"
+#include "ending.h"
 
 /* Of a connection so many bytes are held back at most. It tells the rest when it ends. */
 #define HELD_MAX (1 << 20)
@@ -38,25 +38,22 @@ static __always_inline __u32 count_bytes(__u32 *bytes, __u32 *held, const struct
 }
 
 /* Notes and counts a client's packet that was sent to the backend, which is still the one that the flow remembers. */
-static __always_inline void count_to(struct flow *flow, const struct packet *p)
+static __always_inline void count_to(struct flow *flow, const struct packet *p, const bool v6)
 {
 	struct backend_counters *counters;
 	__u32 now = now_ticks(), bytes;
-	bool all = flow->last_seen != now, ends = p->ending && !(flow->flags & FLOW_CLOSING);
+	bool all = flow->last_seen != now;
 
 	if (all)
 		flow->last_seen = now;
-	if (ends)
-		flow->flags |= FLOW_CLOSING;
+	if (p->ending)
+		(void)(v6 ? client_ends6(p, flow) : client_ends4(p, flow));
 	bytes = count_bytes(&flow->bytes, &flow->held, p, all || flow->flags & FLOW_CLOSING);
 	if (!bytes)
 		return;
 	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	if (!counters)
-		return;
-	__sync_fetch_and_add(&counters->bytes_to, bytes);
-	if (ends)
-		__sync_fetch_and_add(&counters->balance, -1);
+	if (counters)
+		__sync_fetch_and_add(&counters->bytes_to, bytes);
 }
 
 /* Counts the first answer to a flow. TCP may say other things before: an old connection's last ACK, for example. */
@@ -93,8 +90,30 @@ __noinline int report_back(struct reply *reply, const struct packet *p, __u32 by
 	return 0;
 }
 
+/* Tells a flow that begins that it was answered: now its client's next packet is worth a look at promotion. */
+static __always_inline int note_answer(const struct reply *reply, __u8 proto, const bool v6)
+{
+	struct flow *flow = flow_at(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto,
+				    STAGE_OPENING, v6);
+
+	if (flow)
+		flow->flags |= FLOW_REPLIED;
+	return 0;
+}
+
+/* Functions of their own: only first answers ask. */
+__noinline int note_answer4(const struct reply *reply, __u8 proto)
+{
+	return reply ? note_answer(reply, proto, false) : 0;
+}
+
+__noinline int note_answer6(const struct reply *reply, __u8 proto)
+{
+	return reply ? note_answer(reply, proto, true) : 0;
+}
+
 /* Notes and counts a backend's packet to its client. */
-static __always_inline void count_back(struct reply *reply, const struct packet *p)
+static __always_inline void count_back(struct reply *reply, const struct packet *p, const bool v6)
 {
 	__u16 flags = reply->flags | (p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED);
 	__u32 now = now_ticks(), bytes;
@@ -102,8 +121,12 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 
 	if (reply->last_seen != now)
 		reply->last_seen = now;
+	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
+		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
 	if (reply->flags != flags)
 		reply->flags = flags;
+	if (p->ending)
+		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));
 	bytes = count_bytes(&reply->bytes, &reply->held, p, all);
 	if (bytes)
 		report_back(reply, p, bytes);
@@ -132,15 +155,6 @@ static __always_inline struct reply reply_of(const struct packet *p, const struc
 	};
 }
 
-/* Whether a reply entry is of the flow that a client's packet belongs to. */
-static __always_inline bool reply_is_of(const struct reply *reply, const struct packet *p, const struct flow *flow,
-					const bool v6)
-{
-	return reply->backend == flow->backend && reply->generation == flow->generation &&
-	       reply->client_port == p->sport && reply->frontend_port == p->dport &&
-	       addr_equal(&reply->client, &p->src, v6) && addr_equal(&reply->frontend, &p->dst, v6);
-}
-
 /* What a client's packet is to the flow that is known of it. */
 enum next_step {
 	STEP_ON = 0,	    /* it goes on with it */
@@ -150,36 +164,28 @@ enum next_step {
 };
 
 /*
- * A SYN of a flow that is known. The backend may have refused or ended it, and is asked again; or it has not answered, and
- * another one is asked. Only judges: what follows may be left to tc, which must come to the same end.
+ * A SYN of a flow that is known. It has ended, or is half-closed and at rest: it begins anew. It goes on: its backend tells
+ * whether the client still knows of it (RFC 9293, 3.10.7.4). Or nobody has answered, and another backend is asked. Only
+ * judges: what follows may be left to tc, which must come to the same end.
  */
-static __always_inline enum next_step syn_step(const struct flow *flow, const struct reply *reply)
+static __always_inline enum next_step syn_step(const struct flow *flow, const struct reply *reply,
+					       const struct config *config)
 {
-	if (reply->flags & FLOW_CLOSING)
+	if (has_ended(flow, reply) || (is_closing(flow, reply) && is_silent(flow, reply, config->tcp_linger)))
 		return STEP_OVER;
 	if (!reply->asked || now_delay() - reply->asked < SYN_AGAIN)
 		return STEP_ON;
 	return (flow->flags & FLOW_RETRIES) == FLOW_RETRIES ? STEP_GIVE_UP : STEP_ELSEWHERE;
 }
 
-/* Whom a backend answers: the client, or the node in its stead. */
-static __always_inline const struct addr *peer_of(const struct packet *p, const struct flow *flow,
-						  const struct config *config, const bool v6)
+/* An entry of a flow that goes on was missing: nobody tells of evictions but those who come for what is gone. */
+static __always_inline void count_lost(void)
 {
-	if (!(flow->flags & FLOW_SNAT))
-		return &p->src;
-	return v6 ? &config->node6 : &config->node4;
-}
+	__u32 first = 0;
+	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
 
-/* The reply entry of a flow's packets, which may be another flow's, or NULL. */
-static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
-					      const struct backend *backend, const struct config *config, const bool v6)
-{
-	const struct addr *node = v6 ? &config->node6 : &config->node4;
-
-	if (flow->flags & FLOW_SNAT)
-		return reply_find(&backend->addr, node, backend->port, flow->snat_port, p->proto, v6);
-	return reply_find(&backend->addr, &p->src, backend->port, p->sport, p->proto, v6);
+	if (pace)
+		pace->lost++;
 }
 
 /*
@@ -202,7 +208,9 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		return STEP_OVER;
 	known = reply_to(p, flow, backend, config, v6);
 	if (known && reply_is_of(known, p, flow, v6))
-		return p->syn ? syn_step(flow, known) : STEP_ON;
+		return p->syn ? syn_step(flow, known, config) : STEP_ON;
+	if (p->syn && flow->flags & FLOW_CLOSING)
+		return STEP_OVER;
 	peer = peer_of(p, flow, config, v6);
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
 	if (known && !is_here(backend))
@@ -214,11 +222,25 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		error = reply_store(backend, peer, port, &reply, how, STAGE_OPENING, v6);
 	else
 		error = reply_store(backend, peer, port, &reply, how, STAGE_GOING, v6);
+	if (!error && !known && !(flow->flags & FLOW_OPENING))
+		count_lost();
 	if (!error)
 		return STEP_ON;
 	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
 	known = reply_to(p, flow, backend, config, v6);
 	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
+}
+
+/* The same for a flow without an entry for its answers: that its client goes on is all that is known. */
+static __always_inline bool promote_alone(const struct packet *p, struct flow *flow, const bool v6)
+{
+	flow->flags &= ~FLOW_OPENING;
+	if (flow_store(p, flow, STAGE_GOING, v6)) {
+		flow->flags |= FLOW_OPENING;
+		return false;
+	}
+	flow_forget(p, STAGE_OPENING, v6);
+	return true;
 }
 
 /*
@@ -236,6 +258,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 
 	if (!config || !backend)
 		return false;
+	if (flow->flags & FLOW_DIRECT)
+		return promote_alone(p, flow, v6);
 	peer = peer_of(p, flow, config, v6);
 	reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
 	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))

@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -31,6 +31,10 @@ pub const MAGLEV_SEED: u32 = 0x6d61_676c;
 pub const SECOND_DRAW: u32 = 0x7477_696e;
 /// Prefixes of cluster IPs that one node knows.
 pub const SERVICE_NETWORKS: usize = 8;
+/// The longest frame of a piece that waits for the first one.
+pub const HELD_BYTES: usize = 1600;
+/// Entries of `held_pieces` that one source's may take.
+pub const HELD_REGION: u32 = 64;
 /// `NAME_SIZE` of `enum abi`.
 pub const NAME_SIZE: usize = 64;
 
@@ -45,6 +49,8 @@ pub const KIND_LOAD_BALANCER: u32 = 3;
 pub const KIND_EXTERNAL_IP: u32 = 4;
 /// All other ports of a cluster IP, which are refused: port 0 and protocol 0.
 pub const KIND_UNUSED_PORT: u32 = 5;
+/// A load balancer or external IP that echo requests may be sent to: port 0 and protocol 0.
+pub const KIND_ADDRESS: u32 = 6;
 
 // enum traffic_class
 /// To the cluster IP.
@@ -77,11 +83,13 @@ pub const BACKEND_LOCAL: u8 = 2;
 pub const BACKEND_HOST_NETWORK: u8 = 4;
 /// Shifted by a `CLASS_*`: new flows of that class may go here.
 pub const BACKEND_CLASS: u8 = 8;
+/// On another node, which takes clients' packets as they are and answers them itself.
+pub const BACKEND_DIRECT: u8 = 64;
 
 // enum flow_flags
 /// The backend sees the node's address and snat_port.
 pub const FLOW_SNAT: u16 = 1;
-/// The client sent FIN or RST: a SYN starts a new flow; in a reply: the backend did.
+/// The client sent FIN or RST; in a reply: the backend did.
 pub const FLOW_CLOSING: u16 = 2;
 /// A reply was seen.
 pub const FLOW_REPLIED: u16 = 4;
@@ -93,6 +101,26 @@ pub const FLOW_RETRY: u16 = 16;
 pub const FLOW_RETRIES: u16 = 48;
 /// In `openings*` or `awaited*`: nobody has answered so far, or the client does not know yet.
 pub const FLOW_OPENING: u16 = 64;
+/// In a flow: both sides have closed it, or one has reset it; a SYN starts a new one.
+pub const FLOW_ENDED: u16 = 128;
+/// In a flow: it is wrapped for the backend's node, and no answer comes by here.
+pub const FLOW_DIRECT: u16 = 256;
+
+// enum fragment_state
+/// Later pieces wait for the first one: there are no ports.
+pub const FRAGMENT_AWAITED: u32 = 1;
+/// The first one was translated, answered or dropped.
+pub const FRAGMENT_OURS: u32 = 2;
+/// The first one passed untouched, and so do the others.
+pub const FRAGMENT_FOREIGN: u32 = 3;
+
+// enum held_state
+/// `HELD_FREE` of `enum held_state`.
+pub const HELD_FREE: u32 = 0;
+/// Being written, or sent on.
+pub const HELD_BUSY: u32 = 1;
+/// `HELD_USED` of `enum held_state`.
+pub const HELD_USED: u32 = 2;
 
 // enum config_flags
 /// Answer TCP packets of vanished backends with a reset; else drop them.
@@ -107,6 +135,18 @@ pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 8;
 pub const CONFIG_MASQUERADE_ALL: u32 = 16;
 /// [`HookedPod`](crate::HookedPod)s are in force.
 pub const CONFIG_POD_SOCKETS: u32 = 32;
+/// Echo requests to addresses of services are answered.
+pub const CONFIG_ECHO: u32 = 64;
+/// [`Shortcut`](crate::Shortcut)s are in force.
+pub const CONFIG_HOST_BYPASS: u32 = 128;
+
+// enum shortcut_kind
+/// To whoever the kernel's neighbour table says: what leads outside, and taps.
+pub const SHORTCUT_NEIGHBOUR: u32 = 1;
+/// One pod, whose own end can be reached.
+pub const SHORTCUT_PEER: u32 = 2;
+/// Pods, behind its ports.
+pub const SHORTCUT_BRIDGE: u32 = 3;
 
 // enum hook
 /// `HOOK_XDP` of `enum hook`.
@@ -155,6 +195,8 @@ pub const REASON_BACK: u32 = 18;
 pub const REASON_HAIRPIN: u32 = 19;
 /// An ICMP error about a packet of a flow.
 pub const REASON_ERROR_TOLD: u32 = 20;
+/// Wrapped for another node, which answers the client itself.
+pub const REASON_DIRECT: u32 = 21;
 /// `REASON_NO_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_ENDPOINTS: u32 = 32;
 /// `REASON_STALE_RESET` of `enum reason`.
@@ -165,6 +207,8 @@ pub const REASON_UNUSED_PORT: u32 = 34;
 pub const REASON_UNANSWERED: u32 = 35;
 /// As `REASON_TOO_BIG`, and its sender knows by now.
 pub const REASON_TOO_BIG_TOLD: u32 = 36;
+/// An echo request to an address of a service.
+pub const REASON_ECHO: u32 = 37;
 /// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
 /// `REASON_STALE` of `enum reason`.
@@ -191,5 +235,7 @@ pub const REASON_SOURCE_RANGE: u32 = 58;
 pub const REASON_NO_SERVICE: u32 = 59;
 /// To a cluster IP, as `REASON_FRAGMENT`.
 pub const REASON_FRAGMENT_LOST: u32 = 60;
+/// To a cluster IP: it comes again, behind the first one, and is counted then.
+pub const REASON_FRAGMENT_HELD: u32 = 61;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

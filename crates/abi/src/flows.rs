@@ -1,5 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
+use crate::enums::HELD_BYTES;
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -92,7 +93,7 @@ pub struct Reply {
     pub held: u32,
 }
 
-/// How many flows have begun on a CPU.
+/// How many flows have begun on a CPU, and what it saw missing of those that go on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Pace {
@@ -100,6 +101,8 @@ pub struct Pace {
     pub tick: u32,
     /// In that tick.
     pub flows: u32,
+    /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
+    pub lost: u64,
 }
 
 /// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.
@@ -114,8 +117,10 @@ pub struct FragmentKey {
     pub id: Be32,
     /// Proto.
     pub proto: u8,
+    /// 1: on its way out of an interface; 0: into the node.
+    pub out: u8,
     /// Zero.
-    pub pad: [u8; 3],
+    pub pad: [u8; 2],
 }
 
 /// See `struct fragment` in `bpf/abi.h`.
@@ -128,6 +133,26 @@ pub struct Fragment {
     pub dport: Be16,
     /// In ticks.
     pub last_seen: u32,
+    /// Enum fragment_state.
+    pub state: u32,
+}
+
+/// A piece that came before the first one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct HeldPiece {
+    /// What all pieces of its datagram have in common.
+    pub key: FragmentKey,
+    /// In ticks: when it came.
+    pub last_seen: u32,
+    /// Enum held_state.
+    pub state: u32,
+    /// Of bytes that are in use.
+    pub length: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Its frame.
+    pub bytes: [u8; HELD_BYTES],
 }
 
 /// With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows.

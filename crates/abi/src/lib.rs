@@ -121,6 +121,34 @@ pub struct Backend {
     pub node: u32,
 }
 
+/// Which endpoint of this node a client's packet is for that another node has wrapped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct LocalKey {
+    /// Of the endpoint.
+    pub addr: Addr,
+    /// Index into services.
+    pub service: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// See `struct local_endpoint` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct LocalEndpoint {
+    /// Index into backends.
+    pub backend: u32,
+}
+
+/// Keyed by its address: whose wrapped packets are opened.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct OtherNode {
+    /// Always 1.
+    pub known: u32,
+}
+
 /// Session affinity: one client, at all addresses of one service port. The node's own processes are one client.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -185,7 +213,7 @@ pub struct BackendCounters {
     pub bytes_to: u64,
     /// Bytes back to them.
     pub bytes_from: u64,
-    /// Connections that began, less those that their client ended. Wraps, and only its changes mean something: those that
+    /// Connections that began, less those that ended ([`FLOW_ENDED`]). Wraps, and only its changes mean something: those that
     /// were evicted or forgotten stay in it.
     pub balance: u32,
     /// By the agent: what the balance would be without an open flow. Kept up for backends of [`SERVICE_LEAST_CONN`].
@@ -268,10 +296,14 @@ pub struct Config {
     pub fragment_idle: u32,
     /// How many of the next field are in use.
     pub service_networks: u32,
-    /// New flows on a CPU in a tick above which no SYN is remembered that its answer does not need.
+    /// New flows on a CPU in a tick above which no SYN is remembered that its answer does not need; 0: never.
     pub flood: u32,
-    /// Zero.
-    pub pad: u32,
+    /// As `tcp_idle`, where one side has closed.
+    pub tcp_half_closed: u32,
+    /// As `tcp_idle`, where [`FLOW_ENDED`] is set.
+    pub tcp_linger: u32,
+    /// Entries of `held_pieces` in use; below [`HELD_REGION`] none is held.
+    pub held_pieces: u32,
     /// Where cluster IPs come from.
     pub service_network: [Network; SERVICE_NETWORKS],
 }
@@ -284,6 +316,16 @@ pub struct Device {
     pub ifindex: u32,
     /// A file descriptor when written; 0: none runs on the way out.
     pub program: u32,
+}
+
+/// An interface that packets may take past the host's stack, with [`CONFIG_HOST_BYPASS`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Shortcut {
+    /// One of `SHORTCUT_*`.
+    pub kind: u32,
+    /// Index of the bridge that it is a port of; 0: of none.
+    pub bridge: u32,
 }
 
 /// Only for people: the kernel never reads these two.

@@ -1,8 +1,8 @@
 //! Names of the numbers that people see: metric labels, columns of the command line. They are user interface.
 
 use crate::enums::{
-    HOOK_NIC_EGRESS, HOOK_NIC_INGRESS, HOOK_POD_EGRESS, HOOK_POD_INGRESS, HOOK_SOCKET, HOOK_XDP, KIND_CLUSTER_IP,
-    KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNUSED_PORT,
+    HOOK_NIC_EGRESS, HOOK_NIC_INGRESS, HOOK_POD_EGRESS, HOOK_POD_INGRESS, HOOK_SOCKET, HOOK_XDP, KIND_ADDRESS,
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNUSED_PORT,
 };
 
 /// Name of a `REASON_*`, in snake case without the prefix; `unknown` for numbers that are not given out.
@@ -24,11 +24,13 @@ pub const fn reason_name(reason: usize) -> &'static str {
         18 => "back",
         19 => "hairpin",
         20 => "error_told",
+        21 => "direct",
         32 => "no_endpoints",
         33 => "stale_reset",
         34 => "unused_port",
         35 => "unanswered",
         36 => "too_big_told",
+        37 => "echo",
         48 => "no_local_endpoints",
         49 => "stale",
         50 => "snat_exhausted",
@@ -42,6 +44,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         58 => "source_range",
         59 => "no_service",
         60 => "fragment_lost",
+        61 => "fragment_held",
         _ => "unknown",
     }
 }
@@ -81,6 +84,7 @@ pub const fn kind_name(kind: u32) -> &'static str {
         KIND_LOAD_BALANCER => "LoadBalancer",
         KIND_EXTERNAL_IP => "ExternalIP",
         KIND_UNUSED_PORT => "UnusedPort",
+        KIND_ADDRESS => "Address",
         _ => "unknown",
     }
 }
@@ -128,7 +132,7 @@ mod tests {
     #[test]
     fn every_kind_of_frontend_has_the_name_that_kubernetes_gives_it() {
         let kinds = constants("KIND_");
-        assert_eq!(kinds.len(), 5);
+        assert_eq!(kinds.len(), 6);
         for (name, number) in kinds {
             let kubernetes = kind_name(u32::try_from(number).unwrap());
             assert_eq!(kubernetes.to_lowercase(), name.replace('_', ""));

@@ -13,7 +13,12 @@ use reader::{Btf, Field, Struct};
 use weir_abi as abi;
 
 /// Nothing but the names of what it declares are taken from the text; layouts come from the objects.
-const HEADER: &str = include_str!("../../../bpf/abi.h");
+/// The header and its parts.
+const HEADER: &str = concat!(
+    include_str!("../../../bpf/abi.h"),
+    include_str!("../../../bpf/abi/flows.h"),
+    include_str!("../../../bpf/abi/reasons.h")
+);
 const ENUMS_RS: &str = include_str!("../src/enums.rs");
 
 /// Size of what a field accessor returns.
@@ -43,11 +48,15 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FrontendKey6 = "frontend_key6" { addr, port, proto, pad }
         FilterWord = "filter_word" { bits }
         Device = "device" { ifindex, program }
+        Shortcut = "shortcut" { kind, bridge }
         Frontend = "frontend" { service, kind }
         Tiers = "tiers" { spill, local, remote, pad }
         Service = "service" { tiers, endpoints, flags, affinity, pad }
         Line = "line" { cumulative, r#ref }
         Backend = "backend" { addr, port, proto, flags, generation, service, node }
+        LocalKey = "local_key" { addr, service, pad }
+        LocalEndpoint = "local_endpoint" { backend }
+        OtherNode = "other_node" { known }
         AffinityKey = "affinity_key" { client, service, pad }
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
@@ -61,13 +70,14 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, generation, last_seen, asked, bytes, held }
-        Pace = "pace" { tick, flows }
-        FragmentKey = "fragment_key" { src, dst, id, proto, pad }
-        Fragment = "fragment" { sport, dport, last_seen }
+        Pace = "pace" { tick, flows, lost }
+        FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
+        Fragment = "fragment" { sport, dport, last_seen, state }
+        HeldPiece = "held_piece" { key, last_seen, state, length, pad, bytes }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         HookedPod = "hooked_pod" { addr4, addr6 }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, pad, service_network }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
         Network = "network" { addr, mask }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
@@ -89,6 +99,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         MAGLEV_SEED,
         SECOND_DRAW,
         SERVICE_NETWORKS,
+        HELD_BYTES,
+        HELD_REGION,
         NAME_SIZE,
         TICK_SHIFT,
         OPENING_IDLE,
@@ -103,6 +115,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         KIND_LOAD_BALANCER,
         KIND_EXTERNAL_IP,
         KIND_UNUSED_PORT,
+        KIND_ADDRESS,
         CLASS_INTERNAL,
         CLASS_EXTERNAL,
         CLASS_SHORT_CIRCUIT,
@@ -116,6 +129,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         BACKEND_LOCAL,
         BACKEND_HOST_NETWORK,
         BACKEND_CLASS,
+        BACKEND_DIRECT,
         FLOW_SNAT,
         FLOW_CLOSING,
         FLOW_REPLIED,
@@ -123,12 +137,25 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_RETRY,
         FLOW_RETRIES,
         FLOW_OPENING,
+        FLOW_ENDED,
+        FLOW_DIRECT,
+        FRAGMENT_AWAITED,
+        FRAGMENT_OURS,
+        FRAGMENT_FOREIGN,
+        HELD_FREE,
+        HELD_BUSY,
+        HELD_USED,
         CONFIG_RESET_STALE,
         CONFIG_HOLD,
         CONFIG_BESIDE,
         CONFIG_MASQUERADE_EXTERNAL,
         CONFIG_MASQUERADE_ALL,
         CONFIG_POD_SOCKETS,
+        CONFIG_ECHO,
+        CONFIG_HOST_BYPASS,
+        SHORTCUT_NEIGHBOUR,
+        SHORTCUT_PEER,
+        SHORTCUT_BRIDGE,
         HOOK_XDP,
         HOOK_NIC_INGRESS,
         HOOK_NIC_EGRESS,
@@ -151,11 +178,13 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_BACK,
         REASON_HAIRPIN,
         REASON_ERROR_TOLD,
+        REASON_DIRECT,
         REASON_NO_ENDPOINTS,
         REASON_STALE_RESET,
         REASON_UNUSED_PORT,
         REASON_UNANSWERED,
         REASON_TOO_BIG_TOLD,
+        REASON_ECHO,
         REASON_NO_LOCAL_ENDPOINTS,
         REASON_STALE,
         REASON_SNAT_EXHAUSTED,
@@ -169,6 +198,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_SOURCE_RANGE,
         REASON_NO_SERVICE,
         REASON_FRAGMENT_LOST,
+        REASON_FRAGMENT_HELD,
         REASON_COUNT
     ]
 }

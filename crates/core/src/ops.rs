@@ -163,10 +163,13 @@ pub struct Capacity {
     pub affinities: u32,
     /// `source_ranges`.
     pub source_ranges: u32,
+    /// `held_pieces`; below `abi::HELD_REGION` none is held.
+    pub held_pieces: u32,
 }
 
 impl Capacity {
-    /// An edge node's: about 80 MiB of kernel memory, most of it flow tables.
+    /// What does not follow from the machine's memory, and for the rest what a machine of 8 GiB has: see
+    /// [`crate::table_sizes`].
     pub const DEFAULT: Self = Self {
         services: 32_768,
         backends: 262_144,
@@ -178,6 +181,7 @@ impl Capacity {
         sockets: 65_536,
         affinities: 65_536,
         source_ranges: 16_384,
+        held_pieces: 512,
     };
 }
 

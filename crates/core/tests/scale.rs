@@ -119,6 +119,7 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
         node: "node-1".into(),
         node_port_addresses: vec![],
         external_ips: true,
+        echo_replies: false,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),
         handing_over: BTreeSet::new(),

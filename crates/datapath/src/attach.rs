@@ -110,6 +110,10 @@ impl Datapath {
             Role::Nic => (NIC, POD),
             Role::Pod => (POD, NIC),
         };
+        match role {
+            Role::Nic => self.nics.put(&index, &1, 0)?,
+            Role::Pod => drop(self.nics.remove(&index)?),
+        }
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;
         self.attach_tc(ingress, index, name, options)?;
@@ -188,6 +192,7 @@ impl Datapath {
         if nix::net::if_::if_nametoindex(name) == Ok(index) {
             clsact::detach(name);
         }
+        self.nics.remove(&index)?;
         self.devices.remove(&index).map(drop)
     }
 

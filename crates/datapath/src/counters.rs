@@ -30,6 +30,7 @@ pub struct MapUse {
 pub struct Counters {
     pins: PinDir,
     counters: Table<u32, abi::Counter>,
+    paces: Table<u32, abi::Pace>,
     cpus: usize,
 }
 
@@ -40,7 +41,8 @@ impl Counters {
     /// No pins there, no right to read them, or another layout.
     pub fn open(pins: PinDir) -> Result<Self> {
         let counters = table(&pins, "counters", READ_ONLY)?;
-        Ok(Self { pins, counters, cpus: aya::util::nr_cpus().unwrap_or(1) })
+        let paces = table(&pins, "paces", READ_ONLY)?;
+        Ok(Self { pins, counters, paces, cpus: aya::util::nr_cpus().unwrap_or(1) })
     }
 
     /// Possible CPUs: so many values has an entry of a per-CPU map.
@@ -59,6 +61,16 @@ impl Counters {
             packets: sum.packets.wrapping_add(one.packets),
             bytes: sum.bytes.wrapping_add(one.bytes),
         }))
+    }
+
+    /// Entries of flows that go on which a full table had evicted, as far as it was seen: those for answers, which a client's next
+    /// packet brings back. Entries of flows themselves are not among them.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn lost(&self) -> Result<u64> {
+        let all = self.paces.get_per_cpu(&0, self.cpus)?.unwrap_or_default();
+        Ok(all.iter().fold(0, |sum, pace| sum.wrapping_add(pace.lost)))
     }
 
     /// Name, limit and sizes of every map.

@@ -64,6 +64,20 @@ impl Flows {
         self.v6.iter().try_for_each(|table| table.visit(|_, flow| visit(flow)))
     }
 
+    /// The same with the name of their table and their IP protocol.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub(crate) fn visit_tables(&self, mut visit: impl FnMut(&'static str, u8, &abi::Flow)) -> Result<()> {
+        self.v4.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.proto, flow)))?;
+        self.v6.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.proto, flow)))
+    }
+
+    /// Names of the tables.
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+        NAMES4.into_iter().chain(NAMES6)
+    }
+
     /// Deletes the flows to these frontends that are another service's than the one given, `None` standing for nobody.
     /// Reads each of the maps once, if a frontend is of its family.
     ///

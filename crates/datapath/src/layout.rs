@@ -61,8 +61,11 @@ const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-fronten
 const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
+/// Endpoints that one node may have, each counted for each port of a service: hundreds of pods have far fewer.
+const MAX_LOCAL: u32 = 65_536;
+
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 30] = [
+pub(crate) const MAPS: [MapSpec; 37] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -88,6 +91,9 @@ pub(crate) const MAPS: [MapSpec; 30] = [
     lru::<abi::FlowKey6, abi::Reply>("awaited6", Some(OPENINGS.0), OPENINGS.1),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
+    // A map without entries cannot be made.
+    array::<abi::HeldPiece>("held_pieces", Some(|c| c.held_pieces.max(1)), "--max-held-pieces"),
+    per_cpu::<abi::HeldPiece>("first_pieces"),
     lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
     MapSpec {
         name: "hooked_pods",
@@ -98,6 +104,27 @@ pub(crate) const MAPS: [MapSpec; 30] = [
         size: None,
         option: "",
     },
+    MapSpec {
+        name: "shortcuts",
+        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
+        key: size_of::<u32>(),
+        value: size_of::<abi::Shortcut>(),
+        flags: NO_PREALLOC,
+        size: None,
+        option: "",
+    },
+    hash::<abi::LocalKey, abi::LocalEndpoint>("local_endpoints", |c| c.backends.min(MAX_LOCAL), BACKENDS.1),
+    hash::<abi::Addr, abi::OtherNode>("other_nodes", |c| c.nodes.saturating_mul(2), "--max-nodes"),
+    MapSpec {
+        name: "nics",
+        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
+        key: size_of::<u32>(),
+        value: size_of::<u32>(),
+        flags: NO_PREALLOC,
+        size: None,
+        option: "",
+    },
+    lru::<u64, u32>("pod_macs", None, ""),
     per_cpu::<abi::Counter>("counters"),
     per_cpu::<abi::Pace>("paces"),
     MapSpec {

@@ -10,6 +10,7 @@ use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing::{info, warn};
 use weir_abi as abi;
+use weir_core::local_endpoints::LocalEndpoints;
 use weir_core::ops::Capacity;
 use weir_core::source_ports::PortSet;
 
@@ -21,6 +22,7 @@ use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, PinLock};
 use crate::resize;
+use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
@@ -47,7 +49,10 @@ pub struct Datapath {
     pub(crate) tc: Ebpf,
     pub(crate) config: Mapped<abi::Config>,
     pub(crate) devices: Table<u32, abi::Device>,
+    pub(crate) nics: Table<u32, u32>,
+    pub(crate) other_nodes: Table<abi::Addr, abi::OtherNode>,
     source_ports: SourcePorts,
+    shortcuts: Shortcuts,
     store: KernelStore,
     adopted: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
@@ -81,10 +86,27 @@ impl Datapath {
         let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
         let mut store = open_store(&pins, 0)?;
         store.former_flows = former_flows(&resized)?;
+        store.rebuild_locals()?;
         let config = mapped(&pins, "config", 0)?;
         let devices = table(&pins, "devices", 0)?;
+        let (nics, other_nodes) = (table(&pins, "nics", 0)?, table(&pins, "other_nodes", 0)?);
         let source_ports = SourcePorts::open(&pins, 0)?;
-        let datapath = Self { pins, programs, tc, config, devices, source_ports, store, adopted, resized, _lock: lock };
+        let shortcuts = Shortcuts::open(&pins, 0)?;
+        let datapath = Self {
+            pins,
+            programs,
+            tc,
+            config,
+            devices,
+            nics,
+            other_nodes,
+            source_ports,
+            shortcuts,
+            store,
+            adopted,
+            resized,
+            _lock: lock,
+        };
         if !adopted {
             // A new filter beside old frontends would hide them.
             datapath.rebuild_filter()?;
@@ -132,6 +154,15 @@ impl Datapath {
     /// Never in practice; the slots exist.
     pub fn set_source_ports(&self, usable: &PortSet) -> Result<()> {
         self.source_ports.set(usable)
+    }
+
+    /// Lets packets take these interfaces past the host's stack and no others, by index; they do so with
+    /// [`abi::CONFIG_HOST_BYPASS`].
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn set_shortcuts(&self, wanted: &BTreeMap<u32, abi::Shortcut>) -> Result<()> {
+        self.shortcuts.replace(wanted)
     }
 
     /// Makes the filter of frontends anew, of the frontends and of what flows still go to. While agents run it only ever
@@ -380,6 +411,8 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         frontends4: table(pins, "frontends4", flags)?,
         frontends6: table(pins, "frontends6", flags)?,
         source_ranges: table(pins, "source_ranges", flags)?,
+        local_endpoints: table(pins, "local_endpoints", flags)?,
+        locals: LocalEndpoints::default(),
         service_names: table(pins, "service_names", flags)?,
         node_names: table(pins, "node_names", flags)?,
         source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,

@@ -35,6 +35,7 @@ macro_rules! pod {
 pod!(
     u32,
     u64,
+    abi::Addr,
     abi::Affinity,
     abi::AffinityKey,
     abi::Backend,
@@ -51,13 +52,19 @@ pod!(
     abi::Frontend,
     abi::FrontendKey4,
     abi::FrontendKey6,
+    abi::HeldPiece,
     abi::HookedPod,
     abi::Line,
+    abi::LocalEndpoint,
+    abi::LocalKey,
     abi::NodeName,
+    abi::OtherNode,
+    abi::Pace,
     abi::Reply,
     abi::Service,
     abi::ServiceCounters,
     abi::ServiceName,
+    abi::Shortcut,
     abi::SnatNext,
     abi::SnatPorts,
     abi::SocketKey,
@@ -84,6 +91,11 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// Wraps a map; the caller has checked its layout.
     pub(crate) const fn new(name: &'static str, fd: OwnedFd) -> Self {
         Self { name, fd, types: PhantomData }
+    }
+
+    /// Name of the map.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Reads an entry.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::offset_of;
 
 use weir_abi as abi;
+use weir_core::local_endpoints::LocalEndpoints;
 use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
 use crate::error::{Error, Result};
@@ -40,6 +41,9 @@ pub struct KernelStore {
     pub(crate) frontends4: Table<abi::FrontendKey4, abi::Frontend>,
     pub(crate) frontends6: Table<abi::FrontendKey6, abi::Frontend>,
     pub(crate) source_ranges: Table<abi::SourceRangeKey, abi::SourceRange>,
+    pub(crate) local_endpoints: Table<abi::LocalKey, abi::LocalEndpoint>,
+    /// What `local_endpoints` holds. A reader's is empty.
+    pub(crate) locals: LocalEndpoints,
     pub(crate) service_names: Table<u32, abi::ServiceName>,
     pub(crate) node_names: Table<u32, abi::NodeName>,
     pub(crate) flows: Flows,
@@ -60,11 +64,11 @@ fn full(map: &'static str, size: u32) -> impl Fn(Error) -> Error {
 }
 
 impl KernelStore {
-    fn apply_one(&self, op: &MapOp) -> Result<()> {
+    fn apply_one(&mut self, op: &MapOp) -> Result<()> {
         let counters = abi::BackendCounters::default();
         let service_counters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
         match op {
-            MapOp::PutBackend { id, backend } => self.backends.set(*id, backend),
+            MapOp::PutBackend { id, backend } => self.put_backend(*id, backend),
             MapOp::ResetBackendCounters { id } => self.backend_counters.set(*id, &counters),
             MapOp::PutBase { id, base } => {
                 self.backend_counters.set_word(*id, offset_of!(abi::BackendCounters, base), *base)
@@ -93,6 +97,38 @@ impl KernelStore {
             }
             MapOp::DeleteSourceRange { range } => self.source_ranges.remove(&keys::of_range(range)).map(drop),
         }
+    }
+
+    fn put_backend(&mut self, id: u32, backend: &abi::Backend) -> Result<()> {
+        let before = self.backends.get(id)?;
+        self.backends.set(id, backend)?;
+        for (key, slot) in self.locals.change(id, &before, backend) {
+            self.put_local(&key, slot)?;
+        }
+        Ok(())
+    }
+
+    fn put_local(&self, key: &abi::LocalKey, slot: Option<u32>) -> Result<()> {
+        let Some(backend) = slot else { return self.local_endpoints.remove(key).map(drop) };
+        let put = self.local_endpoints.put(key, &abi::LocalEndpoint { backend }, 0);
+        put.map_err(full("local_endpoints", self.backends.len()))
+    }
+
+    /// Makes the index of this node's endpoints anew, of the backends. Afterwards it follows them.
+    pub(crate) fn rebuild_locals(&mut self) -> Result<()> {
+        self.locals = LocalEndpoints::default();
+        for id in 1..self.backends.len() {
+            let backend = self.backends.get(id)?;
+            let nothing = abi::Backend { flags: 0, ..backend };
+            self.locals.change(id, &nothing, &backend);
+        }
+        let wanted: HashMap<_, _> = self.locals.entries().collect();
+        for (key, _) in self.local_endpoints.entries()? {
+            if !wanted.contains_key(&key) {
+                self.put_local(&key, None)?;
+            }
+        }
+        wanted.iter().try_for_each(|(key, slot)| self.put_local(key, Some(*slot)))
     }
 
     fn put_frontend(&self, key: &FrontendKey, frontend: &abi::Frontend) -> Result<()> {

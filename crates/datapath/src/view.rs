@@ -1,18 +1,22 @@
 //! Read-only access to the pinned maps: for people and for metrics, whether or not an agent runs.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
+use weir_core::flow_pressure::{IdleLimits, TableUse};
 use weir_core::ops::Dump;
 use weir_core::source_ports::PortSet;
 
 use crate::counters::Counters;
 use crate::error::{Error, Result};
-use crate::layout::{MAPS, MapSpec};
+use crate::flows::Flows;
+use crate::layout::{MAPS, MapSpec, spec};
 use crate::load::{mapped, open_store, table};
 use crate::map::{Mapped, Table};
 use crate::pins::PinDir;
+use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::{KernelStore, MapStore};
 use crate::sys;
@@ -49,10 +53,14 @@ pub struct View {
     replies6: [Table<abi::FlowKey6, abi::Reply>; 2],
     affinities: Table<abi::AffinityKey, abi::Affinity>,
     fragments: Table<abi::FragmentKey, abi::Fragment>,
+    held_pieces: Mapped<abi::HeldPiece>,
     sockets: Table<abi::SocketKey, abi::SocketPeer>,
     hooked_pods: Table<u64, abi::HookedPod>,
     devices: Table<u32, abi::Device>,
+    nics: Table<u32, u32>,
+    other_nodes: Table<abi::Addr, abi::OtherNode>,
     source_ports: SourcePorts,
+    shortcuts: Shortcuts,
 }
 
 /// Key and value of an entry as they lie in memory.
@@ -72,10 +80,14 @@ impl View {
             replies6: [table(&pins, "replies6", READ_ONLY)?, table(&pins, "awaited6", READ_ONLY)?],
             affinities: table(&pins, "affinities", READ_ONLY)?,
             fragments: table(&pins, "fragments", READ_ONLY)?,
+            held_pieces: mapped(&pins, "held_pieces", READ_ONLY)?,
             sockets: table(&pins, "socket_peers", READ_ONLY)?,
             hooked_pods: table(&pins, "hooked_pods", READ_ONLY)?,
             devices: table(&pins, "devices", READ_ONLY)?,
+            nics: table(&pins, "nics", READ_ONLY)?,
+            other_nodes: table(&pins, "other_nodes", READ_ONLY)?,
             source_ports: SourcePorts::open(&pins, READ_ONLY)?,
+            shortcuts: Shortcuts::open(&pins, READ_ONLY)?,
             pins,
         })
     }
@@ -163,6 +175,23 @@ impl View {
         self.store.flows.visit(visit)
     }
 
+    /// How many entries each flow table has and may have, at a tick of flows' times. Takes as long as [`View::visit_flows`].
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn flow_uses(&self, tick: u32) -> Result<BTreeMap<&'static str, TableUse>> {
+        let limits = IdleLimits::of(&self.config()?);
+        let mut uses = BTreeMap::new();
+        for name in Flows::names() {
+            let (_, capacity) = self.pins.open_map(&spec(name), READ_ONLY)?;
+            uses.insert(name, TableUse { capacity, ..TableUse::default() });
+        }
+        self.store.flows.visit_tables(|table, protocol, flow| {
+            uses.entry(table).or_default().count(limits.is_open(protocol, flow, tick));
+        })?;
+        Ok(uses)
+    }
+
     /// All flows, in order of client, port and frontend.
     ///
     /// # Errors
@@ -223,6 +252,19 @@ impl View {
         self.fragments.entries()
     }
 
+    /// Pieces of datagrams that came before the first one and wait for it, by slot; also those that nothing will follow, until
+    /// others take their place.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub fn held_pieces(&self) -> Result<Vec<(u32, abi::HeldPiece)>> {
+        let all = (0..self.held_pieces.len()).map(|slot| Ok((slot, self.held_pieces.get(slot)?)));
+        let used = |entry: &Result<(u32, abi::HeldPiece)>| {
+            entry.as_ref().map_or(true, |(_, piece)| piece.state == abi::HELD_USED)
+        };
+        all.filter(used).collect()
+    }
+
     /// All sockets that were translated.
     ///
     /// # Errors
@@ -237,6 +279,49 @@ impl View {
     /// When the map cannot be read.
     pub fn hooked_pods(&self) -> Result<Vec<(u64, abi::HookedPod)>> {
         self.hooked_pods.entries()
+    }
+
+    /// Interfaces that packets may take past the host's stack, by index.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn shortcuts(&self) -> Result<Vec<(u32, abi::Shortcut)>> {
+        self.shortcuts.entries()
+    }
+
+    /// MAC addresses of pods, in a number's first bytes, with the index of the interface that their frames came from last;
+    /// noted only with [`abi::CONFIG_HOST_BYPASS`].
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn pod_macs(&self) -> Result<Vec<(u64, u32)>> {
+        self.shortcuts.pod_macs()
+    }
+
+    /// This node's endpoints, as they are found for what other nodes have wrapped.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn local_endpoints(&self) -> Result<Vec<(abi::LocalKey, abi::LocalEndpoint)>> {
+        self.store.local_endpoints.entries()
+    }
+
+    /// The nodes whose wrapped packets are opened, by address.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn other_nodes(&self) -> Result<Vec<(abi::Addr, abi::OtherNode)>> {
+        self.other_nodes.entries()
+    }
+
+    /// The node's interfaces by which wrapped packets may leave, in ascending order of their indexes.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn nics(&self) -> Result<Vec<u32>> {
+        let mut indexes: Vec<u32> = self.nics.entries()?.into_iter().map(|(index, _)| index).collect();
+        indexes.sort_unstable();
+        Ok(indexes)
     }
 
     /// Interfaces that XDP may redirect to, in ascending order of their indexes. `program` is an id when read.

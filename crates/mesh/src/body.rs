@@ -6,6 +6,7 @@
 //! 22 capacity (f32)  26 bandwidth (f32)    30 services in all    32 spilled in all
 //! 34 spilled here    35 services here      counts
 //! 36 spilled: id, flows/s (f32)        …  services: id, flows/s (f32), open flows, spare flows/s (f32)
+//!  … 1 if the sender unwraps           left out if it does not: padding and older versions say the same
 //! ```
 
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::wire::{self, Reader};
 pub(crate) const FIXED: usize = 36;
 /// Bytes of a service that is spilled.
 pub(crate) const SPILLED: usize = 12;
+/// Bytes behind the lists of a sender that unwraps.
+pub(crate) const UNWRAPS: usize = 1;
 /// Bytes of a service that is reported.
 pub(crate) const SERVICE: usize = 20;
 
@@ -33,6 +36,8 @@ pub struct Body {
     pub spilled: Vec<(ServiceId, f64)>,
     /// How many of those there are. At most 65535.
     pub spilled_in_all: u16,
+    /// Whether the sender takes clients' packets that are wrapped, and answers the clients itself.
+    pub unwraps: bool,
     /// How busy the sender is. None if it does not know, or has not found out lately.
     pub report: Option<Report>,
 }
@@ -59,7 +64,7 @@ impl Body {
     /// As bytes, without padding. Numbers have the precision of the format.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Self { held, spilled, spilled_in_all, report } = self;
+        let Self { held, spilled, spilled_in_all, unwraps, report } = self;
         let known = report.as_ref();
         let no_services = Vec::new();
         let services = known.map_or(&no_services, |report| &report.services);
@@ -88,10 +93,11 @@ impl Body {
             bytes.extend(load.open_flows.to_be_bytes());
             bytes.extend(wire::amount(load.spare));
         }
+        bytes.extend(unwraps.then_some(1));
         bytes
     }
 
-    /// From bytes; what follows the lists is padding.
+    /// From bytes; what follows is padding.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] if it ends too early, [`Refusal::Lie`] if a number cannot be true.
@@ -104,6 +110,7 @@ impl Body {
         }
         let spilled = (0..spilled).map(|_| claim(&mut reader)).collect::<Result<_, _>>()?;
         let services = (0..services).map(|_| service(&mut reader)).collect::<Result<_, _>>()?;
+        let unwraps = reader.u8() == Some(1);
         let load = load.checked().map_err(|_lie| Refusal::Lie)?;
         let report = (age != NO_REPORT).then(|| Report {
             age: Duration::from_millis(age.into()),
@@ -111,7 +118,7 @@ impl Body {
             services,
             services_in_all,
         });
-        Ok(Self { held, spilled, spilled_in_all, report })
+        Ok(Self { held, spilled, spilled_in_all, unwraps, report })
     }
 }
 

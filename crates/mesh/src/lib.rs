@@ -33,7 +33,7 @@ pub use counters::{Counters, Refusal};
 pub use key_file::{KeyFile, KeyFileError};
 pub use keys::{KeyError, KeyRing};
 pub use link::{Link, LinkError, now};
-pub use mesh::{Arrival, Mesh, Now, Transmit};
+pub use mesh::{Arrival, Mesh, Now, Question, Transmit};
 pub use packet::{Header, Kind, MAX_PACKET, MIN_PACKET, NodeId, Opened, open, seal};
 pub use peers::PeerState;
 pub use replay::{Order, Window};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weir_core::load::{Inbound, NodeLoad, PeerReport, ServiceId, ServiceLoad};
 
-use crate::body::{Body, SERVICE, SPILLED};
+use crate::body::{Body, SERVICE, SPILLED, UNWRAPS};
 use crate::budget::{self, size_on_wire};
 use crate::config::Config;
 use crate::counters::{Counters, Refusal};
@@ -63,6 +63,19 @@ pub struct Transmit {
     pub bytes: Vec<u8>,
 }
 
+/// A peer's probe that was taken and waits for its reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    sender: NodeId,
+    from: SocketAddr,
+    exchange: u64,
+    key: usize,
+    /// Of the probe, in bytes. The reply is never longer, so that nothing is gained by a forged source address.
+    length: usize,
+    /// When it arrived, by the node's clock.
+    arrived: Duration,
+}
+
 /// What a packet needs besides its body.
 struct Letter {
     kind: Kind,
@@ -83,6 +96,7 @@ pub struct Mesh {
     epoch: u64,
     sequence: u64,
     published: Option<Published>,
+    unwraps: bool,
     peers: BTreeMap<NodeId, Peer>,
     remotes: Remotes,
     schedule: Schedule,
@@ -102,6 +116,7 @@ impl Mesh {
             epoch: packet::nanos(now.wall),
             sequence: 0,
             published: None,
+            unwraps: false,
             peers: BTreeMap::new(),
             remotes: Remotes::new(config),
             schedule: Schedule::new(config),
@@ -134,6 +149,11 @@ impl Mesh {
     /// What this node tells of itself from now on. It stops telling if this is not called for 2 s.
     pub fn publish(&mut self, load: NodeLoad, services: impl IntoIterator<Item = (ServiceId, ServiceLoad)>, now: Now) {
         self.published = Some(Published::new(load, services, now.steady));
+    }
+
+    /// Whether this node takes clients' packets that are wrapped, and answers the clients itself. Told from now on.
+    pub const fn set_unwraps(&mut self, unwraps: bool) {
+        self.unwraps = unwraps;
     }
 
     /// The services whose flows this node spills to a peer from now on, with new flows per second. Told to it, so that
@@ -212,7 +232,7 @@ impl Mesh {
     fn probe_length(&mut self, id: NodeId, told: u16, to: SocketAddr, now: Now) -> Option<usize> {
         let services = self.own_services().max(told.into()).max(GUESS);
         let spilled = self.peers.get(&id).map_or(0, |peer| peer.spilled.len());
-        let need = (ENVELOPE + services * SERVICE + spilled * SPILLED).min(MAX_PACKET);
+        let need = (ENVELOPE + services * SERVICE + spilled * SPILLED + UNWRAPS).min(MAX_PACKET);
         let stock = self.remotes.entry(id, now.steady).budget.available(now.steady);
         let length = need.min((stock / 2).saturating_sub(budget::headers(to)));
         (length >= MIN_PACKET).then_some(length)
@@ -227,6 +247,8 @@ impl Mesh {
         let own = self.own_services();
         let all = self.peers.get(&to).map_or(&[][..], |peer| &peer.spilled);
         let room = length.saturating_sub(ENVELOPE);
+        let unwraps = self.unwraps && room >= UNWRAPS;
+        let room = if unwraps { room - UNWRAPS } else { room };
         let remote = self.remotes.entry(to, now.steady);
         // What the services do not need is free.
         let part = (room / SPILLED_PART).max(room.saturating_sub(own * SERVICE));
@@ -239,6 +261,7 @@ impl Mesh {
             held,
             spilled_in_all: u16::try_from(all.len()).unwrap_or(u16::MAX),
             spilled,
+            unwraps,
             report: published.and_then(|own| own.report(slots, &wanted, &mut remote.services, now.steady)),
         }
     }
@@ -256,19 +279,44 @@ impl Mesh {
         Transmit { to, bytes }
     }
 
-    /// Takes a datagram: the reply to it, if it is a probe.
+    /// Takes a datagram and replies to it at once, if it is a probe. Who has better to tell soon asks in two steps.
     ///
     /// # Errors
     /// The [`Refusal`], which is counted. Nothing is learnt from a refused one.
     pub fn receive(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Transmit>, Refusal> {
-        let result = self.accept(arrival, now);
-        if let Err(refusal) = result {
-            self.counters.refuse(refusal);
-        }
-        result
+        let question = self.hear(arrival, now)?;
+        question.map(|question| self.reply(&question, now)).transpose()
     }
 
-    fn accept(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Transmit>, Refusal> {
+    /// Takes a datagram. A probe is answered with by [`Mesh::reply`], which tells how long it waited.
+    ///
+    /// # Errors
+    /// The [`Refusal`], which is counted. Nothing is learnt from a refused one.
+    pub fn hear(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Question>, Refusal> {
+        let result = self.accept(arrival, now);
+        self.counted(result)
+    }
+
+    /// The reply to a probe.
+    ///
+    /// # Errors
+    /// [`Refusal::OverBudget`], which is counted, if its sender has had too much meanwhile.
+    pub fn reply(&mut self, question: &Question, now: Now) -> Result<Transmit, Refusal> {
+        let Question { sender: receiver, from: to, exchange, key, length, arrived } = *question;
+        let length = self.reply_length(receiver, to, length, now);
+        let length = self.counted(length)?;
+        let body = self.body(receiver, length, now.wall.saturating_sub(arrived), now);
+        self.counters.replies_sent += 1;
+        // Not padded: the prober's room may be larger than what there is to tell.
+        let letter = Letter { kind: Kind::Reply, receiver, exchange, length: 0, key, to };
+        Ok(self.send(&letter, &body, now))
+    }
+
+    fn counted<T>(&mut self, result: Result<T, Refusal>) -> Result<T, Refusal> {
+        result.inspect_err(|refusal| self.counters.refuse(*refusal))
+    }
+
+    fn accept(&mut self, arrival: Arrival<'_>, now: Now) -> Result<Option<Question>, Refusal> {
         let Opened { header, body, key } = packet::open(arrival.bytes, self.me, &self.keys)?;
         let arrived = arrival.time(now);
         if header.time.abs_diff(arrived) > self.config.skew {
@@ -276,21 +324,18 @@ impl Mesh {
         }
         let order = self.remotes.admit(&header, now.steady)?;
         let body = Body::decode(body)?;
-        if let Some(peer) = self.peers.get_mut(&header.sender) {
-            peer.heard(now.steady);
-        }
         let held = now.wall.saturating_sub(arrived);
+        if let Some(peer) = self.peers.get_mut(&header.sender) {
+            peer.heard(now.steady.saturating_sub(held));
+        }
         match header.kind {
             Kind::Probe => {
-                let length = self.reply_length(&header, arrival, now)?;
+                let Header { sender, exchange, .. } = header;
+                let (from, length) = (arrival.from, arrival.bytes.len());
+                self.reply_length(sender, from, length, now)?;
                 self.learn(&header, &body, order, held, now);
-                self.schedule.probed_by(header.sender, now.steady.saturating_sub(held), &mut self.rng);
-                let reply = self.body(header.sender, length, held, now);
-                self.counters.replies_sent += 1;
-                let Header { sender: receiver, exchange, .. } = header;
-                // Not padded: the prober's room may be larger than what there is to tell.
-                let letter = Letter { kind: Kind::Reply, receiver, exchange, length: 0, key, to: arrival.from };
-                Ok(Some(self.send(&letter, &reply, now)))
+                self.schedule.probed_by(sender, now.steady.saturating_sub(held), &mut self.rng);
+                Ok(Some(Question { sender, from, exchange, key, length, arrived }))
             }
             Kind::Reply => {
                 let peer = self.peers.get_mut(&header.sender).ok_or(Refusal::Unsolicited)?;
@@ -306,10 +351,10 @@ impl Mesh {
         }
     }
 
-    /// The most that a reply may take: never more than its probe, so that nothing is gained by a forged source address.
-    fn reply_length(&mut self, header: &Header, arrival: Arrival<'_>, now: Now) -> Result<usize, Refusal> {
-        let stock = self.remotes.entry(header.sender, now.steady).budget.available(now.steady);
-        let length = arrival.bytes.len().min(stock.saturating_sub(budget::headers(arrival.from)));
+    /// The most that the reply to a probe of this length may take now, in bytes of payload.
+    fn reply_length(&mut self, to: NodeId, at: SocketAddr, probe: usize, now: Now) -> Result<usize, Refusal> {
+        let stock = self.remotes.entry(to, now.steady).budget.available(now.steady);
+        let length = probe.min(stock.saturating_sub(budget::headers(at)));
         if length >= MIN_PACKET { Ok(length) } else { Err(Refusal::OverBudget) }
     }
 
@@ -322,7 +367,9 @@ impl Mesh {
         let spilled = body.spilled.iter().copied();
         let remote = self.remotes.entry(header.sender, now.steady);
         remote.spilled.merge(spilled, body.spilled_is_complete(), SPILL_LIFE, now.steady);
-        if let (Some(peer), Some(report)) = (self.peers.get_mut(&header.sender), &body.report) {
+        let Some(peer) = self.peers.get_mut(&header.sender) else { return };
+        peer.unwraps = body.unwraps;
+        if let Some(report) = &body.report {
             peer.learn(report, waited, now.steady);
         }
     }

@@ -51,6 +51,8 @@ pub(crate) struct Peer {
     pub(crate) spilled: Vec<(ServiceId, f64)>,
     /// When something authentic came from it last.
     heard: Option<Duration>,
+    /// Whether it takes clients' packets that are wrapped.
+    pub(crate) unwraps: bool,
     /// How many services it has, as far as it told.
     pub(crate) services_in_all: u16,
     open: Vec<Open>,
@@ -83,6 +85,8 @@ pub struct PeerState {
     pub report_age: Option<Duration>,
     /// How long ago something authentic came from it, a probe of its own included.
     pub heard: Option<Duration>,
+    /// Whether it told last that it takes clients' packets that are wrapped, and answers the clients itself.
+    pub unwraps: bool,
 }
 
 impl PeerState {
@@ -108,6 +112,7 @@ impl Peer {
             address,
             spilled: Vec::new(),
             heard: None,
+            unwraps: false,
             services_in_all: 0,
             open: Vec::new(),
             unanswered: 0,
@@ -127,6 +132,7 @@ impl Peer {
             self.measured.clear();
             self.unanswered = 0;
             self.heard = None;
+            self.unwraps = false;
         }
     }
 
@@ -227,6 +233,7 @@ impl Peer {
             unanswered: self.unanswered.saturating_sub(1),
             report_age: self.report_age(now),
             heard: self.heard.map(|heard| now.saturating_sub(heard)),
+            unwraps: self.unwraps,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::packet::NodeId;
 const SURVEY: u32 = 8;
 
 /// Samples that were not asked for in time are not made up for beyond this: the pauses of who asks are shorter.
-const CATCH_UP: Duration = Duration::from_millis(200);
+const CATCH_UP: Duration = Duration::from_millis(300);
 
 /// The turn of a near peer.
 #[derive(Clone, Copy, Debug)]

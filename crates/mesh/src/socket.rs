@@ -9,7 +9,6 @@ use std::time::Duration;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Type};
-use tokio::net::UdpSocket;
 
 use crate::mesh::{Arrival, Transmit};
 use crate::packet::MAX_PACKET;
@@ -68,11 +67,6 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// The same socket for the runtime, to wait until there is something to receive. To be called within one.
-    pub(crate) fn watch(&self) -> io::Result<UdpSocket> {
-        UdpSocket::from_std(self.socket.try_clone()?.into())
     }
 
     /// Sends it now or never.

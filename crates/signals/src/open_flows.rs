@@ -64,7 +64,7 @@ pub struct OpenFlows<T> {
 }
 
 impl<T> OpenFlows<T> {
-    /// A flow is open until the client ends it, or until it was idle for so many ticks: entries stay for long after.
+    /// A flow is open until it has ended, or until it was idle for so many ticks: entries stay for long after.
     pub const fn new(table: T, idle: u32) -> Self {
         Self { table, idle }
     }
@@ -87,7 +87,7 @@ impl<T: FlowTable> Source for OpenFlows<T> {
         let visited = self.table.visit(&mut |flow| {
             // A flood leaves many that begin.
             let idle = if flow.flags & abi::FLOW_OPENING == 0 { idle } else { idle.min(abi::OPENING_IDLE) };
-            if flow.flags & abi::FLOW_CLOSING == 0 && age(flow.last_seen, tick) <= idle {
+            if flow.flags & abi::FLOW_ENDED == 0 && age(flow.last_seen, tick) <= idle {
                 open.entry((flow.backend, flow.generation)).or_default().flows += 1;
             }
         });

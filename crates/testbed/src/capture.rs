@@ -4,13 +4,17 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use etherparse::IpSlice;
-use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, setsockopt, socket, sockopt,
+};
 
 use crate::netns::Netns;
 use crate::{Error, Result};
 
 /// The longest packet of IPv4.
 const LONGEST: usize = u16::MAX as usize;
+/// Bytes that may wait, with what the kernel needs beside them: some hundred packets.
+const BUFFER: usize = 1 << 22;
 
 /// Sees every packet that leaves an interface from now on. What nobody asks for waits in a buffer of some hundred packets.
 #[derive(Debug)]
@@ -30,6 +34,7 @@ impl Capture {
             let interface = nix::net::if_::if_nametoindex(interface)?;
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             let socket = socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll)?;
+            setsockopt(&socket, sockopt::RcvBufForce, &BUFFER)?;
             Ok((socket, interface))
         };
         let (socket, interface) = netns.enter(open).map_err(Error::nix(action))?;
@@ -41,6 +46,15 @@ impl Capture {
     /// # Errors
     /// When the socket fails.
     pub fn destinations(&self) -> Result<Vec<IpAddr>> {
+        let packets = self.packets()?;
+        Ok(packets.iter().filter_map(|packet| Some(IpSlice::from_slice(packet).ok()?.destination_addr())).collect())
+    }
+
+    /// All packets that have left since the last call, in their order and without link headers.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn packets(&self) -> Result<Vec<Vec<u8>>> {
         let mut all = Vec::new();
         let mut packet = vec![0; LONGEST];
         loop {
@@ -52,8 +66,7 @@ impl Capture {
             };
             // The socket sees all interfaces, and both directions.
             if from.ifindex() == self.interface && from.pkttype() == libc::PACKET_OUTGOING {
-                let ip = IpSlice::from_slice(&packet[..length]);
-                all.extend(ip.map(|ip| ip.destination_addr()));
+                all.push(packet[..length].to_vec());
             }
         }
     }

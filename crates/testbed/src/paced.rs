@@ -32,6 +32,9 @@ const EVENTS: usize = 256;
 const TIMES_NS: (u64, u64) = (1000, 60_000_000_000);
 const DIGITS: u8 = 3;
 
+/// Failures that are told one by one.
+const FAILURES: usize = 10_000;
+
 /// How an answer begins.
 const GOOD: &[u8] = b"HTTP/1.1 200 ";
 
@@ -55,6 +58,21 @@ pub struct Report {
     pub answered: u64,
     /// From `connect` to the moment at which this program knew that it was done, in nanoseconds.
     pub connect: Histogram<u64>,
+    /// The first of those that failed.
+    pub failures: Vec<Failure>,
+}
+
+/// A connection that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// When it was started.
+    pub opened: Instant,
+    /// Its own port; 0 if it never had one.
+    pub port: u16,
+    /// When this program knew that it was connected; `None` if it never was.
+    pub connected: Option<Instant>,
+    /// What the kernel said, or what was wrong.
+    pub reason: String,
 }
 
 impl Report {
@@ -62,6 +80,21 @@ impl Report {
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.opened - self.answered
+    }
+
+    /// The longest time to connect; zero if nobody has connected.
+    #[must_use]
+    pub fn slowest(&self) -> Duration {
+        Duration::from_nanos(self.connect.max())
+    }
+
+    fn note(&mut self, connection: &Connection, reason: String) {
+        let Connection { socket, since, connected, answer: _ } = connection;
+        if self.failures.len() < FAILURES {
+            let own = socket.local_addr().ok().and_then(|address| address.as_socket());
+            let port = own.map_or(0, |address| address.port());
+            self.failures.push(Failure { opened: *since, port, connected: *connected, reason });
+        }
     }
 
     /// The time to connect that this part of the connections (0 to 1) stayed within.
@@ -122,7 +155,7 @@ impl Drop for RunningPaced {
 struct Connection {
     socket: Socket,
     since: Instant,
-    connected: bool,
+    connected: Option<Instant>,
     /// What has come of the answer, as far as it matters.
     answer: Vec<u8>,
 }
@@ -147,7 +180,7 @@ impl Client {
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, token(&timer)))?;
         let (least, most) = TIMES_NS;
         let connect = Histogram::new_with_bounds(least, most, DIGITS).map_err(io::Error::other)?;
-        let report = Report { opened: 0, answered: 0, connect };
+        let report = Report { opened: 0, answered: 0, connect, failures: Vec::new() };
         Ok(Self { load, begin: Instant::now(), epoll, timer, connections: HashMap::new(), report })
     }
 
@@ -169,7 +202,10 @@ impl Client {
             }
             if looked.elapsed() > Duration::from_millis(GLANCE.into()) {
                 looked = Instant::now();
-                self.connections.retain(|_, connection| connection.since.elapsed() < PATIENCE);
+                let late = |connection: &Connection| connection.since.elapsed() >= PATIENCE;
+                for (_, connection) in self.connections.extract_if(|_, connection| late(connection)) {
+                    self.report.note(&connection, format!("nothing for {PATIENCE:?}"));
+                }
             }
         }
         Ok(self.report)
@@ -201,12 +237,16 @@ impl Client {
         let socket = Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), None)?;
         let since = Instant::now();
         match socket.connect(&target.into()) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Ok(()),
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                let connection = Connection { socket, since, connected: None, answer: Vec::new() };
+                self.report.note(&connection, error.to_string());
+                return Ok(());
+            }
             Ok(()) | Err(_) => {}
         }
         let wanted = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
         self.epoll.add(&socket, EpollEvent::new(wanted, token(&socket)))?;
-        let connection = Connection { socket, since, connected: false, answer: Vec::new() };
+        let connection = Connection { socket, since, connected: None, answer: Vec::new() };
         self.connections.insert(connection.socket.as_raw_fd(), connection);
         Ok(())
     }
@@ -214,12 +254,13 @@ impl Client {
     fn serve(&mut self, token: u64, events: EpollFlags) {
         let Ok(descriptor) = RawFd::try_from(token) else { return };
         let Some(connection) = self.connections.get_mut(&descriptor) else { return };
-        // Whoever breaks is not answered, and so has failed.
-        let step = connection.step(self.load.target, events, &mut self.report.connect).unwrap_or(Step::Failed);
-        match step {
-            Step::UnderWay => return,
-            Step::Answered => self.report.answered += 1,
-            Step::Failed => {}
+        match connection.step(self.load.target, events, &mut self.report.connect) {
+            Ok(Step::UnderWay) => return,
+            Ok(Step::Answered) => self.report.answered += 1,
+            Ok(Step::Failed) => {
+                self.report.note(connection, "closed without an answer".into());
+            }
+            Err(error) => self.report.note(connection, error.to_string()),
         }
         self.connections.remove(&descriptor);
     }
@@ -235,16 +276,16 @@ enum Step {
 
 impl Connection {
     fn step(&mut self, target: SocketAddr, events: EpollFlags, times: &mut Histogram<u64>) -> io::Result<Step> {
-        if !self.connected {
+        if self.connected.is_none() {
             if let Some(error) = self.socket.take_error()? {
                 return Err(error);
             }
             if !events.contains(EpollFlags::EPOLLOUT) {
                 return Ok(Step::UnderWay);
             }
-            let took = self.since.elapsed().as_nanos();
-            times.saturating_record(u64::try_from(took).unwrap_or(u64::MAX));
-            self.connected = true;
+            let now = Instant::now();
+            times.saturating_record(u64::try_from((now - self.since).as_nanos()).unwrap_or(u64::MAX));
+            self.connected = Some(now);
             self.socket.write_all(&request(target))?;
         }
         let mut buffer = [0; 1024];

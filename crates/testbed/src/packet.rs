@@ -229,6 +229,25 @@ impl Packet {
         bytes
     }
 
+    /// The pieces that its sender or a router makes of it, each with `size` bytes behind the headers, the last one with the rest.
+    /// Extension headers are in all of them.
+    ///
+    /// # Panics
+    /// When `size` is no multiple of eight, and as [`Packet::to_bytes`].
+    #[must_use]
+    pub fn cut(&self, size: usize) -> Vec<Self> {
+        assert!(size > 0 && size.is_multiple_of(8), "pieces are counted in units of eight bytes");
+        let bytes = self.transport.to_bytes(self.source, self.destination);
+        let protocol = self.transport.protocol(self.source.is_ipv4());
+        let last = bytes.len().div_ceil(size) - 1;
+        let piece = |(number, bytes): (usize, &[u8])| {
+            let offset = u16::try_from(number * size / 8).expect("an IP packet has less than 64 KiB");
+            let transport = Transport::Other { protocol, bytes: bytes.to_vec() };
+            Self { fragment: Some(Fragment { offset, more: number < last }), transport, ..self.clone() }
+        };
+        bytes.chunks(size).enumerate().map(piece).collect()
+    }
+
     fn link_header(&self) -> Vec<u8> {
         let inner = if self.source.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
         let tag = |index| if index == 0 && self.vlans.len() > 1 { EtherType(0x88a8) } else { EtherType(0x8100) };

@@ -27,6 +27,13 @@ pub enum Context {
         /// The device that the packet is at.
         ifindex: u32,
     },
+    /// For a tc program: a packet of several segments, which the card will cut.
+    Segments {
+        /// The device that the packet is at.
+        ifindex: u32,
+        /// Bytes of data in a segment.
+        size: u32,
+    },
 }
 
 /// What a run left behind.
@@ -52,6 +59,17 @@ struct XdpMd {
     ingress_ifindex: u32,
     rx_queue_index: u32,
     egress_ifindex: u32,
+}
+
+/// Offset of `gso_size` in `struct __sk_buff`.
+const GSO_SIZE_AT: usize = 176;
+
+fn sk_buff(ifindex: u32, gso_size: u32) -> Vec<u8> {
+    let mut bytes = vec![0; SKB_SIZE];
+    for (at, value) in [(offset_of!(SkBuffStart, ifindex), ifindex), (GSO_SIZE_AT, gso_size)] {
+        bytes[at..at + size_of::<u32>()].copy_from_slice(&value.to_ne_bytes());
+    }
+    bytes
 }
 
 /// The members of `struct __sk_buff` up to the one that is set.
@@ -81,12 +99,8 @@ impl Context {
                     .flat_map(u32::to_ne_bytes)
                     .collect()
             }
-            Self::Skb { ifindex } => {
-                let mut bytes = vec![0; SKB_SIZE];
-                let at = offset_of!(SkBuffStart, ifindex);
-                bytes[at..at + size_of::<u32>()].copy_from_slice(&ifindex.to_ne_bytes());
-                bytes
-            }
+            Self::Skb { ifindex } => sk_buff(ifindex, 0),
+            Self::Segments { ifindex, size } => sk_buff(ifindex, size),
         }
     }
 
@@ -97,7 +111,7 @@ impl Context {
                 let at = offset_of!(XdpMd, data);
                 u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize
             }
-            Self::Skb { .. } => 0,
+            Self::Skb { .. } | Self::Segments { .. } => 0,
         }
     }
 }

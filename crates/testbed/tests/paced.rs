@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use weir_testbed::paced::{Paced, Report};
+use weir_testbed::paced::{Failure, Paced, Report};
 use weir_testbed::{Result, World, require_root, serve};
 
 const PORT: u16 = 8080;
@@ -40,4 +40,6 @@ fn connections_that_are_refused_have_failed_and_tell_no_time() {
     let world = World::builder().build().unwrap();
     let report = connect_for_a_second(&world, CLOSED, 100).unwrap();
     assert_eq!((report.opened, report.failed(), report.connect.len()), (100, 100, 0));
+    let refused = |failure: &Failure| failure.connected.is_none() && failure.reason.contains("refused");
+    assert_eq!(report.failures.iter().filter(|failure| refused(failure)).count(), 100, "{:?}", report.failures[0]);
 }

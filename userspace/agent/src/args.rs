@@ -7,6 +7,7 @@ use clap::{Args, Parser, ValueEnum};
 use weir_abi as abi;
 use weir_core::ops::Capacity;
 use weir_core::plan::Spread;
+use weir_core::table_sizes::TableSizes;
 use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
 use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
@@ -81,9 +82,16 @@ pub(crate) struct ServiceOptions {
     /// Whose address this node takes over towards its own pods, which then see the node in place of the client
     #[arg(long, value_enum, default_value_t = MasqueradeArg::Needed)]
     pub(crate) masquerade: MasqueradeArg,
+    /// How clients outside reach endpoints on other nodes. What `dsr` asks of the network: docs/adr/0030-direct-server-return.md
+    #[arg(long, value_enum, default_value_t = ExternalModeArg::Snat)]
+    pub(crate) external_mode: ExternalModeArg,
     /// Do not serve spec.externalIPs (CVE-2020-8554: whoever may create Services can claim any address)
     #[arg(long)]
     pub(crate) no_external_ips: bool,
+    /// Answer echo requests (ping) of pods and clients outside to cluster, load balancer and external IPs that are served
+    /// and that this node does not have itself. An answer says that the node serves the address, not that an endpoint works
+    #[arg(long)]
+    pub(crate) echo_replies: bool,
 }
 
 /// What `--spread` says.
@@ -125,6 +133,16 @@ impl MasqueradeArg {
             Self::All => abi::CONFIG_MASQUERADE_EXTERNAL | abi::CONFIG_MASQUERADE_ALL,
         }
     }
+}
+
+/// What `--external-mode` says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum ExternalModeArg {
+    /// With the address of this node, by which the answers come back
+    Snat,
+    /// With their own address where the endpoint's node has this set, too: it answers them with the service's address. It
+    /// takes a mesh key, and nodes that reach each other's pods without a tunnel; others are reached as with `snat`
+    Dsr,
 }
 
 /// What `--pod-sockets` says.
@@ -190,6 +208,11 @@ pub(crate) struct DatapathOptions {
     /// single ones out. What it gains and what it costs: docs/adr/0025-sockets-of-pods.md
     #[arg(long, value_enum, default_value_t = PodSocketsArg::Off)]
     pub(crate) pod_sockets: PodSocketsArg,
+    /// Send what clients outside and pods send to pods of this node, and their answers, past the host's stack. Firewall
+    /// rules and network policies of the host, bandwidth limits and programs of others at pods' interfaces do not see it:
+    /// docs/adr/0031-host-bypass.md
+    #[arg(long)]
+    pub(crate) host_bypass: bool,
     /// cgroup v2 directory whose processes on the host connect through the socket hooks, or `none` [default: the root
     /// of the hierarchy]
     #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
@@ -205,6 +228,24 @@ pub(crate) struct DatapathOptions {
     // What Linux' connection tracking gives a UDP stream (nf_conntrack_udp_timeout_stream).
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) udp_idle: u32,
+    /// Seconds of silence in both directions after which a TCP connection may lose its source port to another one
+    // Longer than Linux takes to find out by its keepalives that nobody is there: 2 hours and 9 times 75 s (tcp(7)).
+    #[arg(long, value_name = "SECONDS", default_value_t = 8100, value_parser = seconds())]
+    pub(crate) tcp_idle: u32,
+    /// The same of a TCP connection that one side has closed
+    // kube-proxy's --conntrack-tcp-timeout-close-wait.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = seconds())]
+    pub(crate) tcp_half_closed: u32,
+    /// New flows in a second on one CPU that are a flood: above it no SYN is remembered whose answer tells as much.
+    /// 0: never
+    // Katran's bound, and far more than a node serves.
+    #[arg(long, value_name = "N", default_value_t = 125_000)]
+    pub(crate) flood_rate: u32,
+}
+
+/// From one to a year of them.
+fn seconds() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=31_536_000)
 }
 
 fn parse_ports(text: &str) -> Result<(u16, u16), String> {
@@ -239,21 +280,28 @@ pub(crate) struct SizeOptions {
     /// Nodes of the cluster
     #[arg(long, value_name = "N", default_value_t = SIZES.nodes, value_parser = size())]
     max_nodes: u32,
-    /// Flows in each family; beyond it the least recently used are forgotten
-    #[arg(long, value_name = "N", default_value_t = SIZES.flows, value_parser = size())]
-    max_flows: u32,
-    /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of
-    #[arg(long, value_name = "N", default_value_t = SIZES.openings, value_parser = size())]
-    max_openings: u32,
-    /// Sockets of processes on the host, and of pods with --pod-sockets on
-    #[arg(long, value_name = "N", default_value_t = SIZES.sockets, value_parser = size())]
-    max_sockets: u32,
-    /// Clients that session affinity remembers; beyond it the least recently used are forgotten
-    #[arg(long, value_name = "N", default_value_t = SIZES.affinities, value_parser = size())]
-    max_affinities: u32,
+    /// Flows in each family; beyond it the least recently used are forgotten. A kilobyte of kernel memory each, with the tables
+    /// below [default: by the machine's memory, 16384 for 1 GiB, 131072 for 8 GiB, 524288 from 32 GiB on]
+    #[arg(long, value_name = "N", value_parser = size())]
+    max_flows: Option<u32>,
+    /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of [default: half of
+    /// --max-flows]
+    #[arg(long, value_name = "N", value_parser = size())]
+    max_openings: Option<u32>,
+    /// Sockets of processes on the host, and of pods with --pod-sockets on [default: half of --max-flows]
+    #[arg(long, value_name = "N", value_parser = size())]
+    max_sockets: Option<u32>,
+    /// Clients that session affinity remembers; beyond it the least recently used are forgotten [default: half of
+    /// --max-flows]
+    #[arg(long, value_name = "N", value_parser = size())]
+    max_affinities: Option<u32>,
     /// Ranges of spec.loadBalancerSourceRanges, counted for each service port
     #[arg(long, value_name = "N", default_value_t = SIZES.source_ranges, value_parser = size())]
     max_source_ranges: u32,
+    /// Pieces of datagrams that wait for the first one, which has the ports: 1.6 kB each, 64 of them for the pieces of one
+    /// source. Below 64 none waits: what comes before the first one is lost
+    #[arg(long, value_name = "N", default_value_t = SIZES.held_pieces, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    max_held_pieces: u32,
 }
 
 /// From one to what the kernel can number with a bit to spare.
@@ -261,9 +309,10 @@ fn size() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(16..=1 << 26)
 }
 
-impl From<SizeOptions> for Capacity {
-    fn from(sizes: SizeOptions) -> Self {
-        let SizeOptions {
+impl SizeOptions {
+    /// All sizes, on a machine with so many bytes of memory.
+    pub(crate) fn capacity(self, memory: u64) -> Capacity {
+        let Self {
             max_services: services,
             max_backends: backends,
             max_lines: lines,
@@ -274,8 +323,22 @@ impl From<SizeOptions> for Capacity {
             max_sockets: sockets,
             max_affinities: affinities,
             max_source_ranges: source_ranges,
-        } = sizes;
-        Self { services, backends, lines, frontends, nodes, flows, openings, sockets, affinities, source_ranges }
+            max_held_pieces: held_pieces,
+        } = self;
+        let default = flows.map_or_else(|| TableSizes::of_memory(memory), TableSizes::beside);
+        Capacity {
+            services,
+            backends,
+            lines,
+            frontends,
+            nodes,
+            flows: default.flows,
+            openings: openings.unwrap_or(default.openings),
+            sockets: sockets.unwrap_or(default.sockets),
+            affinities: affinities.unwrap_or(default.affinities),
+            source_ranges,
+            held_pieces,
+        }
     }
 }
 
@@ -302,6 +365,19 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn tables_follow_the_machines_memory_and_what_was_said_of_flows() {
+        let sizes = |options: &[&str]| {
+            let words = [&["weir-agent"], options].concat();
+            let Capacity { flows, openings, sockets, affinities, .. } =
+                Options::try_parse_from(words).unwrap().sizes.capacity(1 << 30);
+            [flows, openings, sockets, affinities]
+        };
+        assert_eq!(sizes(&[]), [16_384, 8192, 8192, 8192]);
+        assert_eq!(sizes(&["--max-flows=1000", "--max-sockets=16"]), [1000, 500, 16, 500]);
+        assert_eq!(sizes(&["--max-openings=20", "--max-affinities=30"]), [16_384, 20, 8192, 30]);
+    }
 
     #[test]
     fn the_options_are_consistent() {

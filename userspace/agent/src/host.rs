@@ -74,6 +74,14 @@ pub(crate) fn tick_clock() -> Result<TickClock> {
     Ok(TickClock::new(jiffy.into()))
 }
 
+/// Bytes of memory that the machine has.
+pub(crate) fn memory() -> Result<u64> {
+    const FILE: &str = "/proc/meminfo";
+    let text = fs::read(FILE).with_context(|| format!("cannot read {FILE}; pass --max-flows"))?;
+    let found = weir_signals::memory::parse(&text).with_context(|| format!("{FILE} does not say how much there is"))?;
+    Ok(found.total << 10)
+}
+
 /// Gives memory that is free back to the system. The lists of a start need much more than what is kept of them.
 pub(crate) fn release_free_memory() {
     #[cfg(target_env = "gnu")]

@@ -8,6 +8,7 @@ mod metrics;
 mod netlink;
 mod node_ports;
 mod pod_sockets;
+mod pressure;
 mod probes;
 mod run;
 mod sockets;

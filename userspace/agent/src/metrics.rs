@@ -299,6 +299,11 @@ impl Collector for KernelCollector {
         }
         encode(&mut encoder, "packets", "Packets by hook and by the reason why they left it", &packets)?;
         encode(&mut encoder, "bytes", "Bytes of those packets", &bytes)?;
+        let lost = Counter::<u64>::default();
+        lost.inc_by(self.0.lost().unwrap_or_default());
+        let help = "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of \
+                    room, of which weir_flow_entries tells";
+        encode(&mut encoder, "flow_evictions_seen", help, &lost)?;
         let sizes = Family::<Map, Gauge>::default();
         for map in self.0.maps().unwrap_or_default() {
             sizes.get_or_create(&Map { map: map.name }).set(i64::from(map.max_entries));

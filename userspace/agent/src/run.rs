@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
 use weir_core::cluster::Event;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
@@ -34,12 +35,13 @@ use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::metrics::Metrics;
 use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
-use crate::args::{DatapathOptions, Options, PodSocketsArg, SourceOptions};
+use crate::args::{DatapathOptions, ExternalModeArg, MasqueradeArg, Options, PodSocketsArg, SourceOptions};
 use crate::configuration::{self, Configuration};
 use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
 use crate::node_ports::NodePortAddresses;
 use crate::pod_sockets::PodSockets;
+use crate::pressure::{PressureMetrics, PressureWatch};
 use crate::probes::{AgentProbes, WriterStatus};
 use crate::sockets::{SocketMetrics, SocketSweeper};
 use crate::source_ports::PortWatch;
@@ -50,14 +52,12 @@ use crate::{args, host, netlink};
 /// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
 const QUEUE: usize = 1024;
 
-/// Whoever is silent for longer has lost its SNAT port to a flow that needs one: two hours and four minutes, RFC 5382 REQ-5.
-const TCP_IDLE: Duration = Duration::from_secs(7440);
+/// After a connection has ended, how long a silence says that nothing of it comes again: a last FIN that was lost does within
+/// 0.2, 0.4, 0.8, … seconds (RFC 6298).
+const TCP_LINGER: Duration = Duration::from_secs(4);
 
 /// How long the pieces of a packet may be under way, as hosts have it: `net.ipv4.ipfrag_time`.
 const FRAGMENT_IDLE: Duration = Duration::from_secs(30);
-
-/// New flows on a CPU in a tick, about a second, that are a flood: Katran's bound, and far more than a node serves.
-const FLOOD: u32 = 125_000;
 
 /// The agent's life.
 pub(crate) fn run(options: Options) -> Result<()> {
@@ -72,6 +72,7 @@ async fn serve(options: Options) -> Result<()> {
     // From here on a signal is no sudden death; what is under way gets done first.
     let signals = stop_signal()?;
     // Wrong options are refused before anything of the node is touched.
+    check_external_mode(&options)?;
     let node = match &options.node_name {
         Some(name) => name.clone(),
         None => host::name()?,
@@ -90,7 +91,7 @@ async fn serve(options: Options) -> Result<()> {
     // A room of its own: whatever happens at the ports of Services, the kubelet gets its answers.
     let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
-    let capacity = Capacity::from(options.sizes);
+    let capacity = options.sizes.capacity(host::memory()?);
     host::check();
 
     let pins = PinDir::new(&options.datapath.pin_dir);
@@ -118,17 +119,20 @@ async fn serve(options: Options) -> Result<()> {
     };
     register_collectors(&mut metrics, Counters::open(pins.clone())?, source.clone());
 
-    let (steering, Ends { feed: steer, writes, open }) = steering(&options, &node, &pins, metrics_api)?;
+    let (steering, Ends { feed: steer, writes, open, direct }) = steering(&options, &node, &pins, metrics_api)?;
     steering.register(&mut metrics, View::open(pins.clone())?);
     let weights = steering.router();
 
+    let pressure = PressureMetrics::register(&mut metrics);
+    let pressure = PressureWatch::new(View::open(pins.clone())?, pressure, events.clone(), &node);
     let (port_watch, host_ports) = PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node);
     let settings = settings(&options, &node, cgroup, capacity, &datapath, host_ports)?;
     let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
-    let steered = Steered::new(steer, in_force, open, all, options.service.spread.into());
+    let steered = Steered::new(steer, in_force, (open, direct), all, options.service.spread.into());
     let stranded = Arc::new(Notify::new());
     let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
     let port_watch = port_watch.run(stop.clone());
+    let pressure = pressure.run(stop.clone());
     let outlets = Outlets {
         status,
         health_checks,
@@ -148,8 +152,9 @@ async fn serve(options: Options) -> Result<()> {
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
     let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir").merge(weights), stop.clone());
     let pod_sockets = OptionFuture::from(pod_sockets);
-    let servers =
-        tokio::spawn(async move { tokio::join!(health, scrapes, service_health, sweeper, pod_sockets, port_watch) });
+    let servers = tokio::spawn(async move {
+        tokio::join!(health, scrapes, service_health, sweeper, pod_sockets, port_watch, pressure)
+    });
 
     // A thread of its own: whatever system call holds the writer up, health checks are answered and tell of it.
     let (threads, writer_stop) = (TaskTracker::new(), stop.clone());
@@ -197,6 +202,26 @@ fn reload_signals() -> Result<[Arc<Notify>; 2]> {
         }
     });
     Ok(readers)
+}
+
+/// Whether what clients outside send may go to other nodes as it is.
+fn check_external_mode(options: &Options) -> Result<()> {
+    if options.service.external_mode != ExternalModeArg::Dsr {
+        return Ok(());
+    }
+    if options.steering.mesh_key_file.is_none() {
+        bail!("--external-mode dsr: agents tell each other over the mesh that they take part; set --mesh-key-file");
+    }
+    if !options.source.service_proxy_name.is_empty() {
+        bail!(
+            "--external-mode dsr: beside another proxy a connection may be its own, which only this node knows; leave \
+             out --service-proxy-name or --external-mode"
+        );
+    }
+    if options.service.masquerade != MasqueradeArg::Needed {
+        bail!("--external-mode dsr keeps clients' addresses and --masquerade hides them; leave one of the two out");
+    }
+    Ok(())
 }
 
 /// Where the watch of pods tells which are hooked.
@@ -295,12 +320,17 @@ fn settings(
         xdp_on_veth,
         no_tcx,
         pod_sockets,
+        host_bypass,
         cgroup: _,
         snat_ports,
         drop_stale,
         udp_idle,
+        tcp_idle,
+        tcp_half_closed,
+        flood_rate,
     } = options.datapath.clone();
     let ticks = host::tick_clock()?;
+    let idle = |seconds: u32| ticks.ticks(Duration::from_secs(seconds.into())).max(1);
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     // Whoever serves Services by name leaves the others to another proxy, and their connections, too.
     let beside = !options.source.service_proxy_name.is_empty();
@@ -309,6 +339,7 @@ fn settings(
             node: node.into(),
             node_port_addresses: Vec::new(),
             external_ips: !options.service.no_external_ips,
+            echo_replies: options.service.echo_replies,
             spread: options.service.spread.into(),
             clock: ticks,
             handing_over: BTreeSet::new(),
@@ -319,6 +350,7 @@ fn settings(
         xdp_on_veth,
         cgroup,
         capacity,
+        direct: options.service.external_mode == ExternalModeArg::Dsr,
         snat_ports: snat_ports.0..=snat_ports.1,
         host_ports,
         config: abi::Config {
@@ -328,18 +360,29 @@ fn settings(
             node6: abi::Addr::UNSET,
             flags: flag(!drop_stale, abi::CONFIG_RESET_STALE)
                 | flag(beside, abi::CONFIG_BESIDE)
+                | flag(options.service.echo_replies, abi::CONFIG_ECHO)
                 | flag(pod_sockets == PodSocketsArg::On, abi::CONFIG_POD_SOCKETS)
+                | flag(host_bypass, abi::CONFIG_HOST_BYPASS)
                 | options.service.masquerade.flags(),
-            udp_idle: ticks.ticks(Duration::from_secs(udp_idle.into())).max(1),
-            tcp_idle: ticks.ticks(TCP_IDLE),
+            udp_idle: idle(udp_idle),
+            tcp_idle: idle(tcp_idle),
             abi_version: abi::ABI_VERSION,
             fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
             service_networks: 0,
-            flood: FLOOD,
-            pad: 0,
+            flood: flood(flood_rate, ticks),
+            tcp_half_closed: idle(tcp_half_closed.min(tcp_idle)),
+            tcp_linger: ticks.ticks(TCP_LINGER).max(1),
+            held_pieces: capacity.held_pieces,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         },
     })
+}
+
+/// New flows in a tick that are a flood, from those in a second; 0 stays 0, which is never.
+fn flood(rate: u32, ticks: TickClock) -> u32 {
+    let tick = ticks.duration(1).as_millis();
+    let flows = u128::from(rate) * tick / Duration::from_secs(1).as_millis();
+    u32::try_from(flows).unwrap_or(u32::MAX).max(rate.min(1))
 }
 
 fn cgroup_dir(option: Option<PathBuf>) -> Result<Option<PathBuf>> {
@@ -372,4 +415,16 @@ fn hash_seed(datapath: &Datapath) -> Result<u64> {
     let mut seed = [0; 8];
     getrandom::fill(&mut seed).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
     Ok(u64::from_ne_bytes(seed).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_as_many_flows_in_a_tick_as_in_its_part_of_a_second_and_never_with_0() {
+        let [hz_250, hz_1000] = [4, 1].map(|jiffy| TickClock::new(Duration::from_millis(jiffy)));
+        assert_eq!([flood(125_000, hz_250), flood(125_000, hz_1000)], [128_000, 32_000]);
+        assert_eq!([flood(0, hz_1000), flood(1, hz_1000), flood(u32::MAX, hz_250)], [0, 1, u32::MAX]);
+    }
 }

@@ -43,11 +43,13 @@ pub(crate) use waiting::Waiting;
 
 mod attach;
 mod complaints;
+mod direct;
 mod handover;
 mod no_local;
 mod node;
 mod service_networks;
 mod services;
+mod shortcuts;
 mod source_ports;
 mod steered;
 mod waiting;
@@ -66,6 +68,8 @@ pub(crate) struct Settings {
     pub(crate) xdp_on_veth: bool,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) capacity: Capacity,
+    /// Whether clients' packets go to other nodes as they are, and others' are taken.
+    pub(crate) direct: bool,
     /// Those that new flows to other nodes may take as their source, as far as the host does not use them.
     pub(crate) snat_ports: RangeInclusive<u16>,
     /// Those that the host uses.
@@ -99,6 +103,8 @@ pub(crate) struct Writer {
     no_local: NoLocalServices,
     /// Those that new flows may take now; none before they were first written.
     source_ports: Option<PortSet>,
+    /// Interfaces that packets may take past the host's stack; none before they were first written.
+    shortcuts: Option<BTreeMap<u32, abi::Shortcut>>,
     complaints: Complaints,
     interfaces: Vec<Interface>,
     attached: BTreeMap<u32, (String, Attachment)>,
@@ -137,6 +143,7 @@ impl Writer {
             handovers: Handovers::default(),
             no_local: NoLocalServices::default(),
             source_ports: None,
+            shortcuts: None,
             complaints: Complaints::new(events),
             interfaces: Vec::new(),
             attached: BTreeMap::new(),
@@ -175,6 +182,7 @@ impl Writer {
         let mut settings = self.steered.settings.clone();
         let mut host_ports = self.settings.host_ports.clone();
         let mut open = self.steered.open.clone();
+        let mut direct = self.steered.direct.clone();
         let mut grace = tokio::time::interval(GRACE);
         // Ticks that were missed must not come at once: slots would not have rested.
         grace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -208,6 +216,7 @@ impl Writer {
                     self.write(Instant::now())?;
                 }
                 Ok(()) = open.changed() => self.write_bases()?,
+                Ok(()) = direct.changed() => self.update_direct()?,
                 Ok(()) = host_ports.changed() => self.update_source_ports()?,
                 _ = grace.tick() => {
                     self.tables.release();
@@ -315,6 +324,7 @@ impl Writer {
         self.last_updated = Some(Timestamp::now());
         self.kube_proxy.synced(received.elapsed());
         self.kube_proxy.no_local(self.no_local.total());
+        self.announce();
         self.publish();
     }
 

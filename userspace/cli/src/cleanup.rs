@@ -162,7 +162,7 @@ mod tests {
         KIND   NAME       INTERFACE   PATH                                ACTION
         link   nic_in     eth2        /sys/fs/bpf/weir/links/nic_in-2     would detach
         link   connect4   <none>      /sys/fs/bpf/weir/links/connect4     would detach
-        map    services   <none>      /sys/fs/bpf/weir/maps-v3/services   would remove
+        map    services   <none>      /sys/fs/bpf/weir/maps-v4/services   would remove
         ");
     }
 

@@ -1,5 +1,6 @@
 //! Keys and values of the maps as fields: numbers in host order, addresses and flags as text.
 
+mod direct;
 mod flows;
 
 use std::fmt;
@@ -15,7 +16,8 @@ use weir_datapath::RawEntry;
 use crate::index::{protocol_name, text};
 use crate::output::NONE;
 use crate::services::{CLASSES, reference};
-pub(crate) use flows::{affinity, flow, fragment, hooked_pod, reply, reply_key, socket};
+pub(crate) use direct::{local_endpoint, nic, other_node};
+pub(crate) use flows::{affinity, flow, fragment, held_piece, hooked_pod, reply, reply_key, socket};
 
 /// A decoded key or value, or a part of one.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -96,12 +98,14 @@ fn flags(value: u32, names: &[(u32, &str)]) -> Value {
     word(set.join("|"))
 }
 
-const CONFIG_FLAGS: [(u32, &str); 5] = [
+const CONFIG_FLAGS: [(u32, &str); 7] = [
     (abi::CONFIG_RESET_STALE, "reset_stale"),
     (abi::CONFIG_HOLD, "hold"),
     (abi::CONFIG_BESIDE, "beside"),
     (abi::CONFIG_MASQUERADE_EXTERNAL, "masquerade_external"),
     (abi::CONFIG_MASQUERADE_ALL, "masquerade_all"),
+    (abi::CONFIG_ECHO, "echo"),
+    (abi::CONFIG_HOST_BYPASS, "host_bypass"),
 ];
 
 fn shown(network: abi::Network) -> String {
@@ -122,7 +126,9 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         fragment_idle,
         service_networks,
         flood,
-        pad: _,
+        tcp_half_closed,
+        tcp_linger,
+        held_pieces,
         service_network,
     } = config;
     let used = usize::try_from(*service_networks).unwrap_or(usize::MAX);
@@ -135,8 +141,11 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("flags", flags(*bits, &CONFIG_FLAGS)),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
+        ("tcpHalfClosedTicks", number(*tcp_half_closed)),
+        ("tcpLingerTicks", number(*tcp_linger)),
         ("fragmentIdleTicks", number(*fragment_idle)),
         ("floodFlows", number(*flood)),
+        ("heldPieces", number(*held_pieces)),
         ("serviceNetworks", Value::List(networks.collect())),
         ("abiVersion", number(*abi_version)),
     ])
@@ -174,6 +183,7 @@ pub(crate) fn backend(backend: &abi::Backend) -> Value {
         (abi::BACKEND_CLASS << abi::CLASS_INTERNAL, "internal"),
         (abi::BACKEND_CLASS << abi::CLASS_EXTERNAL, "external"),
         (abi::BACKEND_CLASS << abi::CLASS_SHORT_CIRCUIT, "short_circuit"),
+        (abi::BACKEND_DIRECT, "direct"),
     ];
     Value::Fields(vec![
         ("address", end(addr.ip(), port.get())),
@@ -253,6 +263,22 @@ pub(crate) fn source_range(range: &SourceRange) -> (Value, Value) {
     let SourceRange { service, net } = range;
     let key = vec![("service", number(*service)), ("clients", word(net.to_string()))];
     (Value::Fields(key), Value::Fields(vec![("allowed", number(1u32))]))
+}
+
+/// Key and value of `shortcuts`.
+pub(crate) fn shortcut(index: u32, shortcut: &abi::Shortcut) -> (Value, Value) {
+    let abi::Shortcut { kind, bridge } = shortcut;
+    let kinds =
+        [(abi::SHORTCUT_NEIGHBOUR, "neighbour"), (abi::SHORTCUT_PEER, "peer"), (abi::SHORTCUT_BRIDGE, "bridge")];
+    let name = kinds.into_iter().find(|(number, _)| number == kind).map_or("unknown", |(_, name)| name);
+    (number(index), Value::Fields(vec![("kind", word(name)), ("bridge", number(*bridge))]))
+}
+
+/// Key and value of `pod_macs`: a MAC address in the first bytes of a number, and the interface's index.
+pub(crate) fn pod_mac(mac: u64, index: u32) -> (Value, Value) {
+    let [bytes @ .., _, _] = mac.to_ne_bytes();
+    let shown = bytes.map(|byte| format!("{byte:02x}")).join(":");
+    (Value::Fields(vec![("mac", word(shown))]), Value::Fields(vec![("ifindex", number(index))]))
 }
 
 /// Of `devices`.

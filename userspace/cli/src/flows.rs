@@ -22,8 +22,10 @@ enum State {
     New,
     /// The backend has answered.
     Replied,
-    /// The client has ended it.
+    /// One side has closed it; the other may go on.
     Closing,
+    /// Both sides have closed it, or one has reset it.
+    Closed,
     /// Its backend is gone.
     Stale,
 }
@@ -34,6 +36,7 @@ impl State {
             Self::New => "new",
             Self::Replied => "replied",
             Self::Closing => "closing",
+            Self::Closed => "closed",
             Self::Stale => "stale",
         }
     }
@@ -90,8 +93,8 @@ impl Row for FlowRow {
 
     fn tone(&self) -> Tone {
         match self.state {
-            State::New | State::Replied => Tone::Plain,
-            State::Closing => Tone::Faded,
+            State::New | State::Replied | State::Closing => Tone::Plain,
+            State::Closed => Tone::Faded,
             State::Stale => Tone::Alert,
         }
     }
@@ -171,6 +174,11 @@ fn rows(
     flows.iter().filter(admitted).map(|entry| row(index, entry, replies, nodes, now)).collect()
 }
 
+/// Whether a flow goes on whose answers do not come by here.
+const fn is_going_direct(flags: u16) -> bool {
+    flags & (abi::FLOW_DIRECT | abi::FLOW_OPENING) == abi::FLOW_DIRECT
+}
+
 fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, nodes: NodeAddresses, now: Now) -> FlowRow {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
     let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen, bytes: _, held: _ } = flow;
@@ -180,12 +188,17 @@ fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, nodes: NodeAddre
     let backend = live.or_else(gone);
     let node_address = nodes.of(client.ip());
     let reply = backend.and_then(|backend| replies.of(entry, backend, node_address));
-    let replied = reply.is_some_and(|reply| reply.flags & abi::FLOW_REPLIED != 0);
-    let state = match (live, flags & abi::FLOW_CLOSING != 0, replied) {
-        (None, _, _) => State::Stale,
-        (Some(_), true, _) => State::Closing,
-        (Some(_), false, true) => State::Replied,
-        (Some(_), false, false) => State::New,
+    let answers = reply.map_or(0, |reply| reply.flags);
+    let state = if live.is_none() {
+        State::Stale
+    } else if flags & abi::FLOW_ENDED != 0 {
+        State::Closed
+    } else if (flags | answers) & abi::FLOW_CLOSING != 0 {
+        State::Closing
+    } else if answers & abi::FLOW_REPLIED != 0 || is_going_direct(*flags) {
+        State::Replied
+    } else {
+        State::New
     };
     let port: Option<&Port> = index.ports.get(service);
     let last_packet = reply.map_or(*last_seen, |reply| reply.last_seen.max(*last_seen));
@@ -298,6 +311,8 @@ mod tests {
         let answered = flow("10.244.1.40:5000", "10.96.0.20:80", 1, 1, 3, 0);
         let snat = flow("198.51.100.9:4242", "192.168.0.11:30080", 1, 2, 3, abi::FLOW_SNAT);
         let v6 = flow("[fd00:244::77]:5001", "[fd00:96::20]:80", 2, 5, 3, abi::FLOW_CLOSING);
+        let both = abi::FLOW_CLOSING | abi::FLOW_ENDED;
+        let ended = flow("[fd00:244::77]:5005", "[fd00:96::20]:80", 2, 5, 3, both);
         let gone = flow("10.244.1.41:5002", "10.96.0.20:80", 1, 6, 3, 0);
         let retaken = flow("10.244.1.42:5003", "10.96.0.20:80", 1, 3, 1, 0);
         // The backend knows this client through another frontend by now.
@@ -308,9 +323,15 @@ mod tests {
             reply(&other, "10.244.2.6:8080", "192.168.0.11:40001", abi::FLOW_SNAT | abi::FLOW_REPLIED),
         ]));
         let nodes = NodeAddresses { v4: ip("192.168.0.11").into(), ..NODES };
-        let flows = [answered, snat, v6, gone, retaken, unanswered];
+        let flows = [answered, snat, v6, ended, gone, retaken, unanswered];
         let rows = rows(&Index::new(&dump), filter, &flows, &replies, nodes, sample::now());
         anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
+    }
+
+    #[test]
+    fn a_flow_whose_answers_do_not_come_by_goes_on_when_its_client_does() {
+        let flags = [abi::FLOW_DIRECT, abi::FLOW_DIRECT | abi::FLOW_OPENING, abi::FLOW_SNAT];
+        assert_eq!(flags.map(is_going_direct), [true, false, false]);
     }
 
     #[test]
@@ -320,6 +341,7 @@ mod tests {
         TCP     10.244.1.40:5000      10.96.0.20:80        10.244.1.5:8080      replied   edge-1   <none>               8m20s   2s     shop/web:80/TCP
         TCP     198.51.100.9:4242     192.168.0.11:30080   10.244.2.6:8080      new       edge-2   192.168.0.11:40001   8m20s   60s    shop/web:80/TCP
         TCP     [fd00:244::77]:5001   [fd00:96::20]:80     [fd00:244::5]:8080   closing   edge-2   <none>               8m20s   60s    shop/web:80/TCP
+        TCP     [fd00:244::77]:5005   [fd00:96::20]:80     [fd00:244::5]:8080   closed    edge-2   <none>               8m20s   60s    shop/web:80/TCP
         TCP     10.244.1.41:5002      10.96.0.20:80        10.244.3.1:8080      stale     edge-2   <none>               8m20s   60s    shop/web:80/TCP
         TCP     10.244.1.42:5003      10.96.0.20:80        <none>               stale     <none>   <none>               8m20s   60s    shop/web:80/TCP
         TCP     10.244.1.43:5004      10.96.0.20:80        10.244.2.7:8080      new       edge-2   <none>               8m20s   60s    shop/web:80/TCP
@@ -329,14 +351,14 @@ mod tests {
     #[test]
     fn a_service_narrows_the_list_to_its_flows_in_both_families() {
         let flows = shown(Format::Name, Some(&sample::filter(Some("shop"), Some("web"))));
-        assert_eq!(flows.lines().count(), 6);
+        assert_eq!(flows.lines().count(), 7);
         assert_eq!(shown(Format::Name, Some(&sample::filter(Some("default"), Some("dns")))), "");
     }
 
     #[test]
     fn json_leaves_no_doubt_about_an_unknown_backend() {
         let document: serde_json::Value = serde_json::from_str(&shown(Format::Json, None)).unwrap();
-        assert_eq!(document["items"][4]["backend"], serde_json::Value::Null);
+        assert_eq!(document["items"][5]["backend"], serde_json::Value::Null);
         assert_eq!(document["items"][1]["snat"], "192.168.0.11:40001");
     }
 }

@@ -1,5 +1,6 @@
 //! `weir map list` and `weir map dump`.
 
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
@@ -209,9 +210,37 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             fragments.sort_unstable_by_key(|(key, _)| (key.src.octets(), key.dst.octets(), key.id.get(), key.proto));
             fragments.iter().map(|(key, fragment)| entry(decode::fragment(key, fragment))).collect()
         }
+        "held_pieces" => {
+            view.held_pieces()?.iter().map(|(slot, piece)| entry(decode::held_piece(*slot, piece))).collect()
+        }
+        "first_pieces" => of_each_cpu::<abi::HeldPiece>(view, name, &[("bytes", offset_of!(abi::HeldPiece, length))])?,
         "counters" => counters(view)?,
-        "paces" => paces(view)?,
+        "paces" => {
+            let fields = [("tick", offset_of!(abi::Pace, tick)), ("flows", offset_of!(abi::Pace, flows))];
+            of_each_cpu::<abi::Pace>(view, name, &fields)?
+        }
         "devices" => view.devices()?.iter().map(|device| entry(decode::device(device))).collect(),
+        "nics" => view.nics()?.into_iter().map(|index| entry(decode::nic(index))).collect(),
+        "local_endpoints" => {
+            let mut endpoints = view.local_endpoints()?;
+            endpoints.sort_unstable_by_key(|(key, _)| (key.service, key.addr.octets()));
+            endpoints.iter().map(|(key, endpoint)| entry(decode::local_endpoint(key, endpoint))).collect()
+        }
+        "other_nodes" => {
+            let mut nodes = view.other_nodes()?;
+            nodes.sort_unstable_by_key(|(address, _)| address.octets());
+            nodes.iter().map(|(address, node)| entry(decode::other_node(*address, node))).collect()
+        }
+        "shortcuts" => {
+            let mut shortcuts = view.shortcuts()?;
+            shortcuts.sort_unstable_by_key(|(index, _)| *index);
+            shortcuts.iter().map(|(index, shortcut)| entry(decode::shortcut(*index, shortcut))).collect()
+        }
+        "pod_macs" => {
+            let mut macs = view.pod_macs()?;
+            macs.sort_unstable();
+            macs.iter().map(|(mac, index)| entry(decode::pod_mac(*mac, *index))).collect()
+        }
         "frontend_filter" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|word| entry(decode::filter_word(word))).collect()
         }
@@ -279,16 +308,16 @@ fn counters(view: &View) -> Result<Vec<EntryRow>> {
     Ok(rows)
 }
 
-fn paces(view: &View) -> Result<Vec<EntryRow>> {
-    let entries = view.raw("paces")?.unwrap_or_default();
-    // One value for each CPU.
-    let values = entries.iter().flat_map(|(_, values)| values.chunks_exact(size_of::<abi::Pace>()));
+/// Fields of the only entry of a map that has one value for each CPU, by their offset.
+fn of_each_cpu<T>(view: &View, map: &str, fields: &[(&'static str, usize)]) -> Result<Vec<EntryRow>> {
+    let entries = view.raw(map)?.unwrap_or_default();
+    let values = entries.iter().flat_map(|(_, values)| values.chunks_exact(size_of::<T>()));
     let row = |(cpu, value): (usize, &[u8])| {
         let word =
             |at: usize| value.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
         EntryRow {
             key: Value::Fields(vec![("cpu", number(cpu as u64))]),
-            value: Value::Fields(vec![("tick", number(word(0))), ("flows", number(word(4)))]),
+            value: Value::Fields(fields.iter().map(|(name, at)| (*name, number(word(*at)))).collect()),
         }
     };
     Ok(values.enumerate().map(row).collect())

@@ -50,7 +50,9 @@ pub(crate) fn config() -> abi::Config {
         fragment_idle: 30,
         service_networks: 0,
         flood: 100_000,
-        pad: 0,
+        tcp_half_closed: 3600,
+        tcp_linger: 3,
+        held_pieces: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     }
 }

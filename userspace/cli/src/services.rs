@@ -163,8 +163,8 @@ fn rows(
     let row = |(id, port): (u32, &Port)| {
         let service = index.services.get(&id)?;
         let mut frontends = index.frontends.get(&id).cloned().unwrap_or_default();
-        // Nothing to connect to: it refuses what no port serves.
-        frontends.retain(|(_, kind)| *kind != abi::KIND_UNUSED_PORT);
+        // Nothing to connect to: these are about addresses as such.
+        frontends.retain(|(_, kind)| !matches!(*kind, abi::KIND_UNUSED_PORT | abi::KIND_ADDRESS));
         let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
         let abi::ServiceCounters { local: to_local, remote, rejected, dropped } = *counters.get(&id).unwrap_or(&none);
         let mut kinds: Vec<u32> = frontends.iter().map(|(_, kind)| *kind).collect();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::Serialize;
 use weir_abi as abi;
+use weir_core::flow_pressure::TableUse;
 use weir_core::ops::Dump;
 use weir_datapath::{MapUse, View};
 
@@ -16,6 +17,7 @@ use crate::index::Index;
 use crate::links::{Links, SOCKET_PROGRAMS, interface_name};
 use crate::maps::{NEARLY_FULL, is_nearly_full};
 use crate::output::{Output, Row, Tone};
+use crate::time::Now;
 
 /// How a part fares.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -88,15 +90,16 @@ struct Facts {
     maps: Vec<MapUse>,
     dump: Dump,
     flows: BTreeMap<&'static str, usize>,
+    uses: BTreeMap<&'static str, TableUse>,
     links: Links,
     agent: Agent,
 }
 
 fn subsystems(facts: &Facts) -> Vec<Subsystem> {
-    let Facts { maps_dir, config, maps, dump, flows, links, agent } = facts;
+    let Facts { maps_dir, config, maps, dump, flows, uses, links, agent } = facts;
     let mut all = vec![maps_line(maps_dir, config, maps), links_line(links)];
     all.extend(table_lines(maps, dump));
-    all.push(flows_line(maps, flows));
+    all.push(flows_line(maps, flows, uses));
     all.extend(agent_lines(agent));
     all
 }
@@ -149,13 +152,21 @@ fn table_lines(maps: &[MapUse], dump: &Dump) -> Vec<Subsystem> {
     ]
 }
 
-/// Flow tables evict what was not used for long: full is no fault.
-fn flows_line(maps: &[MapUse], flows: &BTreeMap<&'static str, usize>) -> Subsystem {
+/// Flow tables evict what was not used for long: full is no fault, unless it is of open flows.
+fn flows_line(
+    maps: &[MapUse],
+    flows: &BTreeMap<&'static str, usize>,
+    uses: &BTreeMap<&'static str, TableUse>,
+) -> Subsystem {
     let states: Vec<_> = flows.iter().map(|(state, count)| format!("{count} {state}")).collect();
     let states = if states.is_empty() { String::new() } else { format!(": {}", states.join(", ")) };
     let total: usize = flows.values().sum();
     let room = u64::from(limit(maps, "flows4")) + u64::from(limit(maps, "flows6"));
-    Subsystem::new("flows", true, format!("{total} of {room}{states}"))
+    let short = uses.iter().find(|(table, used)| table.starts_with("flows") && used.is_short());
+    let warning = short.map_or_else(String::new, |(table, used)| {
+        format!("; {} % of {table} are open flows, give the agent a larger --max-flows", used.per_cent())
+    });
+    Subsystem::new("flows", short.is_none(), format!("{total} of {room}{states}{warning}"))
 }
 
 fn agent_lines(agent: &Agent) -> Vec<Subsystem> {
@@ -191,6 +202,7 @@ pub(crate) fn run(view: &View, args: &StatusArgs, output: &Output) -> Result<Ans
         config: view.config()?,
         maps: view.counters().maps()?,
         flows,
+        uses: view.flow_uses(Now::read()?.tick())?,
         links: Links::new(&view.pins().link_names()?, interface_name),
         agent: agent::ask(args.agent)?,
         dump,
@@ -233,6 +245,7 @@ mod tests {
             ],
             dump: sample::dump(),
             flows: BTreeMap::from([("new", 1), ("replied", 1999)]),
+            uses: BTreeMap::from([("flows4", TableUse { open: 899, over: 101, capacity: 1000 })]),
             links: Links::new(&pins, |index| format!("eth{index}")),
             agent,
         }
@@ -243,7 +256,7 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 3
+        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 4
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
         services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines
@@ -277,6 +290,21 @@ mod tests {
         let mut config = facts(Agent::Silent(String::new())).config;
         config.abi_version = 0;
         assert_eq!(maps_line("/x", &config, &[]).state, State::Degraded);
+    }
+
+    #[test]
+    fn a_table_full_of_open_flows_is_not_ok_and_one_full_of_others_is() {
+        let facts = facts(Agent::Silent(String::new()));
+        let line = |table, open| {
+            let uses = BTreeMap::from([(table, TableUse { open, over: 1000 - open, capacity: 1000 })]);
+            let line = flows_line(&facts.maps, &facts.flows, &uses);
+            (line.state, line.detail.split_once("; ").map(|(_, warning)| warning.to_owned()))
+        };
+        assert_eq!(line("flows6", 899), (State::Ok, None));
+        // A flood: what it is made of is forgotten, as it should be.
+        assert_eq!(line("openings6", 1000), (State::Ok, None));
+        let warning = "90 % of flows6 are open flows, give the agent a larger --max-flows";
+        assert_eq!(line("flows6", 900), (State::Degraded, Some(warning.to_owned())));
     }
 
     #[test]

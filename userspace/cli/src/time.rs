@@ -27,6 +27,11 @@ impl Now {
         Self { monotonic, ticks }
     }
 
+    /// The tick that it is.
+    pub(crate) fn tick(self) -> u32 {
+        self.ticks.at(self.monotonic)
+    }
+
     /// Seconds from a moment in seconds since boot until now.
     pub(crate) fn seconds_since(self, moment: u32) -> u32 {
         seconds(self.monotonic.saturating_sub(Duration::from_secs(moment.into())))

@@ -45,5 +45,12 @@ pub(super) fn frontends(
     if config.external_ips {
         claim(&service.external_ips, port.port, protocol, abi::KIND_EXTERNAL_IP);
     }
+    if config.echo_replies {
+        // Of a cluster IP, the one of its unused ports says it.
+        claim(&service.load_balancer_ips, 0, 0, abi::KIND_ADDRESS);
+        if config.external_ips {
+            claim(&service.external_ips, 0, 0, abi::KIND_ADDRESS);
+        }
+    }
     frontends
 }

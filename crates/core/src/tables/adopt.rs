@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use weir_abi as abi;
 
-use super::frontends::{Claim, Frontends, NOBODY};
+use super::frontends::{Claim, Frontends, NOBODY, is_of_address};
 use super::names::{NodeNumbers, text};
 use super::pool::Pool;
 use super::{Orphans, Port, Tables, endpoint, roots};
@@ -240,7 +240,7 @@ fn fits(port: &Port, proto: u8, address: IpAddr) -> bool {
 }
 
 fn is_frontend_of(port: &Port, key: &FrontendKey, kind: u32) -> bool {
-    let protocol = if kind == abi::KIND_UNUSED_PORT { port.protocol.number() } else { key.protocol };
+    let protocol = if is_of_address(kind) { port.protocol.number() } else { key.protocol };
     fits(port, protocol, key.address)
 }
 

@@ -21,17 +21,25 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Whether somebody should know when it is refused. Services of a static file may share a cluster IP: what becomes
-    /// of its unused ports is the same whoever has them.
+    /// Whether somebody should know when it is refused. Services of a static file may share a cluster IP, and any may share
+    /// others: what becomes of an address as such is the same whoever has it.
     fn matters(self) -> bool {
-        self.kind != abi::KIND_UNUSED_PORT
+        !is_of_address(self.kind)
     }
 
     /// Whether it prevails over another one, whoever came first.
     fn beats(self, other: Self) -> bool {
-        let claimed_by_users = matches!(other.kind, abi::KIND_LOAD_BALANCER | abi::KIND_EXTERNAL_IP);
-        self.kind == abi::KIND_CLUSTER_IP && claimed_by_users
+        match self.kind {
+            abi::KIND_CLUSTER_IP => matches!(other.kind, abi::KIND_LOAD_BALANCER | abi::KIND_EXTERNAL_IP),
+            abi::KIND_UNUSED_PORT => other.kind == abi::KIND_ADDRESS,
+            _ => false,
+        }
     }
+}
+
+/// Whether a frontend is about an address as such: it has neither port nor protocol.
+pub(super) const fn is_of_address(kind: u32) -> bool {
+    matches!(kind, abi::KIND_UNUSED_PORT | abi::KIND_ADDRESS)
 }
 
 #[derive(Debug)]

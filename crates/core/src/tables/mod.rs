@@ -7,6 +7,7 @@
 mod adopt;
 mod bases;
 mod commit;
+mod direct;
 mod frontends;
 mod names;
 mod pool;
@@ -26,6 +27,7 @@ use weir_abi as abi;
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::{Family, ObjectName, Protocol};
 use crate::ops::{Capacity, FrontendKey, MapOp, SourceRange};
+pub use direct::DirectNodes;
 use frontends::Frontends;
 use names::NodeNumbers;
 use pool::Pool;
@@ -116,6 +118,7 @@ pub struct Tables {
     lines: HashMap<u32, Box<abi::Line>>,
     line_pool: Pool,
     nodes: NodeNumbers,
+    direct: direct::Direct,
     frontends: Frontends,
     /// How many `source_ranges` holds.
     source_ranges: u32,
@@ -186,6 +189,7 @@ impl Tables {
             lines: HashMap::new(),
             line_pool: Pool::new(0, capacity.lines, &none),
             nodes: NodeNumbers::new(Pool::new(1, capacity.nodes.saturating_add(1), &none)),
+            direct: direct::Direct::default(),
             frontends: Frontends::new(capacity.frontends),
             source_ranges: 0,
             orphans: Orphans::default(),
@@ -205,6 +209,7 @@ impl Tables {
             lines: _,
             line_pool,
             nodes,
+            direct: _,
             frontends: _,
             source_ranges: _,
             orphans: _,

@@ -265,7 +265,7 @@ impl Tables {
             }
         };
         let node = self.stage_node(old_node, plan, stage)?;
-        let backend = abi::Backend { generation, node, ..backend };
+        let backend = self.directed(abi::Backend { generation, node, ..backend }, plan.node.as_deref());
         let old_classes = if known.is_some() { self.backend(id).flags & CLASSES } else { 0 };
         let widened = abi::Backend { flags: backend.flags | old_classes, ..backend };
         if known.is_none() || widened != self.backend(id) {

@@ -47,6 +47,9 @@ pub(super) fn closed(plans: &[ServicePlan]) -> Vec<ServicePlan> {
     for plan in plans.iter_mut().filter(|plan| !plan.source_ranges.is_empty()) {
         plan.source_ranges.clear();
         plan.frontends.retain(|(_, kind)| *kind != abi::KIND_LOAD_BALANCER);
+        let served = plan.frontends.iter().filter(|(_, kind)| *kind != abi::KIND_ADDRESS);
+        let served: BTreeSet<_> = served.map(|(key, _)| key.address).collect();
+        plan.frontends.retain(|(key, _)| served.contains(&key.address));
     }
     plans
 }

@@ -108,6 +108,7 @@ pub(crate) fn config() -> PlanConfig {
         node: "here".into(),
         node_port_addresses: vec![ip("192.168.0.1"), ip("fd00::1")],
         external_ips: true,
+        echo_replies: false,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),
         handing_over: BTreeSet::new(),

@@ -6,6 +6,8 @@ mod api_server;
 mod build;
 mod cluster;
 mod conflicts;
+mod direct;
+mod echo_replies;
 mod endpoints;
 mod frontends;
 mod health;

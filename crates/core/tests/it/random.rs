@@ -29,6 +29,7 @@ const SMALL: Capacity = Capacity {
     openings: 1,
     sockets: 1,
     affinities: 1,
+    held_pieces: 1,
 };
 
 #[derive(Clone, Debug)]

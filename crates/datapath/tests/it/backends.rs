@@ -171,7 +171,7 @@ fn steer_to_new(node: &mut Node) {
 }
 
 #[test]
-fn a_syn_after_fin_selects_anew_and_one_without_fin_does_not() {
+fn a_syn_after_both_fins_selects_anew_and_one_without_does_not() {
     let Some(mut node) = Node::new("SYN after FIN") else { return };
     for case in cases(Protocol::Tcp) {
         for hook in [Hook::Xdp, Hook::NicIn] {
@@ -183,6 +183,9 @@ fn a_syn_after_fin_selects_anew_and_one_without_fin_does_not() {
             let fin = TcpHeader { sequence_number: 1006, fin: true, ack: true, ..TcpHeader::default() };
             let seen = node.send(hook, Device::Eth0, &tcp(from, to, fin)).packet();
             assert_eq!(seen.destination_socket(), pod(case, OLD), "the FIN itself");
+            let fin = TcpHeader { sequence_number: 5000, fin: true, ack: true, ..TcpHeader::default() };
+            let back = node.send(Hook::NicOut, Device::Eth0, &tcp(pod(case, OLD), from, fin));
+            back.is_for(TC_UNSPEC, abi::REASON_BACK);
             let seen = node.send(hook, Device::Eth0, &case.later(from, to)).packet();
             assert_eq!(seen.destination_socket(), pod(case, OLD), "the end of the old connection");
 

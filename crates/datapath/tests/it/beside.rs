@@ -105,8 +105,11 @@ fn a_node_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_use()
         let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
         let fin = tcp(sent.source_socket(), sent.destination_socket(), fin);
         node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let fin = tcp(backend, ours, TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
         let last = case.later(backend, ours);
-        node.send(Hook::NicIn, Device::Eth0, &last).is_for(TC_REDIRECT, abi::REASON_BACK);
+        for packet in [&fin, &last] {
+            node.send(Hook::NicIn, Device::Eth0, packet).is_for(TC_REDIRECT, abi::REASON_BACK);
+        }
 
         for packet in [accepted, last] {
             let frame = packet.to_bytes();
@@ -122,8 +125,10 @@ fn a_client_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_ser
         let sent = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
         let (from, to) = (sent.source_socket(), sent.destination_socket());
         node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
-        let fin = tcp(from, to, TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
-        node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
+        node.send(Hook::NicIn, Device::Eth0, &tcp(from, to, fin.clone())).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        let fin = tcp(case.at(address::pod(1, 2), TARGET_PORT), from, fin);
+        node.send(Hook::NicOut, Device::Eth0, &fin).is_for(TC_UNSPEC, abi::REASON_BACK);
         for port in [to.port(), 0] {
             let protocol = if port == 0 { 0 } else { case.protocol.number() };
             let key = FrontendKey { address: to.ip(), port, protocol };

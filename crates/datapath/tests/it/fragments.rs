@@ -14,10 +14,10 @@ use crate::entries::{age, evict};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// Bytes of all pieces but the last; a multiple of eight.
-const PIECE: usize = 1024;
+pub(crate) const PIECE: usize = 1024;
 
 /// A packet that takes three pieces.
-fn large(case: Case, node: &Node, client: Pair, service: Pair) -> Packet {
+pub(crate) fn large(case: Case, node: &Node, client: Pair, service: Pair) -> Packet {
     let payload: Vec<u8> = (0..2500u16).map(|i| i.to_le_bytes()[0] ^ 0x5a).collect();
     let (from, to) = (case.at(client, node.client_port()), case.at(service, PORT));
     let packet = match case.protocol {
@@ -29,20 +29,11 @@ fn large(case: Case, node: &Node, client: Pair, service: Pair) -> Packet {
 
 /// A packet as its sender or a router cuts it.
 fn cut(whole: &Packet) -> Vec<Packet> {
-    let headers = if whole.source.is_ipv4() { 20 } else { 40 };
-    let bytes = whole.ip_bytes()[headers..].to_vec();
-    let protocol = whole.transport.protocol(whole.source.is_ipv4());
-    let last = bytes.len().div_ceil(PIECE) - 1;
-    let piece = |(number, bytes): (usize, &[u8])| Packet {
-        fragment: Some(Fragment { offset: u16::try_from(number * PIECE / 8).unwrap(), more: number < last }),
-        transport: Transport::Other { protocol, bytes: bytes.to_vec() },
-        ..whole.clone()
-    };
-    bytes.chunks(PIECE).enumerate().map(piece).collect()
+    whole.cut(PIECE)
 }
 
 /// The packet that a receiver puts together, all checksums verified.
-fn assemble(pieces: &[Packet]) -> Packet {
+pub(crate) fn assemble(pieces: &[Packet]) -> Packet {
     let mut all = Vec::new();
     let mut protocol = 0;
     for piece in pieces {
@@ -72,7 +63,7 @@ fn send(node: &Node, hook: Hook, device: Device, whole: &Packet, verdict: u32, r
 }
 
 /// What answers a packet, as large, from who received it.
-fn answer(seen: &Packet, number: u16) -> Packet {
+pub(crate) fn answer(seen: &Packet, number: u16) -> Packet {
     let answer = seen.clone().with_source(seen.destination_socket()).with_destination(seen.source_socket());
     Packet { ttl: 64, identification: number, ..answer }
 }
@@ -187,7 +178,7 @@ fn send_all(node: &Node, whole: &Packet) {
 }
 
 #[test]
-fn later_pieces_to_a_cluster_ip_that_come_before_the_first_one_are_dropped() {
+fn later_pieces_to_a_cluster_ip_that_come_before_the_first_one_are_dropped_where_none_is_held() {
     let Some(mut node) = Node::new("later fragments alone") else { return };
     node.serve(web(), &[(1, 1)]);
     for case in CASES {
@@ -334,5 +325,22 @@ fn a_later_piece_to_a_backend_that_is_gone_is_dropped_and_never_answered() {
             let outcome = node.send(Hook::NicIn, Device::Eth0, piece);
             outcome.is_untouched(TC_SHOT, abi::REASON_STALE, &piece.to_bytes());
         }
+    }
+}
+
+#[test]
+fn a_later_piece_that_is_too_big_for_its_way_and_has_nothing_to_quote_is_dropped() {
+    let Some(mut node) = Node::new("a later piece that lies about its length") else { return };
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Udp) {
+        let whole = case.first(case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
+        let piece = |offset, more| Packet { fragment: Some(Fragment { offset, more }), ..whole.clone() };
+        node.send(Hook::NicIn, Device::Eth0, &piece(0, true)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let mut later = piece(1, false).to_bytes();
+        let said = 14 + if case.family == Family::V4 { 2 } else { 4 };
+        later[said..said + 2].copy_from_slice(&9000u16.to_be_bytes());
+        // An error would quote eight bytes.
+        later.truncate(later.len() - 6);
+        node.run(Hook::NicIn, Device::Eth0, &later).is_for(TC_SHOT, abi::REASON_TOO_BIG);
     }
 }

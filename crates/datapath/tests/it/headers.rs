@@ -209,3 +209,18 @@ fn tcp_flags_options_and_numbers_are_kept() {
         is_translated(&node, case, &Packet::tcp(from, to, header, b"odd"));
     }
 }
+
+#[test]
+fn what_quotes_the_longest_headers_has_a_right_checksum() {
+    let Some(mut node) = Node::new("an error about the longest headers") else { return };
+    node.serve(web(), &[(2, 1)]);
+    let case = Case { family: Family::V6, protocol: Protocol::Tcp };
+    let header = TcpHeader { syn: true, ..TcpHeader::default() };
+    // They end within 512 bytes of the frame, what is quoted with the header of TCP does not.
+    let options = Extension { kind: 60, data: vec![0; 6 + 448] };
+    let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+    let sent = Packet { extensions: vec![options], ..Packet::tcp(from, to, header, &[0; 1460]) };
+    let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+    outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
+    assert_eq!(outcome.packet().destination, case.ip(CLIENT));
+}

@@ -3,13 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use weir_abi as abi;
-use weir_core::model::Family;
+use weir_core::model::{Family, Protocol};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Fragment, Packet, Transport};
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT};
-use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
+use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A router on somebody's way.
 const ROUTER: Pair = address::node(3);
@@ -215,14 +215,65 @@ fn a_packet_that_is_too_big_for_the_way_to_another_node_tells_its_sender_how_big
         let Transport::Icmp { kind, code, rest, body } = told.transport else { panic!("{outcome:?}") };
         let (expected_kind, expected_code, _) = too_big(case.family);
         assert_eq!((kind, code, u32::from_be_bytes(rest)), (expected_kind, expected_code, 1300));
-        assert_eq!(body, quote(&large));
+        // Of TCP the whole header.
+        let more = if case.protocol == Protocol::Tcp { 20 - QUOTED } else { 0 };
+        assert_eq!(body, large.ip_bytes()[..quote(&large).len() + more]);
         let xdp = node.send(Hook::Xdp, Device::Eth0, &large);
         xdp.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &large.to_bytes());
     }
 }
 
+/// A node whose route to its only endpoint takes less than the devices on it.
+fn narrow_route(what: &str) -> Option<Node> {
+    let mut node = Node::new(what)?;
+    node.serve(web(), &[(3, 1)]);
+    for (net, gateway) in address::pod_cidrs(3).into_iter().zip(["172.31.0.13", "fd00:31::13"]) {
+        node.netns.ip(&format!("route replace {net} via {gateway} mtu lock 1300")).unwrap();
+    }
+    Some(node)
+}
+
+#[test]
+fn a_packet_that_is_too_big_for_the_route_but_not_for_its_devices_tells_its_sender_too() {
+    let Some(node) = narrow_route("packets that are too big for a route") else { return };
+    for case in CASES {
+        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
+        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let large = enlarged(case.later(client, service));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &large);
+        outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
+        let Transport::Icmp { rest, body, .. } = outcome.packet().transport else { panic!("{outcome:?}") };
+        assert_eq!((u32::from_be_bytes(rest), &body[..quote(&large).len()]), (1300, &quote(&large)[..]));
+        let xdp = node.send(Hook::Xdp, Device::Eth0, &large);
+        xdp.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &large.to_bytes());
+        if case.family == Family::V4 {
+            let large = Packet { dont_fragment: false, ..large };
+            node.send(Hook::NicIn, Device::Eth0, &large).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_the_card_will_cut_has_to_fit_the_route_segment_by_segment() {
+    let Some(node) = narrow_route("segments that are too big for a route") else { return };
+    for case in CASES {
+        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
+        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let large = enlarged(case.later(client, service));
+        let headers = large.ip_bytes().len() - ENLARGED;
+        for (length, reason) in [(1300, abi::REASON_TO_REMOTE), (1301, abi::REASON_TOO_BIG_TOLD)] {
+            let segment = u32::try_from(length - headers).unwrap();
+            let (run, moved) = node.run_counted(Hook::NicIn, Device::Eth0, &large.to_bytes(), segment).unwrap();
+            assert_eq!((run.retval, moved[0].0), (TC_REDIRECT, reason), "{case:?}, packets of {length} bytes");
+        }
+    }
+}
+
+/// Bytes of a packet that is too big for 1300, and not for 1500.
+const ENLARGED: usize = 1330;
+
 fn enlarged(packet: Packet) -> Packet {
-    let payload = vec![0x5a; 1330];
+    let payload = vec![0x5a; ENLARGED];
     match packet.transport {
         Transport::Tcp { ref header, .. } => {
             let transport = Transport::Tcp { header: header.clone(), payload };
@@ -233,5 +284,30 @@ fn enlarged(packet: Packet) -> Packet {
             Packet { dont_fragment: packet.dont_fragment, ..Packet::udp(ends[0], ends[1], &payload) }
         }
         Transport::Icmp { .. } | Transport::Other { .. } => panic!("{packet:?}"),
+    }
+}
+
+#[test]
+fn a_client_is_not_told_of_a_syn_that_goes_to_another_endpoint_when_it_comes_again() {
+    let Some(mut node) = Node::new("ICMP errors about SYNs that nobody got") else { return };
+    for case in CASES.into_iter().filter(|case| case.protocol == Protocol::Tcp) {
+        let nobody: &[(u8, u8)] = if case.family == Family::V4 { &[(3, 0), (3, 1)] } else { &[(1, 0), (1, 3)] };
+        let word: (u8, u8) = if case.family == Family::V4 { (3, 3) } else { (1, 4) };
+        let about = |flow: &Flow, (kind, code): (u8, u8)| {
+            icmp(case.ip(ROUTER), flow.seen.source, (kind, code, [0; 4]), quote(&flow.seen))
+        };
+        for (number, hook) in [(1, Hook::NicOut), (2, Hook::NicIn)] {
+            node.serve(web(), &[(number, 1), (number, 2)]);
+            let flow = Flow::open(&node, case, NIC, CLIENT, (CLUSTER_IP, PORT));
+            for kind in nobody {
+                node.send(hook, Device::Eth0, &about(&flow, *kind)).is_for(TC_SHOT, abi::REASON_STALE);
+            }
+            let told = if number == 1 { TC_UNSPEC } else { TC_REDIRECT };
+            node.send(hook, Device::Eth0, &about(&flow, word)).is_for(told, abi::REASON_ERROR_TOLD);
+
+            node.serve(web(), &[(number, 1)]);
+            let flow = Flow::open(&node, case, NIC, CLIENT, (CLUSTER_IP, PORT));
+            node.send(hook, Device::Eth0, &about(&flow, nobody[0])).is_for(told, abi::REASON_ERROR_TOLD);
+        }
     }
 }

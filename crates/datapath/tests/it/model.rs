@@ -196,7 +196,7 @@ fn compare(node: &Node, maps: &Maps, seed: u64, flow: &Flow, number: u16) -> Res
 }
 
 /// `WEIR_TEST_SEED` repeats a run.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let given = env::var("WEIR_TEST_SEED").ok().map(|text| text.parse().expect("WEIR_TEST_SEED is a number"));
     let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0));
     eprintln!("WEIR_TEST_SEED={seed}");

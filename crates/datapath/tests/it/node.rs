@@ -23,11 +23,11 @@ use weir_core::model::{
 };
 use weir_core::ops::FrontendKey;
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
-use weir_core::tables::Tables;
-use weir_datapath::{AttachOptions, Datapath, Hook, MapStore, Role, View};
+use weir_core::tables::{DirectNodes, Tables};
+use weir_datapath::{AttachOptions, Datapath, FlowEntry, Hook, MapStore, Role, View};
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet, decode};
-use weir_testbed::prog_run::{Context, prog_run};
+use weir_testbed::prog_run::{Context, Run, prog_run};
 use weir_testbed::{Netns, Result};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
@@ -138,6 +138,7 @@ impl Node {
             node: "node-1".into(),
             node_port_addresses: address::node(1).both().to_vec(),
             external_ips: true,
+            echo_replies: false,
             spread: Spread::LocalFirst,
             clock: TickClock::new(Duration::from_millis(4)),
             handing_over: BTreeSet::new(),
@@ -163,7 +164,9 @@ impl Node {
             fragment_idle: 30,
             service_networks: 0,
             flood: u32::MAX,
-            pad: 0,
+            tcp_half_closed: 3600,
+            tcp_linger: 3,
+            held_pieces: 0,
             service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
         };
         self.datapath.configure(&config).unwrap();
@@ -177,6 +180,13 @@ impl Node {
 
     pub(crate) fn spread(&mut self, spread: Spread) {
         self.config.spread = spread;
+    }
+
+    /// Answers echo requests to addresses of services that are served from now on.
+    pub(crate) fn echo_replies(&mut self) {
+        self.config.echo_replies = true;
+        let config = self.datapath.config().unwrap();
+        self.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_ECHO, ..config }).unwrap();
     }
 
     /// Serves a service with endpoints given as (node, pod) in both families, in place of what it had.
@@ -209,6 +219,25 @@ impl Node {
         let update = self.tables.replace(&name, &plans, 0).unwrap();
         assert_eq!(update.conflicts, [], "fixtures have no conflicts");
         self.datapath.store().apply(&update.ops).unwrap();
+    }
+
+    /// Knows the other nodes, and that these of them take clients' packets as they are.
+    pub(crate) fn direct(&mut self, nodes: &[u8]) {
+        let nodes = nodes.iter().map(|n| format!("node-{n}").into()).collect();
+        let direct = DirectNodes { nodes, families: [Family::V4, Family::V6].into() };
+        self.datapath.set_other_nodes(&(2..=5).flat_map(|n| address::node(n).both()).collect()).unwrap();
+        self.datapath.store().apply(&self.tables.set_direct(&direct)).unwrap();
+    }
+
+    /// The flow of a client's packet.
+    #[track_caller]
+    pub(crate) fn flow_of(&self, sent: &Packet) -> abi::Flow {
+        let (client, frontend) = (sent.source_socket(), sent.destination_socket());
+        let is_it = |entry: &FlowEntry| {
+            (entry.client.ip(), entry.client_port) == (client.ip(), client.port())
+                && (entry.frontend.ip(), entry.frontend_port) == (frontend.ip(), frontend.port())
+        };
+        self.view.flows().unwrap().into_iter().find(is_it).unwrap_or_else(|| panic!("no flow of {sent:?}")).flow
     }
 
     /// A grace period passes.
@@ -249,6 +278,27 @@ impl Node {
     /// The same; none if the kernel refuses to run anything on such a frame.
     #[track_caller]
     pub(crate) fn try_run(&self, hook: Hook, device: Device, frame: &[u8]) -> Option<Outcome> {
+        let (run, mut moved) = self.run_counted(hook, device, frame, 0)?;
+        // The namespace's own reports of multicast listeners pass the same hooks, when they please.
+        if moved.len() > 1 {
+            moved.retain(|(reason, _)| *reason != abi::REASON_NOT_TRANSPORT);
+        }
+        assert_eq!(moved.len(), 1, "one counter moves for weir_{hook}, not {moved:?}");
+        let (reason, moved) = moved[0];
+        assert_eq!((moved.packets, moved.bytes), (1, frame.len() as u64), "packets, bytes");
+        Some(Outcome { verdict: run.retval, reason, frame: run.packet })
+    }
+
+    /// Runs a program on a frame, of segments of so many bytes unless that is 0. Returns with it by how much the hook's counters
+    /// moved, also for what comes by at the device meanwhile.
+    #[track_caller]
+    pub(crate) fn run_counted(
+        &self,
+        hook: Hook,
+        device: Device,
+        frame: &[u8],
+        segment: u32,
+    ) -> Option<(Run, Vec<(u32, abi::Counter)>)> {
         let name = format!("weir_{hook}");
         let program = self.datapath.program(&name).unwrap();
         let device = match device {
@@ -259,7 +309,11 @@ impl Node {
         let before = self.counters(hook);
         let run = self.netns.enter(|| {
             let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
-            let context = if hook == Hook::Xdp { Context::Xdp { ifindex } } else { Context::Skb { ifindex } };
+            let context = match (hook, segment) {
+                (Hook::Xdp, _) => Context::Xdp { ifindex },
+                (_, 0) => Context::Skb { ifindex },
+                (_, size) => Context::Segments { ifindex, size },
+            };
             prog_run(program.as_fd(), frame, Some(context), 1)
         });
         let run = match run {
@@ -267,15 +321,11 @@ impl Node {
             run => run.unwrap(),
         };
         let after = self.counters(hook);
-        let mut moved: Vec<_> = (0..abi::REASON_COUNT).filter(|i| before[*i] != after[*i]).collect();
-        // The namespace's own reports of multicast listeners pass the same hooks, when they please.
-        if moved.len() > 1 {
-            moved.retain(|reason| *reason != abi::REASON_NOT_TRANSPORT as usize);
-        }
-        assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
-        let (old, new) = (before[moved[0]], after[moved[0]]);
-        assert_eq!((new.packets - old.packets, new.bytes - old.bytes), (1, frame.len() as u64), "packets, bytes");
-        Some(Outcome { verdict: run.retval, reason: u32::try_from(moved[0]).unwrap(), frame: run.packet })
+        let difference = |(reason, (old, new)): (u32, (&abi::Counter, &abi::Counter))| {
+            (reason, abi::Counter { packets: new.packets - old.packets, bytes: new.bytes - old.bytes })
+        };
+        let moved = (0..).zip(before.iter().zip(&after)).map(difference).filter(|(_, moved)| moved.packets > 0);
+        Some((run, moved.collect()))
     }
 
     /// Runs a program on a packet.

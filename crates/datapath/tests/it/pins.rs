@@ -19,6 +19,7 @@ pub(crate) const SMALL: Capacity = Capacity {
     sockets: 64,
     affinities: 1024,
     source_ranges: 64,
+    held_pieces: 128,
 };
 
 static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -86,7 +86,8 @@ fn an_endpoint_that_a_pod_connects_to_itself_answers_as_itself() {
         node.send(Hook::PodOut, Device::Pod1, &accepted).is_for(TC_UNSPEC, abi::REASON_BACK);
         let fin = tcp(pod, sent.destination_socket(), TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
         node.send(Hook::PodIn, Device::Pod1, &fin).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
-        node.send(Hook::PodOut, Device::Pod1, &case.later(endpoint, pod)).is_for(TC_UNSPEC, abi::REASON_BACK);
+        let fin = tcp(endpoint, pod, TcpHeader { fin: true, ack: true, ..TcpHeader::default() });
+        node.send(Hook::PodOut, Device::Pod1, &fin).is_for(TC_UNSPEC, abi::REASON_BACK);
 
         for packet in [accepted, case.later(endpoint, pod)] {
             let frame = packet.to_bytes();

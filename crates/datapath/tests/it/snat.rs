@@ -16,6 +16,14 @@ fn to_service(node: &Node, case: Case) -> Packet {
     case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))
 }
 
+/// The endpoint answers what it saw of a flow's first packet, and the client goes on.
+fn go_on(node: &Node, case: Case, first: &Packet, seen: &Packet) {
+    let answer = case.later(seen.destination_socket(), seen.source_socket());
+    node.send(Hook::NicIn, Device::Eth0, &answer).is_for(TC_REDIRECT, abi::REASON_BACK);
+    let later = case.later(first.source_socket(), first.destination_socket());
+    node.send(Hook::NicIn, Device::Eth0, &later).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+}
+
 #[test]
 fn a_flow_for_which_no_port_is_left_is_dropped() {
     let Some(mut node) = Node::new("SNAT exhaustion") else { return };
@@ -28,6 +36,7 @@ fn a_flow_for_which_no_port_is_left_is_dropped() {
             .map(|sent| {
                 let outcome = node.send(Hook::Xdp, Device::Eth0, sent);
                 outcome.is_for(XDP_TX, abi::REASON_TO_REMOTE);
+                go_on(&node, case, sent, &outcome.packet());
                 outcome.packet().source_socket().port()
             })
             .collect();
@@ -45,17 +54,22 @@ fn a_flow_for_which_no_port_is_left_is_dropped() {
 }
 
 #[test]
-fn the_port_of_a_connection_that_its_client_closed_is_used_again() {
+fn the_port_of_a_connection_that_both_sides_closed_is_used_again() {
     let Some(mut node) = Node::new("SNAT ports of closed connections") else { return };
     node.configure((50000, 50001), true);
     node.serve(web(), &[(2, 1)]);
     for case in cases(Protocol::Tcp) {
         for _ in 0..10 {
             let sent = to_service(&node, case);
-            node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let seen = node.send(Hook::NicIn, Device::Eth0, &sent);
+            seen.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let seen = seen.packet();
+            go_on(&node, case, &sent, &seen);
             let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
-            let fin = tcp(sent.source_socket(), sent.destination_socket(), fin);
-            node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let to = tcp(sent.source_socket(), sent.destination_socket(), fin.clone());
+            node.send(Hook::NicIn, Device::Eth0, &to).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let back = tcp(seen.destination_socket(), seen.source_socket(), fin);
+            node.send(Hook::NicIn, Device::Eth0, &back).is_for(TC_REDIRECT, abi::REASON_BACK);
         }
     }
 }

@@ -51,11 +51,20 @@ impl Forwarded {
         self.seen.source_socket().port()
     }
 
-    /// The client ends it.
+    /// The endpoint answers, and the client goes on: it has the port for as long as it wants it.
+    fn go_on(&self, node: &Node) {
+        node.send(Hook::NicIn, Device::Eth0, &self.answer()).is_for(TC_REDIRECT, abi::REASON_BACK);
+        let later = self.case.later(self.first.source_socket(), self.first.destination_socket());
+        node.send(Hook::NicIn, Device::Eth0, &later).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+    }
+
+    /// Both sides end it.
     fn end(&self, node: &Node) {
         let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
-        let fin = tcp(self.first.source_socket(), self.first.destination_socket(), fin);
-        node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let to = tcp(self.first.source_socket(), self.first.destination_socket(), fin.clone());
+        node.send(Hook::NicIn, Device::Eth0, &to).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let back = tcp(self.seen.destination_socket(), self.seen.source_socket(), fin);
+        node.send(Hook::NicIn, Device::Eth0, &back).is_for(TC_REDIRECT, abi::REASON_BACK);
     }
 
     fn answer(&self) -> Packet {
@@ -84,6 +93,7 @@ fn flows_take_one_port_after_the_other_and_the_first_again_when_all_had_their_tu
     for case in cases(Protocol::Tcp) {
         let turn = || {
             let flow = Forwarded::open(&node, case);
+            flow.go_on(&node);
             flow.end(&node);
             flow.port()
         };
@@ -98,7 +108,12 @@ fn all_ports_of_the_set_are_taken_and_none_outside_of_it() {
     let ports: BTreeSet<u16> = (0..300).map(|n| 1024 + n * 97).chain(40_000..40_300).chain([65_000, 65_535]).collect();
     let Some(node) = node("all source ports", ports.clone()) else { return };
     for case in CASES {
-        let taken: Vec<_> = ports.iter().map(|_| Forwarded::open(&node, case).port()).collect();
+        let open = || {
+            let flow = Forwarded::open(&node, case);
+            flow.go_on(&node);
+            flow.port()
+        };
+        let taken: Vec<_> = ports.iter().map(|_| open()).collect();
         assert!(taken.iter().eq(&ports), "{case:?}: {taken:?}");
         let more = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &more).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);

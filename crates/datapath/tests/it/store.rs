@@ -275,6 +275,7 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
         sockets,
         affinities,
         source_ranges,
+        held_pieces,
     } = SMALL;
     let larger = Capacity {
         services: double(services),
@@ -287,6 +288,7 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
         sockets: double(sockets),
         affinities: double(affinities),
         source_ranges: double(source_ranges),
+        held_pieces: double(held_pieces),
     };
     for capacity in [larger, SMALL] {
         let mut datapath = pins.open_with(&capacity).unwrap();

@@ -60,6 +60,21 @@ fn an_entry_of_answers_that_was_lost_is_back_with_the_clients_first_packet_of_an
     }
 }
 
+#[test]
+fn an_entry_that_a_flow_which_goes_on_has_lost_is_counted_once() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        each_way("counted evictions", protocol, |talk| {
+            talk.endpoint_sends(&talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket()));
+            (0..2).for_each(|_| assert_goes_on(talk));
+            let before = talk.node.view.counters().lost().unwrap();
+            evict(talk.node, talk.replies());
+            age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), 1);
+            (0..2).for_each(|_| assert_goes_on(talk));
+            assert_eq!(talk.node.view.counters().lost().unwrap() - before, 1);
+        });
+    }
+}
+
 /// Through which a client reaches the endpoint from the same port, after it was silent for long.
 fn take_over(talk: &Talk<'_>) -> weir_testbed::packet::Packet {
     idle(talk.node, talk, LONG);

@@ -50,10 +50,12 @@ fn report() -> impl Strategy<Value = Report> {
 
 pub(crate) fn body() -> impl Strategy<Value = Body> {
     let spilled = prop::collection::vec((any::<u64>().prop_map(ServiceId), amount()), 0..20);
-    (any::<u32>(), spilled, 0..1000_u16, prop::option::of(report())).prop_map(|(held, spilled, more, report)| Body {
+    let fields = (any::<u32>(), spilled, 0..1000_u16, any::<bool>(), prop::option::of(report()));
+    fields.prop_map(|(held, spilled, more, unwraps, report)| Body {
         held: Duration::from_micros(held.into()),
         spilled_in_all: more + u16::try_from(spilled.len()).expect("few"),
         spilled,
+        unwraps,
         report,
     })
 }
@@ -68,11 +70,21 @@ proptest! {
 
     #[test]
     fn a_body_that_ends_early_is_malformed(body in body()) {
-        let bytes = body.encode();
+        let bytes = Body { unwraps: false, ..body }.encode();
         for length in 0..bytes.len() {
             prop_assert_eq!(Body::decode(&bytes[..length]), Err(Refusal::Malformed));
         }
     }
+}
+
+#[test]
+fn who_knows_of_no_wrapped_packets_tells_and_hears_the_same_as_before() {
+    let plain = Body { spilled: vec![(ServiceId(1), 4.0)], spilled_in_all: 1, ..Body::default() };
+    let told = Body { unwraps: true, ..plain.clone() };
+    // All that older versions read comes first; what they do not know is padding to them.
+    assert_eq!(told.encode(), [plain.encode(), vec![1]].concat());
+    assert_eq!(Body::decode(&plain.encode()), Ok(plain));
+    assert_eq!(Body::decode(&told.encode()), Ok(told));
 }
 
 #[test]

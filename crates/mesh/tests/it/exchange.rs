@@ -50,6 +50,18 @@ fn near_nodes_that_look_late_know_load_and_delay_of_each_other_within_a_second()
 }
 
 #[test]
+fn both_ends_of_an_exchange_learn_whether_the_other_one_unwraps_and_when_it_stops_to() {
+    let mut world = world(2);
+    world.nodes[0].mesh.set_unwraps(true);
+    world.run(millis(2000));
+    assert_eq!([world.peer(0, 1).unwraps, world.peer(1, 0).unwraps], [false, true]);
+    world.nodes[0].mesh.set_unwraps(false);
+    world.nodes[1].mesh.set_unwraps(true);
+    world.run(millis(2000));
+    assert_eq!([world.peer(0, 1).unwraps, world.peer(1, 0).unwraps], [true, false]);
+}
+
+#[test]
 fn a_node_that_holds_its_probes_does_not_look_far() {
     let mut world = world(2);
     world.nodes[1].holds = millis(50);

@@ -37,12 +37,11 @@ impl Agent {
             move || {
                 let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
                 runtime.block_on(async {
-                    let sockets: Vec<_> = binds.iter().map(|bind| Socket::bind(*bind).expect("bound")).collect();
-                    let addresses = sockets.iter().map(Socket::address);
-                    tell.send(addresses.collect()).expect("somebody waits");
+                    binds.iter().for_each(|bind| link.add(Socket::bind(*bind).expect("bound")));
+                    tell.send(link.addresses()).expect("somebody waits");
                     tokio::select! {
-                        result = link.run(&sockets, &mut file) => result.expect("sockets that work"),
-                        () = work(&stop, busy) => {}
+                        failed = link.watch(&mut file) => panic!("{failed}"),
+                        () = work(&link, &stop, busy) => {}
                     }
                 });
             }
@@ -79,8 +78,10 @@ impl Drop for Agent {
     }
 }
 
-async fn work(stop: &AtomicBool, busy: Duration) {
+async fn work(link: &Link, stop: &AtomicBool, busy: Duration) {
     while !stop.load(Ordering::Relaxed) {
+        link.hear();
+        link.speak();
         // Not awaited on purpose: nothing else on this thread goes on meanwhile.
         thread::sleep(busy);
         tokio::time::sleep(millis(2)).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::sync::watch;
 use tracing::{info, warn};
-use weir_mesh::{Config, KeyFile, Link, LinkError, Mesh, Socket, now};
+use weir_mesh::{Config, KeyFile, Link, Mesh, Socket, now};
 
 /// After a socket could not be bound or read: an address of IPv6 may still be tentative.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -48,26 +48,23 @@ impl MeshTask {
         &self.link
     }
 
-    /// Probes for ever, on one socket of each family: where one cannot be had, the other goes on.
+    /// Keeps one socket of each family, for ever: where one cannot be had, the other goes on.
     pub(crate) async fn run(self) {
         let Self { mut keys, port, link, mut addresses } = self;
-        let mut sockets: Vec<Socket> = Vec::new();
         let mut binding = Binding::default();
         loop {
             let wanted = wanted(&addresses.borrow_and_update(), port);
-            sockets.retain(|socket| wanted.contains(&socket.address()));
-            let is_bound = |address: &SocketAddr| sockets.iter().any(|socket| socket.address() == *address);
-            let missing: Vec<_> = wanted.into_iter().filter(|address| !is_bound(address)).collect();
+            link.keep(&wanted);
+            let bound = link.addresses();
+            let missing: Vec<_> = wanted.into_iter().filter(|address| !bound.contains(address)).collect();
             tokio::select! {
-                Err(failed) = link.run(&sockets, &mut keys), if !sockets.is_empty() => {
-                    let LinkError::Receive { address, cause: _ } = failed;
-                    sockets.retain(|socket| socket.address() != address);
-                    binding.complain(address, &failed.into());
+                failed = link.watch(&mut keys) => {
+                    binding.complain(failed.address, &failed.into());
                     binding.pause = AGAIN;
                 }
                 socket = binding.any(&missing), if !missing.is_empty() => {
                     info!(address = %socket.address(), "probing other nodes");
-                    sockets.push(socket);
+                    link.add(socket);
                 }
                 changed = addresses.changed() => if changed.is_err() { return },
             }
@@ -125,6 +122,9 @@ mod tests {
 
     use super::*;
 
+    /// Between two turns of the steering loop, which these tests have none of.
+    const TURN: Duration = Duration::from_millis(10);
+
     /// A node's mesh task, and a peer at other addresses of the loopback that probes it in one family.
     struct Bed {
         addresses: watch::Sender<Vec<IpAddr>>,
@@ -143,7 +143,11 @@ mod tests {
             let (addresses, own) = watch::channel(Vec::new());
             let place = Key { file: key.path().to_owned(), port };
             let task = MeshTask::new("here", place, own).unwrap();
-            (Self { addresses, port, key, task: tokio::spawn(task.run()) }, taken)
+            let turns = turns(task.link().clone());
+            let task = tokio::spawn(async move {
+                tokio::join!(task.run(), turns);
+            });
+            (Self { addresses, port, key, task }, taken)
         }
 
         /// Waits until a node that probes `own` has its answer.
@@ -152,17 +156,26 @@ mod tests {
             let peer = Link::new(Mesh::new("there", Config::default(), ring, 1, now()));
             let here = SocketAddr::new(own.parse().unwrap(), self.port);
             peer.with(|mesh, _| mesh.set_peers([("here".into(), here)]));
-            let sockets = [Socket::bind(SocketAddr::new(bind.parse().unwrap(), 0)).unwrap()];
+            peer.add(Socket::bind(SocketAddr::new(bind.parse().unwrap(), 0)).unwrap());
             let measured = async {
                 while peer.with(|mesh, now| mesh.peers(now)[0].rtt.is_none()) {
                     tokio::task::yield_now().await;
                 }
             };
             tokio::select! {
-                failed = peer.run(&sockets, &mut keys) => panic!("{failed:?}"),
+                failed = peer.watch(&mut keys) => panic!("{failed:?}"),
+                () = turns(peer.clone()) => {}
                 () = measured => {}
                 () = tokio::time::sleep(Duration::from_secs(20)) => panic!("{own} does not answer"),
             }
+        }
+    }
+
+    async fn turns(link: Link) {
+        loop {
+            link.hear();
+            link.speak();
+            tokio::time::sleep(TURN).await;
         }
     }
 

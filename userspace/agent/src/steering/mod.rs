@@ -59,6 +59,8 @@ pub(crate) enum Feed {
     Service(ObjectName, Vec<Target>),
     /// A decision was not written.
     NotWritten(PlanKey),
+    /// Whether this node takes clients' packets from others as they are.
+    Unwraps(bool),
     /// The addresses of this node, and those of the others by name.
     Nodes {
         /// This node's.
@@ -75,6 +77,8 @@ pub(crate) struct Ends {
     pub(crate) writes: mpsc::Receiver<Vec<Write>>,
     /// Open flows as they were last counted.
     pub(crate) open: watch::Receiver<OpenByBackend>,
+    /// Nodes that take clients' packets as they are, and answer.
+    pub(crate) direct: watch::Receiver<BTreeSet<Arc<str>>>,
 }
 
 /// What the loop is told at its start.
@@ -125,6 +129,7 @@ pub(crate) struct SteeringLoop {
     strangers: watch::Sender<Strangers>,
     mesh: Option<MeshTask>,
     addresses: watch::Sender<Vec<IpAddr>>,
+    direct: watch::Sender<BTreeSet<Arc<str>>>,
 }
 
 impl SteeringLoop {
@@ -145,6 +150,7 @@ impl SteeringLoop {
         let (strangers, unknown) = watch::channel(Strangers::new());
         let (fallback, answers) = FallbackReader::new(metrics_api, unknown);
         let (addresses, own) = watch::channel(Vec::new());
+        let (direct, told) = watch::channel(BTreeSet::new());
         let port = key.as_ref().map_or(0, |key| key.port);
         let mesh = key.map(|key| MeshTask::new(&node, key, own)).transpose()?;
         if mesh.is_none() {
@@ -175,8 +181,9 @@ impl SteeringLoop {
             strangers,
             mesh,
             addresses,
+            direct,
         };
-        Ok((new, Ends { feed, writes: decided, open }))
+        Ok((new, Ends { feed, writes: decided, open, direct: told }))
     }
 
     /// Adds what it counts to the metrics.
@@ -192,7 +199,7 @@ impl SteeringLoop {
     /// Decides until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { brain, mut feed, writes, pods, pod_reader, open_reader, counted, .. } = self;
-        let Self { fallback, strangers, mesh, addresses, .. } = self;
+        let Self { fallback, strangers, mesh, addresses, direct, .. } = self;
         let turn = f64::from(random()?) / f64::from(u32::MAX);
         let readers =
             tokio::spawn(async move { tokio::join!(pod_reader.run(), open_reader.run(), fallback.run(turn)) });
@@ -230,6 +237,9 @@ impl SteeringLoop {
             let decided = brain.tick(elapsed, now);
             brain.look_for_strangers(&strangers);
             brain.hand_over(decided, &writes);
+            brain.tell_direct(&direct);
+            // What peers are told is from this tick, and they are told last: nobody waits for it here.
+            brain.link.iter().for_each(Link::speak);
         }
         readers.abort();
         if let Some(probing) = probing {
@@ -244,6 +254,11 @@ impl Brain {
         match news {
             Feed::Service(name, targets) => self.steering.put(&name, targets, &self.world),
             Feed::NotWritten(key) => self.steering.not_written(&key),
+            Feed::Unwraps(unwraps) => {
+                if let Some(link) = &self.link {
+                    link.with(|mesh, _| mesh.set_unwraps(unwraps));
+                }
+            }
             Feed::Nodes { own, peers } => {
                 self.others.replace(peers, own.clone(), &self.steering.nodes());
                 self.probe_others();
@@ -267,6 +282,7 @@ impl Brain {
         if self.steering.is_empty() && self.link.is_none() {
             return Vec::new();
         }
+        self.link.iter().for_each(Link::hear);
         self.world.look(now, self.link.as_ref(), elapsed < LATE);
         let decided = self.steering.tick(elapsed, &self.world);
         if let Some(link) = &self.link {
@@ -299,6 +315,16 @@ impl Brain {
         let now = unheard.filter(|node| used.contains(&*node.name));
         let now: Strangers = now.map(|node| (Arc::clone(&node.name), node.capacity)).collect();
         strangers.send_if_modified(|known| {
+            let other = *known != now;
+            *known = now;
+            other
+        });
+    }
+
+    /// Says which nodes take clients' packets as they are: those that told so and still talk.
+    fn tell_direct(&self, direct: &watch::Sender<BTreeSet<Arc<str>>>) {
+        direct.send_if_modified(|known| {
+            let now: BTreeSet<Arc<str>> = self.world.unwrapping().cloned().collect();
             let other = *known != now;
             *known = now;
             other

@@ -115,6 +115,12 @@ impl World {
         self.peers.iter().filter(|peer| peer.runs_agent()).map(|peer| &*peer.node)
     }
 
+    /// Those that unwrap clients' packets.
+    pub(super) fn unwrapping(&self) -> impl Iterator<Item = &Arc<str>> {
+        let talks = |peer: &&PeerState| peer.unwraps && peer.runs_agent() && !self.silent.contains(&peer.node);
+        self.peers.iter().filter(talks).map(|peer| &peer.node)
+    }
+
     /// Everything about them.
     pub(super) fn peer_states(&self) -> impl Iterator<Item = (&PeerState, Option<&PeerReport>, bool)> {
         self.peers.iter().map(|peer| (peer, self.report(&peer.node), self.silent.contains(&peer.node)))

@@ -46,9 +46,11 @@ impl Writer {
             }
         }
         self.detach_all_but(&wanted);
+        self.update_shortcuts();
         if let Err(cause) = self.datapath.finish_switch() {
             error!(%cause, "flows were left behind in maps of the old size");
         }
+        self.announce();
         self.publish();
     }
 

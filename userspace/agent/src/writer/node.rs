@@ -34,6 +34,8 @@ impl Writer {
         }
         self.configure(&node)?;
         self.publish_nodes();
+        self.update_other_nodes();
+        self.update_direct()?;
         let served = node_ports::served(&self.settings.nodeport_addresses, &node, &self.interfaces);
         if served != self.settings.plan.node_port_addresses {
             info!(addresses = ?served, "serving node ports");

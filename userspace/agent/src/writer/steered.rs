@@ -1,6 +1,6 @@
 //! The writer's side of the steering: which services are steered, and the shares that come back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -23,6 +23,10 @@ pub(crate) struct Steered {
     pub(super) settings: watch::Receiver<Arc<Settings>>,
     /// Open flows as they were last counted.
     pub(super) open: watch::Receiver<OpenByBackend>,
+    /// Nodes that take clients' packets as they are.
+    pub(super) direct: watch::Receiver<BTreeSet<Arc<str>>>,
+    /// Whether the others were told that this one does.
+    announced: bool,
     /// Whether services are steered that do not ask for it by an annotation.
     all: bool,
     /// What a service follows whose policy nobody has set.
@@ -44,7 +48,7 @@ impl Steered {
     pub(crate) fn new(
         feed: mpsc::UnboundedSender<Feed>,
         settings: watch::Receiver<Arc<Settings>>,
-        open: watch::Receiver<OpenByBackend>,
+        (open, direct): (watch::Receiver<OpenByBackend>, watch::Receiver<BTreeSet<Arc<str>>>),
         all: bool,
         spread: Spread,
     ) -> Self {
@@ -52,7 +56,8 @@ impl Steered {
             Spread::LocalFirst => Kind::Waterfill,
             Spread::Random => Kind::Random,
         };
-        Self { feed, settings, open, all, usual, published: HashMap::new(), next: 1 }
+        let (announced, published) = (false, HashMap::new());
+        Self { feed, settings, open, direct, announced, all, usual, published, next: 1 }
     }
 
     /// What is wanted of a service, if it is steered.
@@ -105,6 +110,15 @@ impl Steered {
         }
         // The loop ends with the agent only.
         let _ = self.feed.send(Feed::Service(name.clone(), targets));
+    }
+
+    /// Tells the loop whether this node takes clients' packets from others as they are. True if that is news.
+    pub(super) fn announce(&mut self, unwraps: bool) -> bool {
+        let news = std::mem::replace(&mut self.announced, unwraps) != unwraps;
+        if news {
+            let _ = self.feed.send(Feed::Unwraps(unwraps));
+        }
+        news
     }
 
     /// Whether the loop was told of a port.

@@ -9,7 +9,7 @@ use crate::CLUSTER;
 use crate::harness::SOON;
 use crate::harness::echo::{Member, echo, slice};
 use crate::harness::http::{self, ask_agent};
-use crate::harness::standalone::{self, Standalone, yaml};
+use crate::harness::standalone::{self, Standalone, Web, yaml};
 
 #[test]
 fn the_urls_that_kube_proxys_users_ask_answer() {
@@ -66,6 +66,31 @@ fn sample(node: &Node, name: &str, labels: &str) -> f64 {
         (whole && found.contains(labels)).then(|| value.parse::<f64>().ok()).flatten()
     };
     text.lines().filter_map(value).sum()
+}
+
+#[test]
+fn entries_of_the_flow_tables_are_counted_beside_their_room() {
+    if !standalone::can_run("entries of flow tables") {
+        return;
+    }
+    let web = Web::new("web", 41, &[1]);
+    let mut node = Standalone::start(1, &yaml(std::slice::from_ref(&web)), &["--max-flows=1024"]);
+    node.assert_served(&web);
+    // It counts at its start.
+    node.agent.kill();
+    node.agent.start_again(&node.world);
+    node.agent.await_ready(&node.world);
+    let this = node.world.node(1);
+    for family in [4, 6] {
+        let labels = format!("table=\"flows{family}\"");
+        let counted = || sample(this, "weir_flow_entries", &labels) >= 1.0;
+        wait::until("flows that are counted", SOON, counted).unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
+        for (map, room) in [("flows", 1024.0), ("openings", 512.0)] {
+            let room_of = sample(this, "weir_map_max_entries", &format!("map=\"{map}{family}\""));
+            assert!((room_of - room).abs() < 0.5, "{map}{family}: {room_of}");
+        }
+    }
+    assert!(sample(this, "weir_flow_evictions_seen_total", "").abs() < 0.5, "nothing was evicted");
 }
 
 #[test]

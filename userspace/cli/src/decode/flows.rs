@@ -15,6 +15,8 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_REPLIED, "replied"),
         (abi::FLOW_MOVED, "moved"),
         (abi::FLOW_OPENING, "opening"),
+        (abi::FLOW_ENDED, "ended"),
+        (abi::FLOW_DIRECT, "direct"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
@@ -115,18 +117,33 @@ pub(crate) fn affinity(key: &abi::AffinityKey, affinity: &abi::Affinity) -> (Val
 
 /// Key and value of `fragments`.
 pub(crate) fn fragment(key: &abi::FragmentKey, fragment: &abi::Fragment) -> (Value, Value) {
-    let abi::FragmentKey { src, dst, id, proto, pad: _ } = key;
-    let abi::Fragment { sport, dport, last_seen } = fragment;
-    let key = vec![
+    let abi::Fragment { sport, dport, last_seen, state } = fragment;
+    let states = [(abi::FRAGMENT_AWAITED, "awaited"), (abi::FRAGMENT_OURS, "ours"), (abi::FRAGMENT_FOREIGN, "foreign")];
+    let name = states.into_iter().find(|(number, _)| number == state).map_or("unknown", |(_, name)| name);
+    let value = vec![
+        ("sourcePort", number(sport.get())),
+        ("destinationPort", number(dport.get())),
+        ("state", word(name)),
+        ("lastSeenTicks", number(*last_seen)),
+    ];
+    (fragment_key(key), Value::Fields(value))
+}
+
+/// Key and value of `held_pieces`.
+pub(crate) fn held_piece(slot: u32, piece: &abi::HeldPiece) -> (Value, Value) {
+    let abi::HeldPiece { key, last_seen, state: _, length, pad: _, bytes: _ } = piece;
+    let value =
+        vec![("datagram", fragment_key(key)), ("bytes", number(*length)), ("lastSeenTicks", number(*last_seen))];
+    (number(slot), Value::Fields(value))
+}
+
+fn fragment_key(key: &abi::FragmentKey) -> Value {
+    let abi::FragmentKey { src, dst, id, proto, out, pad: _ } = key;
+    Value::Fields(vec![
         ("source", address(*src)),
         ("destination", address(*dst)),
         ("id", word(format!("{:#x}", id.get()))),
         ("protocol", word(protocol_name(*proto))),
-    ];
-    let value = vec![
-        ("sourcePort", number(sport.get())),
-        ("destinationPort", number(dport.get())),
-        ("lastSeenTicks", number(*last_seen)),
-    ];
-    (Value::Fields(key), Value::Fields(value))
+        ("direction", word(if *out == 0 { "in" } else { "out" })),
+    ])
 }

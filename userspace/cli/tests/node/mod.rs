@@ -178,6 +178,7 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
         node: Arc::from("edge-1"),
         node_port_addresses: node.to_vec(),
         external_ips: true,
+        echo_replies: false,
         spread: Spread::Random,
         clock: TickClock::new(Duration::from_millis(1)),
         handing_over: BTreeSet::new(),
@@ -199,7 +200,9 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
         fragment_idle: 30,
         service_networks: 0,
         flood: u32::MAX,
-        pad: 0,
+        tcp_half_closed: 3600,
+        tcp_linger: 3,
+        held_pieces: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     };
     datapath.configure(&config).unwrap();

@@ -52,7 +52,7 @@ impl Meter {
         // without any work to nearly nothing, and flows would get dearer for as long as none comes.
         match part {
             Some(part) if work > 0.0 && part > 0.0 && self.quiet <= REMAINS => {
-                (self.cost, self.learned) = (Some(part / work), true)
+                (self.cost, self.learned) = (Some(part / work), true);
             }
             Some(_) => {}
             None => self.learn(used, work, elapsed),

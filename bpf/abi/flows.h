@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* A part of abi.h, which includes it: what the programs remember of flows. */
+#ifndef WEIR_ABI_FLOWS_H
+#define WEIR_ABI_FLOWS_H
+
+/* ---- flows: where established ones stay ---------------------------------------------------------------------- */
+
+struct flow_key4 {
+	__be32 src;   /* BE */
+	__be32 dst;   /* BE */
+	__be16 sport; /* BE */
+	__be16 dport; /* BE */
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct flow_key6 {
+	__be32 src[4]; /* BE */
+	__be32 dst[4]; /* BE */
+	__be16 sport;  /* BE */
+	__be16 dport;  /* BE */
+	__u8 proto;
+	__u8 pad[3];
+};
+
+enum flow_flags {
+	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
+	FLOW_CLOSING = 2, /* the client sent FIN or RST; in a reply: the backend did */
+	FLOW_REPLIED = 4, /* an answer was seen; in a flow: while it was among the openings */
+	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
+	FLOW_MOVED = 8,
+	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
+	FLOW_RETRY = 16,
+	FLOW_RETRIES = 48,
+	FLOW_OPENING = 64, /* in openings or awaited: nobody has answered so far, or the client does not know yet */
+	FLOW_ENDED = 128,  /* in a flow: both sides have closed it, or one has reset it; a SYN starts a new one */
+	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
+};
+
+/* From client to frontend. Keyed by the packet as the client sent it. */
+struct flow {
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 service;	  /* HOST, index into services */
+	__u16 flags;	  /* HOST, enum flow_flags */
+	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
+	__u32 created;	  /* HOST, in ticks */
+	__u32 last_seen;  /* HOST, in ticks */
+	__u32 bytes;	  /* HOST, of its packets without the first, wraps */
+	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+};
+
+/* From backend to client. Keyed by the packet as the backend sends it. */
+struct reply {
+	struct addr frontend;
+	struct addr client;
+	__be16 frontend_port; /* BE */
+	__be16 client_port;   /* BE */
+	__u16 flags;	      /* HOST, enum flow_flags */
+	__u16 pad;
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 last_seen;  /* HOST, in ticks */
+	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
+	__u32 bytes;	  /* HOST, of its packets, wraps */
+	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+};
+
+/* How many flows have begun on a CPU, and what it saw missing of those that go on. */
+struct pace {
+	__u32 tick;  /* HOST, of the last one */
+	__u32 flows; /* HOST, in that tick */
+	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
+};
+
+/*
+ * A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common, for as long as they may
+ * still be under way.
+ */
+struct fragment_key {
+	struct addr src;
+	struct addr dst;
+	__be32 id; /* BE; of IPv4 the lower half */
+	__u8 proto;
+	__u8 out; /* 1: on its way out of an interface; 0: into the node */
+	__u8 pad[2];
+};
+
+enum fragment_state {
+	FRAGMENT_AWAITED = 1, /* later pieces wait for the first one: there are no ports */
+	FRAGMENT_OURS = 2,    /* the first one was translated, answered or dropped */
+	FRAGMENT_FOREIGN = 3, /* it passed untouched, and so do the others */
+};
+
+struct fragment {
+	__be16 sport;	 /* BE */
+	__be16 dport;	 /* BE */
+	__u32 last_seen; /* HOST, in ticks */
+	__u32 state;	 /* HOST, enum fragment_state */
+};
+
+enum held_state {
+	HELD_FREE = 0,
+	HELD_BUSY = 1, /* being written, or sent on */
+	HELD_USED = 2,
+};
+
+/* A piece that came before the first one. */
+struct held_piece {
+	struct fragment_key key;
+	__u32 last_seen; /* HOST, in ticks: when it came */
+	__u32 state;	 /* HOST, enum held_state */
+	__u32 length;	 /* HOST, of bytes that are in use */
+	__u32 pad;
+	__u8 bytes[HELD_BYTES]; /* its frame */
+};
+
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * How a flow begins: what may start one, where it goes, and both of its entries. Most is a function of its own: new flows are
+ * rare.
+ */
+#ifndef WEIR_BEGIN_H
+#define WEIR_BEGIN_H
+
+#include "choose.h"
+#include "direct.h"
+#include "place.h"
+#include "signals.h"
+
+/* Whether a reason asks for an answer in the service's name. */
+static __always_inline bool wants_answer(int reason)
+{
+	return reason >= REASON_NO_ENDPOINTS && reason < REASON_NO_LOCAL_ENDPOINTS;
+}
+
+static __always_inline bool is_translated(int reason)
+{
+	return reason >= REASON_TO_LOCAL && reason < REASON_NO_ENDPOINTS;
+}
+
+/* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
+static __always_inline __u32 asked_by(const struct packet *p)
+{
+	return p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0;
+}
+
+/*
+ * Whether this CPU gets more new flows in this tick than anybody's clients make: what can be told from a packet is not
+ * remembered then.
+ */
+static __always_inline bool is_flood(const struct config *config)
+{
+	__u32 first = 0, now = now_ticks();
+	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+
+	if (!config || !config->flood || !pace || config->flags & CONFIG_BESIDE)
+		return false;
+	if (pace->tick != now) {
+		pace->tick = now;
+		pace->flows = 0;
+	}
+	return pace->flows++ >= config->flood;
+}
+
+/*
+ * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
+ * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
+ * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
+ * Returns 0, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ */
+static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const bool flood = is_flood(config) && p->syn && !(flow->flags & FLOW_RETRIES);
+	struct reply reply;
+
+	if (!config || !backend)
+		return -REASON_BROKEN_TABLE;
+	if (flow->flags & FLOW_DIRECT) {
+		if (flood)
+			return 0;
+		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+	}
+	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
+		flow->flags |= FLOW_SNAT;
+		return 0;
+	}
+	reply = reply_of(p, flow, asked_by(p));
+	/*
+	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
+	 * it the newer one wins.
+	 */
+	if (is_here(backend)) {
+		flow->flags &= ~FLOW_SNAT;
+		reply.flags &= ~FLOW_SNAT;
+		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
+	} else if (flow->flags & FLOW_SNAT) {
+		return 0;
+	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
+		flow->flags |= FLOW_SNAT;
+		return 0;
+	}
+	/*
+	 * Its client's next packet is hashed to the same backend, which by then has answered. Not that of a SYN that went
+	 * elsewhere: its entry must not go on naming the backend that was left.
+	 */
+	if (flood)
+		return 0;
+	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+}
+
+/* Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE. */
+static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct reply reply = reply_of(p, flow, asked_by(p));
+
+	if (!config || !backend)
+		return -REASON_BROKEN_TABLE;
+	flow->snat_port = reply_store_snat(backend, config, &reply, v6);
+	if (!flow->snat_port)
+		return -REASON_SNAT_EXHAUSTED;
+	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+}
+
+/* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
+static __always_inline int turned_away(const struct packet *p, const struct config *config)
+{
+	/* Tables that are being filled may lack its flow. */
+	if (config->flags & CONFIG_HOLD)
+		return -REASON_HELD;
+	if (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP && !p->syn)
+		return -REASON_MID_FLOW;
+	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
+	return p->reset ? -REASON_STALE : 0;
+}
+
+/*
+ * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
+ * was so. Returns 0 or a negative reason.
+ */
+static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct frontend *frontend;
+	struct request request = {};
+	int error;
+
+	if (!config || is_loopback(&p->dst, v6))
+		return -REASON_NO_FRONTEND;
+	/* Martians, which the host drops: what leaves in the node's name never gets there. */
+	if (is_loopback(&p->src, v6) || !is_set(&p->src))
+		return -REASON_NO_FRONTEND;
+	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
+	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {
+		/* Whoever serves the address now must get the rest of this connection, too. */
+		flow_forget(p, STAGE_GOING, v6);
+		flow_forget(p, STAGE_OPENING, v6);
+		return -REASON_NO_FRONTEND;
+	}
+	error = turned_away(p, config);
+	if (!error && is_unwrapped(p))
+		return flow_start_unwrapped(p, flow, frontend);
+	if (error || !frontend)
+		return error ?: -REASON_UNUSED_PORT;
+	request.backend = flow->backend;
+	request.client = p->src;
+	request.hash = flow_hash(flow_seed(config, frontend), p, v6);
+	request.service = flow->service = frontend->service;
+	request.kind = frontend->kind;
+	request.class = traffic_class_of(frontend, from_outside);
+	error = choose(&request);
+	/* XDP leaves it to tc, which answers and counts. */
+	if (error && !(CTX_XDP && wants_answer(-error)))
+		count_refusal(flow->service, -error);
+	if (flow->backend && flow->backend != request.backend)
+		flow->flags += FLOW_RETRY;
+	flow->backend = request.backend;
+	flow->generation = request.generation;
+	if (masquerades(config, &request, from_outside, v6))
+		flow->flags |= FLOW_SNAT;
+	flow->flags |= FLOW_OPENING;
+	flow->created = flow->last_seen = now_ticks();
+	return error;
+}
+
+/*
+ * Functions of their own: new flows are rare, the verifier then walks them once, and none of them has the others'
+ * stack. Return 0 or a negative reason.
+ */
+__noinline int flow_start4(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_start(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_start6(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_start(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open4(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_open(p, flow, from_outside, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open6(const struct packet *p, struct flow *flow, bool from_outside)
+{
+	return p && flow ? flow_open(p, flow, from_outside, true) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open_snat4(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? flow_open_snat(p, flow, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
+}
+
+static __always_inline void note(const struct packet *p, enum silence silence, const bool v6)
+{
+	(void)(v6 ? note_silence6(p, silence) : note_silence4(p, silence));
+}
+
+/* Both entries of a new flow. Returns 0 or a negative reason. */
+static __always_inline int flow_write(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
+
+	if (error)
+		return error;
+	if (!(flow->flags & FLOW_SNAT)) {
+		/* Of a flood, an answered one. */
+		if (!p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_DIRECT))
+			(void)(v6 ? promote6(p, flow) : promote4(p, flow));
+		return 0;
+	}
+	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
+}
+
+/* Not a reason: no other backend than the one to avoid can have the flow. */
+#define FLOW_STAYS 1
+
+/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
+static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				    const bool v6)
+{
+	__u32 avoid = flow->backend;
+	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+
+	if (error)
+		return error;
+	if (from_outside)
+		choose_way(ctx, p, flow, v6);
+	if (!avoid)
+		return flow_write(p, flow, from_outside, v6);
+	if (avoid == flow->backend) {
+		note(p, SILENCE_STAYS, v6);
+		return FLOW_STAYS;
+	}
+	note(p, SILENCE_LEFT, v6);
+	if (!flow_write(p, flow, from_outside, v6))
+		return 0;
+	note(p, SILENCE_BACK, v6);
+	return FLOW_STAYS;
+}
+
+#endif

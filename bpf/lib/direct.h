@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Direct server return: a client's packet for an endpoint of another node is wrapped as it came, and that node answers the
+ * client itself (docs/adr/0030-direct-server-return.md). Wrapped is IP in IP of one family (RFC 2003, RFC 2473), to the
+ * endpoint's own address: so it goes where packets to the endpoint go. unwrap.h is the other end.
+ */
+#ifndef WEIR_DIRECT_H
+#define WEIR_DIRECT_H
+
+#include "choose.h"
+#include "csum.h"
+#include "forward.h"
+
+#define WRAPPER_TTL 64
+/* The other bits are marks of congestion: whoever unwraps does not look at them, so that none may be set (RFC 6040, 4.3). */
+#define WRAPPER_TOS 0xfc
+
+/* Bytes that are put around a packet. */
+static __always_inline __u32 wrapper_size(const bool v6)
+{
+	return v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+}
+
+/* Whether a packet came wrapped: its endpoint is chosen already. */
+static __always_inline bool is_unwrapped(const struct packet *p)
+{
+	return !CTX_XDP && p->backend;
+}
+
+/* What another node needs to know whose frontend it was; it knows no node ports but at the nodes' first addresses. */
+static __always_inline bool is_known_elsewhere(const struct packet *p, const struct addr *node, const bool v6)
+{
+	const struct frontend *frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
+
+	return frontend && (frontend->kind != KIND_NODE_PORT || addr_equal(&p->dst, node, v6));
+}
+
+/*
+ * Whether a new flow is wrapped for its backend's node. Not if that would not get it: nobody looks into what arrives there by
+ * another way than the node's interfaces, a tunnel of the CNI for example. Nor if the client is a node: the one that
+ * unwraps may be it, and would drop what seems to come from itself.
+ */
+static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, const struct flow *flow, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct bpf_fib_lookup fib = {};
+	struct ends to = {};
+	long found;
+
+	if (!config || !backend)
+		return false;
+	to.src = v6 ? config->node6 : config->node4;
+	to.dst = backend->addr;
+	if (!is_set(&to.src) || !is_known_elsewhere(p, &to.src, v6) || bpf_map_lookup_elem(&other_nodes, &p->src))
+		return false;
+	/* Of any size. */
+	found = route_ask(ctx, p, &to, &fib, 1, v6);
+	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+	       bpf_map_lookup_elem(&nics, &fib.ifindex);
+}
+
+/* Functions of their own: few flows ask, and a route needs room on the stack. */
+__noinline int goes_direct4(ctx_t *ctx, const struct packet *p, const struct flow *flow)
+{
+	return p && flow ? goes_direct(ctx, p, flow, false) : false;
+}
+
+__noinline int goes_direct6(ctx_t *ctx, const struct packet *p, const struct flow *flow)
+{
+	return p && flow ? goes_direct(ctx, p, flow, true) : false;
+}
+
+/* Decides it for a new flow from outside, which has its backend. */
+static __always_inline void choose_way(ctx_t *ctx, const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+
+	if (!backend || !(backend->flags & BACKEND_DIRECT) || flow->flags & FLOW_SNAT)
+		return;
+	/* No answer will tell that the flow goes on: what its client says next does. */
+	if (v6 ? goes_direct6(ctx, p, flow) : goes_direct4(ctx, p, flow))
+		flow->flags |= FLOW_DIRECT | FLOW_REPLIED;
+}
+
+/*
+ * Fills in the flow of a packet that came wrapped. Source ranges are looked at here, too: who wraps may know older ones. Returns 0
+ * or a negative reason.
+ */
+static __always_inline int flow_start_unwrapped(const struct packet *p, struct flow *flow,
+						const struct frontend *frontend)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &p->backend);
+	const struct service *service;
+
+	if (!backend)
+		return -REASON_BROKEN_TABLE;
+	service = bpf_map_lookup_elem(&services, &backend->service);
+	if (frontend && frontend->kind == KIND_LOAD_BALANCER && service && service->flags & SERVICE_SOURCE_RANGES &&
+	    !is_admitted(backend->service, &p->src))
+		return -REASON_SOURCE_RANGE;
+	/* The service's own counters are of what this node's clients ask for, and who wraps has counted it. */
+	if (flow->backend != p->backend)
+		count_flow(p->backend, backend, false);
+	flow->backend = p->backend;
+	flow->generation = backend->generation;
+	flow->service = backend->service;
+	flow->flags |= FLOW_OPENING;
+	flow->created = flow->last_seen = now_ticks();
+	return 0;
+}
+
+static __always_inline struct iphdr wrapper4(const struct packet *p, const struct ends *to)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = sizeof(ip) / 4,
+		.tos = p->tos & WRAPPER_TOS,
+		.tot_len = bpf_htons(p->length + sizeof(ip)),
+		.frag_off = bpf_htons(0x4000), /* do not fragment */
+		.ttl = WRAPPER_TTL,
+		.protocol = IPPROTO_IPIP,
+		.saddr = to->src.word[3],
+		.daddr = to->dst.word[3],
+	};
+
+	ip.check = ~csum_fold(csum_words(&ip, sizeof(ip)));
+	return ip;
+}
+
+static __always_inline struct ipv6hdr wrapper6(const struct packet *p, const struct ends *to)
+{
+	struct ipv6hdr ip = {
+		.version = 6,
+		.priority = p->tos >> 4,
+		.flow_lbl = { p->tos << 4 & WRAPPER_TOS << 4 },
+		.payload_len = bpf_htons(p->length),
+		.nexthdr = IPPROTO_IPV6,
+		.hop_limit = WRAPPER_TTL,
+	};
+
+	__builtin_memcpy(&ip.saddr, &to->src, sizeof(ip.saddr));
+	__builtin_memcpy(&ip.daddr, &to->dst, sizeof(ip.daddr));
+	return ip;
+}
+
+/*
+ * Makes room in front of the IP header, in which the bytes of the old one may still be. Returns 0, -REASON_REWRITE_FAILED, or
+ * -REASON_LEFT_TO_TC of an untouched packet.
+ */
+static __always_inline int make_room(ctx_t *ctx, struct packet *p, const bool v6)
+{
+#if CTX_XDP
+	struct ethhdr *eth;
+	int error;
+
+	if (bpf_xdp_adjust_head(ctx, -(int)wrapper_size(v6)))
+		return -REASON_LEFT_TO_TC;
+	eth = (void *)(long)ctx->data;
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return -REASON_REWRITE_FAILED;
+	eth->h_proto = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	p->l3 += wrapper_size(v6);
+	error = ctx_decrement_ttl(ctx, p, v6);
+	p->l3 -= wrapper_size(v6);
+	return error;
+#else
+	/* Segments keep their size, of which length_on_way() knows that it fits. */
+	const __u64 flags =
+		BPF_F_ADJ_ROOM_FIXED_GSO | (v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
+
+	if (ctx_decrement_ttl(ctx, p, v6) || bpf_skb_adjust_room(ctx, wrapper_size(v6), BPF_ADJ_ROOM_MAC, flags))
+		return -REASON_REWRITE_FAILED;
+	return 0;
+#endif
+}
+
+/* Puts a header around the packet, which is a hop older then. Returns as make_room. */
+static __always_inline int wrap(ctx_t *ctx, struct packet *p, const struct ends *to, const bool v6)
+{
+	int error = make_room(ctx, p, v6);
+
+	if (error)
+		return error;
+	if (v6) {
+		struct ipv6hdr ip = wrapper6(p, to);
+
+		return ctx_store(ctx, p->l3, &ip, sizeof(ip));
+	}
+	struct iphdr ip = wrapper4(p, to);
+
+	return ctx_store(ctx, p->l3, &ip, sizeof(ip));
+}
+
+/*
+ * Sends a client's packet as it is to the backend's node. Returns 0 or a negative reason; with -REASON_TOO_BIG p->mtu is what
+ * the client may send.
+ */
+static __always_inline int direct_to(ctx_t *ctx, struct packet *p, const struct backend *backend, const bool v6)
+{
+	const struct config *config = config_get();
+	__u32 length = length_on_way(ctx, p) + wrapper_size(v6);
+	struct ends to = { .dst = backend->addr };
+	struct bpf_fib_lookup fib = {};
+	int error;
+
+	if (!config)
+		return -REASON_BROKEN_TABLE;
+	to.src = v6 ? config->node6 : config->node4;
+	error = route_find_for(ctx, p, &to, &fib, length > 0xffff ? 0xffff : length, v6);
+	if (error == -REASON_TOO_BIG)
+		p->mtu -= wrapper_size(v6);
+	error = error ?: wrap(ctx, p, &to, v6);
+	return error ?: send_off(ctx, p, &fib);
+}
+
+/* Functions of their own, as snat_to4 and snat_to6. */
+__noinline int direct_to4(ctx_t *ctx, struct packet *p, const struct backend *backend)
+{
+	return p && backend ? direct_to(ctx, p, backend, false) : -REASON_BROKEN_TABLE;
+}
+
+__noinline int direct_to6(ctx_t *ctx, struct packet *p, const struct backend *backend)
+{
+	return p && backend ? direct_to(ctx, p, backend, true) : -REASON_BROKEN_TABLE;
+}
+
+#endif

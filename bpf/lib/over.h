@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * When a flow is over, and who may have its place: docs/adr/0029-when-a-connection-is-over.md. Nothing frees an entry of answers
+ * but a flow that takes it.
+ */
+#ifndef WEIR_OVER_H
+#define WEIR_OVER_H
+
+#include "flow.h"
+
+/*
+ * Ticks after which a flow may be over although nobody ended it. An SCTP association is a connection: it ends by a
+ * shutdown or ABORT, and its heartbeats (RFC 9260, 8.3: every 30 s) keep it from being idle.
+ */
+static __always_inline __u32 idle_limit(__u8 proto, const struct config *config)
+{
+	return proto == IPPROTO_UDP ? config->udp_idle : config->tcp_idle;
+}
+
+/* Whether both sides have closed a connection, or one has reset it. A last FIN or ACK may still come. */
+static __always_inline bool has_ended(const struct flow *flow, const struct reply *reply)
+{
+	return flow->flags & FLOW_ENDED || flow->flags & reply->flags & FLOW_CLOSING;
+}
+
+/* Whether one side at least has said that it sends no more. */
+static __always_inline bool is_closing(const struct flow *flow, const struct reply *reply)
+{
+	return (flow->flags | reply->flags) & FLOW_CLOSING;
+}
+
+/* Whether nothing has come in either direction for longer than so many ticks. */
+static __always_inline bool is_silent(const struct flow *flow, const struct reply *reply, __u32 limit)
+{
+	__u32 now = now_ticks();
+
+	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
+}
+
+/* Who asks for the place of a flow. */
+enum claim {
+	CLAIM_ONLY = 0, /* whoever can have no other one: the port is the client's, or the host's own */
+	CLAIM_TURN = 1, /* a new flow for which the source port is the one that was taken longest ago */
+	CLAIM_NEED = 2, /* the same, after several that were not free */
+};
+
+/*
+ * Whether a flow that begins yields its source port, whose turn has come again: in the time that all others took to be taken
+ * nobody has answered it, or its client did not go on. A client that sends datagrams to one who need not answer does.
+ */
+static __always_inline bool opening_yields(const struct flow *flow, __u8 proto)
+{
+	return flow->flags & FLOW_OPENING && (proto == IPPROTO_TCP || flow->last_seen == flow->created);
+}
+
+/*
+ * Whether a flow that has ended yields its place. Ports whose turn comes after it are free for longer, unless all have had
+ * their turn since it began.
+ */
+static __always_inline bool ended_yields(const struct flow *flow, const struct reply *reply,
+					 const struct config *config, enum claim claim)
+{
+	return claim != CLAIM_TURN || is_silent(flow, reply, config->tcp_linger) ||
+	       !is_idle(now_ticks(), flow->created, config->tcp_linger);
+}
+
+/*
+ * Whether a flow is over, so that another may take the place of its reply entry: it has moved on to another backend or
+ * port, lost its endpoint, has ended, never got going, or is idle in both directions. Nothing else ever frees an entry.
+ * port is the flow's SNAT port, or 0. All of it: docs/adr/0029-when-a-connection-is-over.md.
+ */
+static __always_inline bool flow_is_over(const struct flow *flow, const struct reply *reply, __be16 port, __u8 proto,
+					 const struct config *config, enum claim claim)
+{
+	const struct backend *backend;
+	__u32 limit = idle_limit(proto, config);
+
+	if (flow->backend != reply->backend || flow->snat_port != port)
+		return true;
+	/* An endpoint that left and came back has the same address and starts to number its ports anew. */
+	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	if (!backend || backend->generation != flow->generation)
+		return true;
+	if (claim != CLAIM_ONLY && opening_yields(flow, proto))
+		return true;
+	if (has_ended(flow, reply))
+		return ended_yields(flow, reply, config, claim);
+	if (flow->flags & FLOW_OPENING && proto == IPPROTO_TCP)
+		limit = OPENING_IDLE;
+	else if (is_closing(flow, reply))
+		limit = config->tcp_half_closed;
+	return is_silent(flow, reply, limit);
+}
+
+/* Whether a reply entry is free for another flow: its own was evicted or is over. */
+static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
+					  const struct config *config, enum claim claim, const bool v6)
+{
+	const struct flow *flow = reply_flow(reply, proto, v6);
+
+	return !flow || flow_is_over(flow, reply, port, proto, config, claim);
+}
+
+/*
+ * Whether a packet that looks like an answer to a flow of ours belongs to another connection between the same ports, which
+ * began after ours was over: a SYN-ACK, or the ACK of a TIME_WAIT that stands in its way. The entry goes, so that the rest
+ * of that connection finds none.
+ */
+static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct reply *reply = reply_lookup(p, v6);
+	const struct flow *flow;
+	__be16 port;
+
+	if (!config || !reply)
+		return false;
+	if (!p->syn_ack && p->proto != IPPROTO_UDP &&
+	    !(reply->flags & FLOW_CLOSING && is_idle(now_ticks(), reply->last_seen, config->tcp_linger)))
+		return false;
+	port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	flow = reply_flow(reply, p->proto, v6);
+	/* Of a full table an entry may be missing whose flow goes on. */
+	if (flow ? !flow_is_over(flow, reply, port, p->proto, config, CLAIM_ONLY) : !port)
+		return false;
+	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_GOING, v6);
+	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_OPENING, v6);
+	return true;
+}
+
+/* Functions of their own: few packets ask. */
+__noinline int reply_is_anothers4(const struct packet *p)
+{
+	return p ? reply_is_anothers(p, false) : false;
+}
+
+__noinline int reply_is_anothers6(const struct packet *p)
+{
+	return p ? reply_is_anothers(p, true) : false;
+}
+
+#endif

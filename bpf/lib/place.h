@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* The place of a new flow's answers: with the client's own address and port, or with a source port of the node's. */
+#ifndef WEIR_PLACE_H
+#define WEIR_PLACE_H
+
+#include "over.h"
+
+/* Source ports tried for one new flow. The next port is oldest first, so a collision means that most are taken. */
+#define SNAT_PROBES 32
+/* The first so many of them are not taken from flows that have ended only just now. */
+#define SNAT_CHOICE 16
+
+/* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
+static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct config *config,
+					 const struct reply *reply, const bool v6)
+{
+	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, config, CLAIM_ONLY, v6);
+}
+
+/*
+ * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
+ * this client address and port through another frontend, or the table is full.
+ */
+static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
+					       const struct config *config, const struct reply *reply, const bool v6)
+{
+	const struct reply *old;
+
+	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+	if (old) {
+		if (!reply_yields(old, p, config, reply, v6))
+			return -1;
+		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+	}
+	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, STAGE_OPENING, v6))
+		return 0;
+	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_OPENING, v6);
+	if (old && !reply_yields(old, p, config, reply, v6))
+		return -1;
+	/* Of a flood only this was written, and it was answered. */
+	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
+	    is_same_frontend(old, reply, v6))
+		return 0;
+	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, STAGE_OPENING, v6);
+}
+
+/* A search for a free source port. */
+struct snat_search {
+	const struct backend *backend;
+	const struct config *config;
+	const struct reply *reply;
+	struct snat_counter *counter;
+	__be16 port; /* BE, what was found; 0 so far */
+};
+
+/* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
+static __always_inline __u32 snat_port_from(__u32 number)
+{
+	__u32 slot = number >> SNAT_NEXT_BITS;
+	const struct snat_next *next = bpf_map_lookup_elem(&snat_next, &slot);
+
+	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
+}
+
+/*
+ * The port that was used longest ago, or 0: this time none. The counter is a port number rather than an index, so that
+ * ports can come and go without a change of the others' turns. Nobody else gets the port before all others had theirs:
+ * past a gap only the CPU whose jump counts has it. SCTP keeps the client's, which its checksum covers.
+ */
+static __always_inline __be16 snat_take(const struct snat_search *search)
+{
+	__u32 *counter = &search->counter->next, turn, number, port;
+
+	if (search->backend->proto == IPPROTO_SCTP)
+		return search->reply->client_port;
+	turn = __sync_fetch_and_add(counter, 1);
+	number = turn & 0xffff;
+	port = snat_port_from(number);
+	if (port != number && __sync_val_compare_and_swap(counter, turn + 1, port + 1) != turn + 1)
+		return 0;
+	return bpf_htons(port);
+}
+
+/* Tries one port. Returns whether the search is over. */
+static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
+{
+	const struct backend *backend = search->backend;
+	const struct config *config = search->config;
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	enum claim claim = round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
+	__be16 port = snat_take(search);
+	const struct reply *old;
+
+	if (!port)
+		return 0;
+	if (backend->proto == IPPROTO_SCTP)
+		claim = CLAIM_ONLY;
+	old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+	if (old) {
+		if (!reply_is_over(old, port, backend->proto, config, claim, v6))
+			return 0;
+		reply_forget(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+	}
+	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
+		old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_OPENING, v6);
+		if (!old || !reply_is_over(old, port, backend->proto, config, claim, v6) ||
+		    reply_store(backend, node, port, search->reply, BPF_ANY, STAGE_OPENING, v6))
+			return 0;
+	}
+	search->port = port;
+	return 1;
+}
+
+static long snat_try4(__u32 round, struct snat_search *search)
+{
+	return snat_try(round, search, false);
+}
+
+static long snat_try6(__u32 round, struct snat_search *search)
+{
+	return snat_try(round, search, true);
+}
+
+/* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
+static __always_inline struct snat_counter *snat_counter_of(const struct backend *backend)
+{
+	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
+	__u32 slot;
+
+	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
+	slot = (h >> 32) & (SNAT_COUNTERS - 1);
+	return bpf_map_lookup_elem(&snat_counters, &slot);
+}
+
+/* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
+static __always_inline __be16 reply_store_snat(const struct backend *backend, const struct config *config,
+					       const struct reply *reply, const bool v6)
+{
+	struct snat_counter *counter = snat_counter_of(backend);
+	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counter = counter };
+
+	if (!counter || !(node->word[0] | node->word[3]))
+		return 0;
+	/* A loop of the kernel's: the verifier walks one round of it. */
+	bpf_loop(backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search,
+		 0);
+	return search.port;
+}
+
+#endif

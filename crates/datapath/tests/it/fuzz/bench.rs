@@ -1,0 +1,335 @@
+//! Plays a scenario: each packet to the kernel and to the model, which must agree about it, and in the end about all tables.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use weir_abi as abi;
+use weir_core::model::Family;
+use weir_datapath::MapStore;
+use weir_model::{Hook, Key, Model, Network, Now, Place, Stage, Verdict, ends_of};
+use weir_testbed::address;
+
+use super::step::{Scenario, Segment, Shape, Step};
+use super::world::{World, client, wrapper};
+use super::{compare, frame, kernel};
+use crate::node::Node;
+
+/// Within this time no SYN is one that comes again, but after [`Step::Pass`]. Later kernel and model may differ about when.
+const FAST: Duration = Duration::from_millis(80);
+
+/// The node's devices, and what is behind them: `Node` has the same in the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Devices {
+    eth: [u32; 3],
+    pod: u32,
+}
+
+const MTU: u32 = 1500;
+/// The model's time when a scenario begins.
+const BEGIN: Now = Now { ticks: 100_000, delay: 2_000_000 };
+
+impl Devices {
+    pub(super) fn of(node: &Node) -> Self {
+        let index = |name: &str| nix::net::if_::if_nametoindex(name).unwrap();
+        node.netns.enter(|| Self { eth: ["eth0", "eth1", "eth2"].map(index), pod: index("pod1") })
+    }
+
+    fn route_by_eth(&self, number: u8, neighbour: Option<u8>) -> weir_model::Route {
+        weir_model::Route {
+            device: self.eth[usize::from(number)],
+            mtu: MTU,
+            neighbour: neighbour.map(|last| [2, 0, 0, 0, 2, last]),
+            mac: [2, 0, 0, 0, 1, number],
+            has_xdp: number < 2,
+            is_nic: number < 2,
+        }
+    }
+}
+
+impl Network for Devices {
+    fn route(&self, to: IpAddr) -> Option<weir_model::Route> {
+        let is = |pair: address::Pair| pair.like(to) == to;
+        let in_node = |node: u8| address::pod_cidrs(node).iter().any(|net| net.contains(&to));
+        if is(address::node(1)) || to.is_loopback() || to.is_multicast() || to.is_unspecified() {
+            return None;
+        }
+        if is(address::pod(1, 1)) {
+            let (device, mac) = (self.pod, [2, 0, 0, 0, 1, 3]);
+            let neighbour = Some([2, 0, 0, 0, 2, 0x11]);
+            return Some(weir_model::Route { device, mtu: MTU, neighbour, mac, has_xdp: false, is_nic: false });
+        }
+        Some(match to {
+            _ if in_node(2) || is(address::node(2)) => self.route_by_eth(0, Some(2)),
+            _ if in_node(3) => self.route_by_eth(1, Some(3)),
+            _ if in_node(4) => self.route_by_eth(2, Some(4)),
+            _ if in_node(5) => self.route_by_eth(0, None),
+            _ => self.route_by_eth(0, Some(1)),
+        })
+    }
+}
+
+/// A packet that went in, and what came out.
+#[derive(Clone, Debug)]
+struct Passed {
+    key: Key,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+/// How a scenario ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// As it should.
+    Whole,
+    /// The clocks moved too far meanwhile: it says nothing.
+    Late,
+    /// Kernel and model differ.
+    Differs(String),
+}
+
+/// A scenario in play.
+pub(super) struct Bench<'a> {
+    node: &'a mut Node,
+    devices: Devices,
+    world: World,
+    model: Model,
+    begin: Instant,
+    /// Units of delay that were let pass.
+    let_pass: u32,
+    /// Those that were sent to a backend.
+    forward: Vec<Passed>,
+    /// All that were translated.
+    passed: Vec<Passed>,
+    /// What was reached.
+    pub(super) reached: BTreeSet<(u32, u32)>,
+    /// What happened, for people.
+    pub(super) log: Vec<String>,
+}
+
+impl<'a> Bench<'a> {
+    /// Plays a scenario on a node that forgets everything else.
+    pub(super) fn play(node: &'a mut Node, devices: Devices, scenario: &Scenario) -> (Self, End) {
+        kernel::reset(node);
+        let world = scenario.world.clone();
+        let mut model = Model::new(world.config, BEGIN);
+        node.datapath.configure(&world.config).unwrap();
+        node.datapath.set_source_ports(&world.ports).unwrap();
+        model.set_source_ports(&world.ports);
+        let nodes = world.other_nodes();
+        node.datapath.set_other_nodes(&nodes).unwrap();
+        model.other_nodes = nodes.into_iter().map(abi::Addr::from).collect();
+        let ops = world.ops();
+        node.datapath.store().apply(&ops).unwrap();
+        model.apply(&ops);
+        let (forward, passed) = (Vec::new(), Vec::new());
+        let log = vec![format!("{world:?}")];
+        let (begin, let_pass, reached) = (Instant::now(), 0, BTreeSet::new());
+        let mut bench = Self { node, devices, world, model, begin, let_pass, forward, passed, reached, log };
+        let result = bench.play_steps(&scenario.steps);
+        (bench, result)
+    }
+
+    fn play_steps(&mut self, steps: &[Step]) -> End {
+        let tick = kernel::tick();
+        let play = |bench: &mut Self| {
+            for step in steps {
+                bench.log.push(format!("{step:?}"));
+                bench.step(step)?;
+            }
+            compare::tables(bench.node, &bench.model, tick)
+        };
+        let end = play(self).map_or_else(End::Differs, |()| End::Whole);
+        let is_late = kernel::tick() != tick || (matches!(end, End::Differs(_)) && self.begin.elapsed() > FAST);
+        if is_late { End::Late } else { end }
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Client { service, to, client: number, port, segment, hook, shape } => {
+                let served = &self.world.services[service % self.world.services.len()];
+                let from = std::net::SocketAddr::new(client(served.family, *number), *port);
+                let key = frame::key(served.protocol, from, served.destinations()[*to]);
+                self.client_sends(&key, *segment, *hook, shape)
+            }
+            Step::Again { of, segment, hook, shape } => match recent(&self.forward, *of) {
+                Some(passed) => self.client_sends(&passed.key, *segment, *hook, shape),
+                None => Ok(()),
+            },
+            Step::Insist { of, times } => {
+                let Some(passed) = recent(&self.forward, *of) else { return Ok(()) };
+                for _ in 0..*times {
+                    self.change(&Step::Pass { ticks: 1, delay: 1_000_000 });
+                    self.client_sends(&passed.key, Segment::Syn, None, &Shape::default())?;
+                }
+                Ok(())
+            }
+            Step::Answer { of, segment, hook, shape } => match recent(&self.forward, *of) {
+                Some(passed) => self.backend_sends(&passed, *segment, *hook, shape),
+                None => Ok(()),
+            },
+            Step::Error { of, about_output, kind, cut, hook, shape } => match recent(&self.passed, *of) {
+                Some(passed) => {
+                    let about = if *about_output { &passed.output } else { &passed.input };
+                    self.error(about, *kind, *cut, *hook, shape)
+                }
+                None => Ok(()),
+            },
+            Step::Replay { of, hook } => match recent(&self.passed, *of) {
+                Some(passed) => self.send(*hook, &passed.output),
+                None => Ok(()),
+            },
+            Step::Echo { service, to, client: number, code, hook, shape } => {
+                let served = &self.world.services[service % self.world.services.len()];
+                let (from, to) = (client(served.family, *number), served.destinations()[*to].ip());
+                let kind = if served.family == Family::V4 { 8 } else { 128 };
+                self.send(*hook, &frame::icmp(from, to, (kind, *code), b"ping", shape))
+            }
+            other => {
+                self.change(other);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is no packet.
+    fn change(&mut self, step: &Step) {
+        let count = self.world.services.len();
+        let ops = match step {
+            Step::TurnOver { service, endpoint } => self.world.services[service % count].turn_over(*endpoint),
+            Step::Steer { service, weight, spill } => self.world.services[service % count].steer(*weight, *spill),
+            Step::Frontend { service, number, there } => {
+                vec![self.world.services[service % count].frontend_op(*number, *there)]
+            }
+            Step::Flags(flags) => {
+                self.model.config.flags = *flags;
+                self.node.datapath.configure(&self.model.config).unwrap();
+                return;
+            }
+            Step::Ports(ports) => {
+                self.model.set_source_ports(ports);
+                self.node.datapath.set_source_ports(ports).unwrap();
+                return;
+            }
+            Step::Pass { ticks, delay } => {
+                self.model.now.ticks = self.model.now.ticks.wrapping_add(*ticks);
+                self.let_pass = self.let_pass.wrapping_add(*delay);
+                self.model.calm();
+                kernel::age(self.node, *ticks, *delay);
+                return;
+            }
+            Step::Evict(which) => {
+                kernel::FLOWS[*which].iter().for_each(|name| kernel::clear(self.node, name));
+                let stage = if which % 2 == 0 { Stage::Going } else { Stage::Opening };
+                match which {
+                    0 | 1 => self.model.tables.flows.clear(stage),
+                    _ => self.model.tables.replies.clear(stage),
+                }
+                return;
+            }
+            Step::Client { .. }
+            | Step::Again { .. }
+            | Step::Insist { .. }
+            | Step::Answer { .. }
+            | Step::Error { .. }
+            | Step::Echo { .. }
+            | Step::Replay { .. } => {
+                return;
+            }
+        };
+        self.node.datapath.store().apply(&ops).unwrap();
+        self.model.apply(&ops);
+    }
+
+    fn client_sends(&mut self, key: &Key, segment: Segment, hook: Option<Hook>, shape: &Shape) -> Result<(), String> {
+        let from = frame::socket(key.family, key.from).ip();
+        let is_pod = address::pod_ips().iter().any(|net| net.contains(&from));
+        let usual = match (is_pod, segment) {
+            (true, _) => Hook::PodIn,
+            // Both have to come to the same end.
+            (false, _) if key.from.port.is_multiple_of(2) => Hook::Xdp,
+            (false, _) => Hook::NicIn,
+        };
+        let mut frame = frame::packet(key, segment, shape);
+        if let Some((node, endpoint)) = shape.wrapped {
+            let (from, to) = wrapper(key.family, node, endpoint);
+            frame = frame::wrap(&frame, from, to);
+        }
+        self.send(hook.unwrap_or(usual), &frame)
+    }
+
+    fn backend_sends(
+        &mut self,
+        passed: &Passed,
+        segment: Segment,
+        hook: Option<Hook>,
+        shape: &Shape,
+    ) -> Result<(), String> {
+        let Some((sent, _)) = ends_of(&passed.output) else { return Ok(()) };
+        let key = sent.turned();
+        let to = frame::socket(key.family, key.to).ip();
+        let is = |pair: address::Pair| pair.like(to) == to;
+        let usual = if is(address::node(1)) {
+            if key.to.port.is_multiple_of(2) { Hook::Xdp } else { Hook::NicIn }
+        } else if address::pod_ips().iter().any(|net| net.contains(&to)) {
+            Hook::PodOut
+        } else {
+            Hook::NicOut
+        };
+        self.send(hook.unwrap_or(usual), &frame::packet(&key, segment, shape))
+    }
+
+    fn error(&mut self, about: &[u8], kind: u8, cut: usize, hook: Hook, shape: &Shape) -> Result<(), String> {
+        let Some((key, l3)) = ends_of(about) else { return Ok(()) };
+        let to = frame::socket(key.family, key.from).ip();
+        let from = match key.family {
+            Family::V4 => address::ROUTER_OUTSIDE.v4.into(),
+            Family::V6 => IpAddr::V6(address::ROUTER_OUTSIDE.v6),
+        };
+        let quoted = &about[l3..about.len().saturating_sub(cut).clamp(l3, l3 + 500)];
+        self.send(hook, &frame::icmp(from, to, (kind, 0), quoted, shape))
+    }
+
+    /// Gives a frame to a hook. What XDP passes up meets tc next.
+    fn send(&mut self, hook: Hook, frame: &[u8]) -> Result<(), String> {
+        let Some(passed) = self.run(hook, frame)? else { return Ok(()) };
+        if hook == Hook::Xdp { self.run(Hook::NicIn, &passed).map(drop) } else { Ok(()) }
+    }
+
+    /// Returns the frame if it goes up to tc.
+    fn run(&mut self, hook: Hook, frame: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        let device = match hook {
+            Hook::Xdp | Hook::NicIn | Hook::NicOut => self.devices.eth[0],
+            Hook::PodIn | Hook::PodOut => self.devices.pod,
+        };
+        let elapsed = u32::try_from(self.begin.elapsed().as_nanos() >> abi::DELAY_SHIFT).unwrap();
+        self.model.now.delay = BEGIN.delay.wrapping_add(self.let_pass).wrapping_add(elapsed);
+        let before = kernel::flows_of_backends(self.node);
+        let Some(ran) = kernel::run(self.node, hook, device, frame) else { return Ok(None) };
+        let after = kernel::flows_of_backends(self.node);
+        let drawn = before.iter().zip(&after).position(|(before, after)| before != after);
+        let drawn = drawn.map(|slot| u32::try_from(slot).unwrap());
+        let outcome = self.model.run(frame, &Place { hook, device, network: &self.devices, drawn });
+        let (name, out) = (weir_abi::names::reason_name(ran.reason as usize), compare::hex(&ran.frame));
+        self.log.push(format!("  {hook:?} {}\n    {name}, verdict {} {out}", compare::hex(frame), ran.verdict));
+        self.reached.insert((u32::try_from(kernel::program(hook).1).unwrap(), ran.reason));
+        compare::packets(hook, frame, &ran, &outcome)?;
+        let is_ours = (abi::REASON_TO_LOCAL..abi::REASON_NO_ENDPOINTS).contains(&ran.reason);
+        if let (true, Some((key, _))) = (is_ours, ends_of(frame)) {
+            let passed = Passed { key, input: frame.to_vec(), output: ran.frame.clone() };
+            if !matches!(ran.reason, abi::REASON_BACK | abi::REASON_ERROR_TOLD) {
+                self.forward.push(passed.clone());
+            }
+            self.passed.push(passed);
+        }
+        let goes_up = outcome.verdict == Verdict::Pass && !outcome.hand_over;
+        Ok(goes_up.then_some(ran.frame))
+    }
+}
+
+/// One of the latest packets, the last one first.
+fn recent(all: &[Passed], back: usize) -> Option<Passed> {
+    let last = all.len().checked_sub(1)?;
+    all.get(last - back.min(last)).cloned()
+}

@@ -1,0 +1,112 @@
+//! Whether the kernel and the model agree: about a packet, and about all that they remember.
+
+use std::collections::HashMap;
+use std::fmt::{Debug, Write};
+use std::hash::Hash;
+
+use weir_abi as abi;
+use weir_model::{Hook, Model, Outcome, Reply, Stage, Verdict};
+use weir_testbed::packet::decode;
+
+use super::kernel::{self, Clocks, Ran};
+use super::world::{BACKENDS, SERVICES};
+use crate::node::{Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX};
+
+fn number(hook: Hook, verdict: Verdict) -> u32 {
+    match (hook == Hook::Xdp, verdict) {
+        (true, Verdict::Pass) => XDP_PASS,
+        (true, Verdict::Drop) => XDP_DROP,
+        (true, Verdict::SendBack) => XDP_TX,
+        (true, Verdict::Redirect) => XDP_REDIRECT,
+        (false, Verdict::Pass) => TC_UNSPEC,
+        (false, Verdict::Drop) => TC_SHOT,
+        (false, Verdict::SendBack | Verdict::Redirect) => TC_REDIRECT,
+    }
+}
+
+/// Whether frames are the same, but for zeros of checksums, of which there are two.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let zero = |pair: &[u8]| pair == [0, 0] || pair == [0xff, 0xff];
+    a.len() == b.len() && a.chunks(2).zip(b.chunks(2)).all(|(a, b)| a == b || (zero(a) && zero(b)))
+}
+
+/// What is wrong about a packet, if anything.
+pub(super) fn packets(hook: Hook, frame: &[u8], kernel: &Ran, model: &Outcome) -> Result<(), String> {
+    let expected = (number(hook, model.verdict), model.reason, model.hand_over);
+    let found = (kernel.verdict, kernel.reason, kernel.hand_over);
+    if found != expected {
+        return Err(format!("verdict, reason and hand-over are {found:?} in the kernel, {expected:?} in the model"));
+    }
+    if model.verdict == Verdict::Drop {
+        return Ok(());
+    }
+    if !is_same(&kernel.frame, &model.frame) {
+        return Err(format!(
+            "out comes\n  {}\nin the kernel,\n  {}\nin the model",
+            hex(&kernel.frame),
+            hex(&model.frame)
+        ));
+    }
+    // The model is no judge of itself: what was a good frame is one afterwards.
+    match (decode(frame), decode(&kernel.frame)) {
+        (Ok(before), Err(error)) => Err(format!("{error} in {}, which was {before:?}", hex(&kernel.frame))),
+        _ => Ok(()),
+    }
+}
+
+/// As much of a frame as tells what it is.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().take(120).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn differences<K: Eq + Hash + Debug, V: PartialEq + Debug>(
+    what: &str,
+    kernel: &HashMap<K, V>,
+    model: &HashMap<K, V>,
+    into: &mut String,
+) {
+    for (key, value) in kernel {
+        if model.get(key) != Some(value) {
+            let _ = writeln!(into, "{what} {key:?}:\n  kernel {value:?}\n  model  {:?}", model.get(key));
+        }
+    }
+    for (key, value) in model.iter().filter(|(key, _)| !kernel.contains_key(key)) {
+        let _ = writeln!(into, "{what} {key:?}:\n  kernel None\n  model  {value:?}");
+    }
+}
+
+/// What is wrong about the tables, if anything.
+pub(super) fn tables(node: &Node, model: &Model, tick: u32) -> Result<(), String> {
+    let clocks = Clocks { kernel: tick, model: model.now };
+    let mut wrong = String::new();
+    let ours = &model.tables;
+    for stage in [Stage::Going, Stage::Opening] {
+        let what = format!("flow {stage:?}");
+        differences(&what, &kernel::flows(node, stage, clocks), ours.flows.entries(stage), &mut wrong);
+        let known = ours.replies.entries(stage).iter();
+        let known = known.map(|(key, reply)| (*key, Reply { asked: reply.asked.map(|_| 0), ..*reply })).collect();
+        differences(&format!("reply {stage:?}"), &kernel::replies(node, stage, clocks), &known, &mut wrong);
+    }
+    let lost = [("lost", kernel::lost(node))].into();
+    differences("counter", &lost, &[("lost", ours.lost)].into(), &mut wrong);
+    differences("affinity", &kernel::affinities(node, clocks), &ours.affinities, &mut wrong);
+    differences("fragment", &kernel::fragments(node, clocks), &ours.fragments, &mut wrong);
+    let mut turns = ours.turns.clone();
+    turns.retain(|_, turn| *turn != 0);
+    differences("source port", &kernel::turns(node), &turns, &mut wrong);
+    let backends = (0..BACKENDS).map(|slot| {
+        // How long answers took is the clock's matter.
+        (slot, abi::BackendCounters { delay: 0, ..node.view.backend_counters(slot).unwrap() })
+    });
+    let none = abi::BackendCounters::default();
+    let known = (0..BACKENDS).map(|slot| (slot, ours.backend_counters.get(&slot).copied().unwrap_or(none)));
+    differences("counters of backend", &backends.collect(), &known.collect(), &mut wrong);
+    let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+    let services = (0..SERVICES).map(|slot| (slot, node.view.service_counters(slot).unwrap()));
+    let known = (0..SERVICES).map(|slot| (slot, ours.service_counters.get(&slot).copied().unwrap_or(none)));
+    differences("counters of service", &services.collect(), &known.collect(), &mut wrong);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}

@@ -1,0 +1,381 @@
+//! The programs in the kernel: run on frames, their tables read, made older and emptied.
+
+use std::collections::HashMap;
+use std::fs;
+use std::hash::Hash;
+use std::os::fd::AsFd;
+
+use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray, PerCpuValues};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use weir_abi as abi;
+use weir_core::model::Family;
+use weir_core::ops::MapOp;
+use weir_datapath::MapStore;
+use weir_model::{
+    End, Flow, Fragment, FragmentKey, Hook, Key, Now, Reply, Stage, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE,
+};
+use weir_testbed::prog_run::{Context, prog_run};
+
+use super::world::{BACKENDS, LINES, SERVICES};
+use crate::node::Node;
+
+/// What a program did.
+#[derive(Debug)]
+pub(super) struct Ran {
+    pub(super) verdict: u32,
+    pub(super) reason: u32,
+    pub(super) frame: Vec<u8>,
+    pub(super) hand_over: bool,
+}
+
+/// Tables with the offset of `last_seen`, and of `asked` and `created` if they have them.
+const AGEING: [(&str, usize, Option<usize>, Option<usize>); 10] = [
+    ("flows4", 20, None, Some(16)),
+    ("flows6", 20, None, Some(16)),
+    ("openings4", 20, None, Some(16)),
+    ("openings6", 20, None, Some(16)),
+    ("replies4", 48, Some(52), None),
+    ("replies6", 48, Some(52), None),
+    ("awaited4", 48, Some(52), None),
+    ("awaited6", 48, Some(52), None),
+    ("affinities", 8, None, None),
+    ("fragments", 4, None, None),
+];
+
+pub(super) const FLOWS: [[&str; 2]; 4] =
+    [["flows4", "flows6"], ["openings4", "openings6"], ["replies4", "replies6"], ["awaited4", "awaited6"]];
+
+pub(super) fn program(hook: Hook) -> (&'static str, usize) {
+    match hook {
+        Hook::Xdp => ("weir_xdp", 0),
+        Hook::NicIn => ("weir_nic_in", 1),
+        Hook::NicOut => ("weir_nic_out", 2),
+        Hook::PodIn => ("weir_pod_in", 3),
+        Hook::PodOut => ("weir_pod_out", 4),
+    }
+}
+
+fn map(node: &Node, name: &str) -> Map {
+    Map::from_map_data(MapData::from_pin(node.pin(name)).unwrap()).unwrap()
+}
+
+/// Where the kernel shows its jiffies.
+pub(super) const TIMERS: &str = "/proc/timer_list";
+
+/// The tick that the programs see. Computed from another clock it may be the one before or after.
+pub(super) fn tick() -> u32 {
+    let timers = fs::read_to_string(TIMERS).unwrap();
+    let jiffies = timers.lines().find_map(|line| line.strip_prefix("jiffies: ")).unwrap();
+    u32::try_from(jiffies.parse::<u64>().unwrap() >> abi::TICK_SHIFT).unwrap()
+}
+
+/// Packets by reason that a hook has counted.
+fn counted(node: &Node, hook: usize) -> Vec<u64> {
+    let all = node.view.raw("counters").unwrap().unwrap();
+    let packets = |value: &[u8]| -> u64 {
+        // One counter of packets and bytes for each CPU.
+        value.chunks(16).map(|counter| u64::from_ne_bytes(counter[..8].try_into().unwrap())).sum()
+    };
+    all[hook * abi::REASON_COUNT..][..abi::REASON_COUNT].iter().map(|(_, value)| packets(value)).collect()
+}
+
+/// The kernel counts new flows by CPU, the model knows of one. Asked each time: whoever changes a cpuset takes it back.
+fn stay_on_one_cpu() {
+    let here = Pid::from_raw(0);
+    let may = sched_getaffinity(here).unwrap();
+    let cpu = (0..CpuSet::count()).find(|cpu| may.is_set(*cpu).unwrap()).unwrap();
+    let mut one = CpuSet::new();
+    one.set(cpu).unwrap();
+    sched_setaffinity(here, &one).unwrap();
+}
+
+/// Runs a program. None: the kernel runs nothing on such a frame.
+pub(super) fn run(node: &Node, hook: Hook, device: u32, frame: &[u8]) -> Option<Ran> {
+    let (name, number) = program(hook);
+    let program = node.datapath.program(name).unwrap();
+    let context = match hook {
+        Hook::Xdp => Context::Xdp { ifindex: device },
+        Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => Context::Skb { ifindex: device },
+    };
+    let before = counted(node, number);
+    let run = node.netns.enter(|| {
+        stay_on_one_cpu();
+        prog_run(program.as_fd(), frame, Some(context), 1)
+    });
+    let run = match run {
+        Err(error) if error.io_kind() == Some(std::io::ErrorKind::InvalidInput) => return None,
+        run => run.unwrap(),
+    };
+    let after = counted(node, number);
+    let mut moved: Vec<_> = (0..abi::REASON_COUNT).filter(|reason| before[*reason] != after[*reason]).collect();
+    // The namespace's own reports of multicast listeners pass the same hooks, when they please.
+    if moved.len() > 1 {
+        moved.retain(|reason| *reason != abi::REASON_NOT_TRANSPORT as usize);
+    }
+    assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
+    let reason = u32::try_from(moved[0]).unwrap();
+    Some(Ran { verdict: run.retval, reason, frame: run.packet, hand_over: !run.metadata.is_empty() })
+}
+
+/// Makes everything look as if it had happened so much earlier.
+pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
+    for (name, last_seen, asked, created) in AGEING {
+        for (key, mut value) in node.view.raw(name).unwrap().unwrap() {
+            let mut earlier = |at: usize, by: u32, even_zero: bool| {
+                let field = &mut value[at..at + 4];
+                let then = u32::from_ne_bytes(field.try_into().unwrap());
+                if even_zero || then != 0 {
+                    field.copy_from_slice(&then.wrapping_sub(by).to_ne_bytes());
+                }
+            };
+            earlier(last_seen, ticks, true);
+            created.into_iter().for_each(|at| earlier(at, ticks, true));
+            asked.into_iter().for_each(|at| earlier(at, delay, false));
+            put(node, name, &key, value.len(), Some(&value));
+        }
+    }
+    calm(node);
+}
+
+/// Sets the first bytes of each CPU's pace to zero.
+fn zero_paces(node: &Node, bytes: usize) {
+    let mut paces: PerCpuArray<_, [u8; 16]> = map(node, "paces").try_into().unwrap();
+    let mut values: Vec<[u8; 16]> = paces.get(&0, 0).unwrap().to_vec();
+    values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
+    paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
+}
+
+/// No flow has begun in this tick.
+fn calm(node: &Node) {
+    zero_paces(node, 8);
+}
+
+/// Entries that were missing and written anew, on any CPU.
+pub(super) fn lost(node: &Node) -> u64 {
+    let paces: PerCpuArray<_, [u8; 16]> = map(node, "paces").try_into().unwrap();
+    let lost = |pace: &[u8; 16]| u64::from_ne_bytes(pace[8..].try_into().unwrap());
+    paces.get(&0, 0).unwrap().iter().map(lost).sum()
+}
+
+/// Writes an entry of a table, or removes it.
+fn write<const K: usize, const V: usize>(node: &Node, name: &str, key: &[u8], value: Option<&[u8]>) {
+    let mut table: KernelMap<_, [u8; K], [u8; V]> = map(node, name).try_into().unwrap();
+    let key: [u8; K] = key.try_into().unwrap();
+    match value {
+        Some(value) => table.insert(key, <[u8; V]>::try_from(value).unwrap(), 0).unwrap(),
+        None => table.remove(&key).unwrap(),
+    }
+}
+
+/// The same of a table whose sizes are found out.
+fn put(node: &Node, name: &str, key: &[u8], size: usize, value: Option<&[u8]>) {
+    let write = match (key.len(), size) {
+        (16, 32) => write::<16, 32>,
+        (40, 32) => write::<40, 32>,
+        (16, 64) => write::<16, 64>,
+        (40, 64) => write::<40, 64>,
+        (24, 12) => write::<24, 12>,
+        (40, 12) => write::<40, 12>,
+        sizes => panic!("{name} has entries of {sizes:?}"),
+    };
+    write(node, name, key, value);
+}
+
+/// Removes all entries of a table.
+pub(super) fn clear(node: &Node, name: &str) {
+    for (key, value) in node.view.raw(name).unwrap().unwrap() {
+        put(node, name, &key, value.len(), None);
+    }
+}
+
+/// Sets all slots of an array to zero that are not.
+fn zero<const N: usize>(node: &Node, name: &str) {
+    let mut array: Array<_, [u8; N]> = map(node, name).try_into().unwrap();
+    for (key, value) in node.view.raw(name).unwrap().unwrap() {
+        if value.iter().any(|byte| *byte != 0) {
+            array.set(u32::from_ne_bytes(key.try_into().unwrap()), [0; N], 0).unwrap();
+        }
+    }
+}
+
+/// As if the node had just started: nothing is served, nothing remembered.
+pub(super) fn reset(node: &mut Node) {
+    for (name, ..) in AGEING {
+        clear(node, name);
+    }
+    zero::<8>(node, "snat_counters");
+    zero::<16>(node, "snat_ports");
+    zero_paces(node, 16);
+    let dump = node.view.dump().unwrap();
+    let mut ops: Vec<_> = dump.frontends.iter().map(|(key, _)| MapOp::DeleteFrontend { key: *key }).collect();
+    ops.extend(dump.source_ranges.iter().map(|range| MapOp::DeleteSourceRange { range: *range }));
+    for id in 0..SERVICES {
+        ops.push(MapOp::PutService { id, service: UNUSED_SERVICE });
+        ops.push(MapOp::ResetServiceCounters { id });
+    }
+    for id in 0..=BACKENDS {
+        ops.push(MapOp::PutBackend { id, backend: UNUSED_BACKEND });
+        ops.push(MapOp::ResetBackendCounters { id });
+    }
+    ops.extend((0..LINES).map(|id| MapOp::PutLine { id, line: Box::new(UNUSED_LINE) }));
+    node.datapath.store().apply(&ops).unwrap();
+    node.datapath.rebuild_filter().unwrap();
+}
+
+/// Flows that each backend has got.
+pub(super) fn flows_of_backends(node: &Node) -> Vec<u64> {
+    (0..BACKENDS).map(|slot| node.view.backend_counters(slot).unwrap().flows).collect()
+}
+
+/// Reads the fields of an entry, one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (first, rest) = self.0.split_first_chunk().unwrap();
+        self.0 = rest;
+        *first
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_ne_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+
+    fn port(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+
+    fn addr(&mut self) -> abi::Addr {
+        std::net::Ipv6Addr::from(self.take::<16>()).into()
+    }
+
+    fn addr_of(&mut self, family: Family) -> abi::Addr {
+        match family {
+            Family::V4 => std::net::Ipv4Addr::from(self.take::<4>()).into(),
+            Family::V6 => self.addr(),
+        }
+    }
+}
+
+fn key_of(bytes: &[u8], family: Family) -> Key {
+    let mut fields = Fields(bytes);
+    let (from, to) = (fields.addr_of(family), fields.addr_of(family));
+    let (sport, dport) = (fields.port(), fields.port());
+    let [protocol] = fields.take();
+    Key { family, protocol, from: End { addr: from, port: sport }, to: End { addr: to, port: dport } }
+}
+
+/// A tick of the kernel in the model's time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clocks {
+    pub(super) kernel: u32,
+    pub(super) model: Now,
+}
+
+impl Clocks {
+    const fn tick(self, kernel: u32) -> u32 {
+        kernel.wrapping_sub(self.kernel).wrapping_add(self.model.ticks)
+    }
+}
+
+fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
+    let mut f = Fields(bytes);
+    let (backend, generation, service, flags, port) = (f.u32(), f.u32(), f.u32(), f.u16(), f.port());
+    Flow {
+        backend,
+        generation,
+        service,
+        snat: (flags & abi::FLOW_SNAT != 0 || port != 0).then_some(port),
+        direct: flags & abi::FLOW_DIRECT != 0,
+        closing: flags & abi::FLOW_CLOSING != 0,
+        ended: flags & abi::FLOW_ENDED != 0,
+        replied: flags & abi::FLOW_REPLIED != 0,
+        retries: (flags & abi::FLOW_RETRIES) / abi::FLOW_RETRY,
+        opening: flags & abi::FLOW_OPENING != 0,
+        created: clocks.tick(f.u32()),
+        last_seen: clocks.tick(f.u32()),
+        bytes: f.u32(),
+        held: f.u32(),
+    }
+}
+
+fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
+    let mut f = Fields(bytes);
+    let (frontend, client) = (f.addr(), f.addr());
+    let (frontend_port, client_port, flags, _pad) = (f.port(), f.port(), f.u16(), f.u16());
+    Reply {
+        frontend: End { addr: frontend, port: frontend_port },
+        client: End { addr: client, port: client_port },
+        snat: flags & abi::FLOW_SNAT != 0,
+        closing: flags & abi::FLOW_CLOSING != 0,
+        replied: flags & abi::FLOW_REPLIED != 0,
+        moved: flags & abi::FLOW_MOVED != 0,
+        opening: flags & abi::FLOW_OPENING != 0,
+        backend: f.u32(),
+        generation: f.u32(),
+        last_seen: clocks.tick(f.u32()),
+        // The clock's matter, but for whether there is one.
+        asked: (f.u32() != 0).then_some(0),
+        bytes: f.u32(),
+        held: f.u32(),
+    }
+}
+
+fn entries<K: Eq + Hash, V>(
+    node: &Node,
+    name: &str,
+    key: impl Fn(&[u8]) -> K,
+    value: impl Fn(&[u8]) -> V,
+) -> HashMap<K, V> {
+    let raw = node.view.raw(name).unwrap().unwrap();
+    raw.into_iter().map(|(k, v)| (key(&k), value(&v))).collect()
+}
+
+fn both<V>(node: &Node, names: [&str; 2], value: impl Fn(&[u8]) -> V) -> HashMap<Key, V> {
+    let mut all = entries(node, names[0], |bytes| key_of(bytes, Family::V4), &value);
+    all.extend(entries(node, names[1], |bytes| key_of(bytes, Family::V6), &value));
+    all
+}
+
+pub(super) fn flows(node: &Node, stage: Stage, clocks: Clocks) -> HashMap<Key, Flow> {
+    let names = FLOWS[if stage == Stage::Going { 0 } else { 1 }];
+    both(node, names, |bytes| flow(bytes, clocks))
+}
+
+pub(super) fn replies(node: &Node, stage: Stage, clocks: Clocks) -> HashMap<Key, Reply> {
+    let names = FLOWS[if stage == Stage::Going { 2 } else { 3 }];
+    both(node, names, |bytes| reply(bytes, clocks))
+}
+
+pub(super) fn affinities(node: &Node, clocks: Clocks) -> HashMap<(abi::Addr, u32), abi::Affinity> {
+    let entries = node.view.affinities().unwrap().into_iter();
+    let in_model = |kept: abi::Affinity| abi::Affinity { last_seen: clocks.tick(kept.last_seen), ..kept };
+    entries.map(|(key, kept)| ((key.client, key.service), in_model(kept))).collect()
+}
+
+pub(super) fn fragments(node: &Node, clocks: Clocks) -> HashMap<FragmentKey, Fragment> {
+    let entries = node.view.fragments().unwrap().into_iter();
+    entries
+        .map(|(key, first)| {
+            // Others are kept only where pieces wait.
+            assert_eq!(first.state, abi::FRAGMENT_OURS, "{key:?}");
+            let out = key.out != 0;
+            let key = FragmentKey { src: key.src, dst: key.dst, id: key.id.get(), protocol: key.proto, out };
+            let (sport, dport) = (first.sport.get(), first.dport.get());
+            (key, Fragment { sport, dport, last_seen: clocks.tick(first.last_seen) })
+        })
+        .collect()
+}
+
+/// The turns of source ports that are not at the beginning.
+pub(super) fn turns(node: &Node) -> HashMap<u32, u32> {
+    let slot = |key: &[u8]| u32::from_ne_bytes(key.try_into().unwrap());
+    let mut turns = entries(node, "snat_counters", slot, |value| Fields(value).u32());
+    turns.retain(|_, turn| *turn != 0);
+    turns
+}

@@ -1,0 +1,300 @@
+//! TCP as its two ends have it: who has closed, what may still come, and when somebody else may have the place of its answers.
+//! Each test is a row of the table in docs/adr/0029-when-a-connection-is-over.md.
+
+use std::mem::offset_of;
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_testbed::address::Pair;
+
+use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, PORT};
+use crate::entries::{age, evict};
+use crate::node::SNAT_PORTS;
+use crate::talk::{Talk, each_way};
+
+/// Ticks, as [`Node::configure`](crate::node::Node::configure) has them.
+const IDLE: u32 = 7200;
+const HALF_CLOSED: u32 = 3600;
+const LINGER: u32 = 3;
+/// A tick may pass while a test runs.
+const SPARE: u32 = 1;
+
+fn fin() -> TcpHeader {
+    TcpHeader { fin: true, ack: true, sequence_number: 1006, acknowledgment_number: 5005, ..TcpHeader::default() }
+}
+
+fn rst() -> TcpHeader {
+    TcpHeader { rst: true, sequence_number: 5005, ..TcpHeader::default() }
+}
+
+fn ack() -> TcpHeader {
+    TcpHeader { ack: true, sequence_number: 1006, acknowledgment_number: 5006, ..TcpHeader::default() }
+}
+
+/// So many ticks pass without a packet.
+fn pass(talk: &Talk<'_>, ticks: u32) {
+    age(talk.node, talk.flows(), offset_of!(abi::Flow, created), ticks);
+    age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), ticks);
+    age(talk.node, talk.replies(), offset_of!(abi::Reply, last_seen), ticks);
+}
+
+/// The client and the endpoint have talked, long ago and now.
+fn establish(talk: &Talk<'_>) {
+    talk.accept();
+    talk.client_goes_on();
+    talk.endpoint_goes_on();
+    pass(talk, 100);
+    talk.client_goes_on();
+    talk.endpoint_goes_on();
+    assert_eq!(talk.flow().flags & abi::FLOW_OPENING, 0);
+}
+
+fn client_sends(talk: &Talk<'_>, header: TcpHeader) {
+    talk.client_sends(&talk.client_tcp(header));
+}
+
+fn endpoint_sends(talk: &Talk<'_>, header: TcpHeader) {
+    talk.endpoint_sends(&talk.endpoint_tcp(header));
+}
+
+fn in_the_nodes_name(talk: &Talk<'_>) -> bool {
+    talk.seen.source_socket() != talk.first.source_socket()
+}
+
+/// Whether a new connection to a frontend gets the place that this one's answers have: of one in the node's name the source
+/// port, when it is its turn; else the client's port, towards the same endpoint.
+fn is_taken(talk: &Talk<'_>, frontend: Pair, ports: &[u16]) -> bool {
+    let (node, case, place) = (talk.node, talk.case, talk.seen.source_socket());
+    let client = if in_the_nodes_name(talk) {
+        node.datapath.set_source_ports(&ports.iter().copied().collect()).unwrap();
+        case.at(talk.way.client, node.client_port())
+    } else {
+        talk.first.source_socket()
+    };
+    let outcome = node.send(talk.way.to.0, talk.way.to.1, &case.first(client, case.at(frontend, PORT)));
+    node.datapath.set_source_ports(&(SNAT_PORTS.0..=SNAT_PORTS.1).collect()).unwrap();
+    matches!(outcome.reason, abi::REASON_TO_LOCAL | abi::REASON_TO_REMOTE) && outcome.packet().source_socket() == place
+}
+
+/// Nobody gets the place, not even if there is no other one.
+#[track_caller]
+fn assert_kept(talk: &Talk<'_>) {
+    assert!(!is_taken(talk, BALANCER_IP, &[talk.seen.source_socket().port()]), "{:?} {:?}", talk.case, talk.way);
+}
+
+#[track_caller]
+fn assert_free(talk: &Talk<'_>) {
+    assert!(is_taken(talk, EXTERNAL_IP, &[talk.seen.source_socket().port()]), "{:?} {:?}", talk.case, talk.way);
+}
+
+/// Whether one of two new connections gets this one's source port, where there is another one for both.
+fn is_taken_in_turn(talk: &Talk<'_>) -> bool {
+    let port = talk.seen.source_socket().port();
+    (0..2).any(|_| is_taken(talk, CLUSTER_IP, &[port - 1, port]))
+}
+
+#[test]
+fn a_client_that_has_closed_gets_for_as_long_as_it_takes_what_its_backend_still_sends() {
+    each_way("connections that their client has closed", Protocol::Tcp, |talk| {
+        establish(talk);
+        client_sends(talk, fin());
+        for _ in 0..3 {
+            pass(talk, HALF_CLOSED - SPARE);
+            talk.endpoint_goes_on();
+            client_sends(talk, ack());
+        }
+        pass(talk, HALF_CLOSED - SPARE);
+        assert_kept(talk);
+        pass(talk, SPARE + 1);
+        assert_free(talk);
+    });
+}
+
+#[test]
+fn a_backend_that_has_closed_gets_for_as_long_as_it_takes_what_its_client_still_sends() {
+    each_way("connections that their backend has closed", Protocol::Tcp, |talk| {
+        establish(talk);
+        endpoint_sends(talk, fin());
+        for _ in 0..3 {
+            pass(talk, HALF_CLOSED - SPARE);
+            talk.client_goes_on();
+            endpoint_sends(talk, ack());
+        }
+        pass(talk, HALF_CLOSED - SPARE);
+        assert_kept(talk);
+        pass(talk, SPARE + 1);
+        assert_free(talk);
+    });
+}
+
+/// What comes late passes, and the place is given away only after a silence, if there is another one.
+fn lingers(what: &str, end: impl Fn(&Talk<'_>)) {
+    each_way(what, Protocol::Tcp, |talk| {
+        establish(talk);
+        end(talk);
+        for _ in 0..3 {
+            pass(talk, LINGER - SPARE);
+            endpoint_sends(talk, fin());
+            client_sends(talk, ack());
+            client_sends(talk, fin());
+            endpoint_sends(talk, ack());
+        }
+        if in_the_nodes_name(talk) {
+            assert!(!is_taken_in_turn(talk), "{:?} {:?}", talk.case, talk.way);
+            pass(talk, LINGER + 1);
+            assert!(is_taken_in_turn(talk), "{:?} {:?}", talk.case, talk.way);
+        } else {
+            assert_free(talk);
+        }
+    });
+}
+
+#[test]
+fn after_the_client_and_then_the_backend_has_closed_late_packets_pass_and_the_place_lingers() {
+    lingers("connections that the client closes first", |talk| {
+        client_sends(talk, fin());
+        endpoint_sends(talk, ack());
+        endpoint_sends(talk, fin());
+        client_sends(talk, ack());
+    });
+}
+
+#[test]
+fn after_the_backend_and_then_the_client_has_closed_late_packets_pass_and_the_place_lingers() {
+    lingers("connections that the backend closes first", |talk| {
+        endpoint_sends(talk, fin());
+        client_sends(talk, fin());
+        endpoint_sends(talk, ack());
+    });
+}
+
+#[test]
+fn after_a_reset_by_the_client_late_packets_pass_and_the_place_lingers() {
+    lingers("connections that the client resets", |talk| client_sends(talk, rst()));
+}
+
+#[test]
+fn after_a_reset_by_the_backend_late_packets_pass_and_the_place_lingers() {
+    lingers("connections that the backend resets", |talk| endpoint_sends(talk, rst()));
+}
+
+#[test]
+fn a_connection_that_goes_on_after_a_reset_which_its_ends_did_not_believe_keeps_its_place() {
+    each_way("forged resets", Protocol::Tcp, |talk| {
+        establish(talk);
+        client_sends(talk, rst());
+        endpoint_sends(talk, rst());
+        for _ in 0..5 {
+            pass(talk, LINGER - SPARE);
+            talk.client_goes_on();
+            talk.endpoint_goes_on();
+        }
+        assert!(!in_the_nodes_name(talk) || !is_taken_in_turn(talk), "{:?} {:?}", talk.case, talk.way);
+        talk.client_goes_on();
+        talk.endpoint_goes_on();
+    });
+}
+
+/// Whether the client's SYN, sent again, begins another flow. Either way it reaches the endpoint.
+fn begins_anew(talk: &Talk<'_>) -> bool {
+    let before = talk.counters().flows;
+    let again = Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone());
+    assert_eq!(again.seen.destination_socket(), talk.seen.destination_socket());
+    let anew = talk.counters().flows != before;
+    assert!(
+        !anew || talk.flow().flags & (abi::FLOW_OPENING | abi::FLOW_CLOSING | abi::FLOW_ENDED) == abi::FLOW_OPENING
+    );
+    anew
+}
+
+#[test]
+fn a_client_port_that_is_used_again_after_the_end_has_a_new_flow_at_once() {
+    let ends: [fn(&Talk<'_>); 3] = [
+        |talk| {
+            client_sends(talk, fin());
+            endpoint_sends(talk, fin());
+        },
+        |talk| client_sends(talk, rst()),
+        |talk| endpoint_sends(talk, rst()),
+    ];
+    for end in ends {
+        each_way("client ports that are used again", Protocol::Tcp, |talk| {
+            establish(talk);
+            end(talk);
+            assert!(begins_anew(talk));
+            assert!(!begins_anew(talk), "a SYN that was sent twice");
+        });
+    }
+}
+
+/// RFC 9293, 3.10.7.4: who knows of the connection acknowledges what it expects, and a client that does not know resets it.
+#[test]
+fn a_syn_in_an_open_connection_is_for_its_backend_to_judge_and_begins_anew_after_the_clients_reset() {
+    each_way("SYNs in open connections", Protocol::Tcp, |talk| {
+        establish(talk);
+        for _ in 0..2 {
+            assert!(!begins_anew(talk));
+            endpoint_sends(talk, ack());
+            pass(talk, LINGER + 1);
+        }
+        client_sends(talk, rst());
+        assert!(begins_anew(talk));
+    });
+}
+
+#[test]
+fn so_it_is_in_a_half_closed_one_unless_that_is_at_rest() {
+    let closes: [fn(&Talk<'_>); 2] = [|talk| client_sends(talk, fin()), |talk| endpoint_sends(talk, fin())];
+    for close in closes {
+        each_way("SYNs in half-closed connections", Protocol::Tcp, |talk| {
+            establish(talk);
+            close(talk);
+            assert!(!begins_anew(talk));
+            endpoint_sends(talk, ack());
+            pass(talk, LINGER + 1);
+            assert!(begins_anew(talk));
+        });
+    }
+}
+
+#[test]
+fn an_idle_connection_keeps_its_place_from_one_keepalive_to_the_next() {
+    each_way("keepalives", Protocol::Tcp, |talk| {
+        establish(talk);
+        for _ in 0..3 {
+            pass(talk, IDLE - SPARE);
+            client_sends(talk, ack());
+            endpoint_sends(talk, ack());
+        }
+        // Whoever listens only is there all the same.
+        for _ in 0..2 {
+            pass(talk, IDLE - SPARE);
+            endpoint_sends(talk, ack());
+        }
+        pass(talk, IDLE - SPARE);
+        assert_kept(talk);
+        pass(talk, SPARE + 1);
+        assert_free(talk);
+    });
+}
+
+#[test]
+fn the_middle_of_a_connection_of_which_nothing_is_known_is_adopted_and_a_reset_dropped() {
+    each_way("connections without entries", Protocol::Tcp, |talk| {
+        establish(talk);
+        evict(talk.node, talk.flows());
+        evict(talk.node, talk.replies());
+        let (hook, device) = talk.way.to;
+        assert_eq!(talk.node.send(hook, device, &talk.client_tcp(rst())).reason, abi::REASON_STALE);
+        let later = talk.case.later(talk.first.source_socket(), talk.first.destination_socket());
+        let adopted = talk.node.send(hook, device, &later).packet();
+        assert_eq!(adopted.destination_socket(), talk.seen.destination_socket());
+        if in_the_nodes_name(talk) {
+            assert_ne!(adopted.source_socket(), talk.seen.source_socket(), "whose port that was is not known");
+        } else {
+            talk.endpoint_goes_on();
+            talk.client_goes_on();
+        }
+    });
+}

@@ -1,0 +1,355 @@
+//! How a flow begins: what may begin one, its backend, whose address the backend sees, and the two entries.
+
+use weir_abi as abi;
+use weir_abi::Addr;
+use weir_core::model::Family;
+
+use crate::choose::{Request, is_set};
+use crate::control::{backend_end, is_here, is_local};
+use crate::over::Claim;
+use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of};
+use crate::tables::{Flow, Reply, Stage};
+use crate::{Model, Place, Reason};
+
+/// Source ports that are tried for a flow.
+const PROBES: usize = 32;
+/// The first so many are not taken from flows that have ended only just now.
+const CHOICE: usize = 16;
+
+/// A flow that has a backend and no entries.
+#[derive(Clone, Copy, Debug)]
+struct Started {
+    flow: Flow,
+    /// kube-proxy would have the backend see the node.
+    masquerade: bool,
+    /// The backend's node takes its packets as they are.
+    direct: bool,
+}
+
+/// What became of a SYN that nobody has answered.
+pub(crate) enum Begun {
+    Flow(Flow),
+    /// No other backend can have the flow.
+    Stays,
+}
+
+pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
+    match family {
+        Family::V4 => addr.octets()[12] == 127,
+        Family::V6 => addr == Addr::from(std::net::Ipv6Addr::LOCALHOST),
+    }
+}
+
+impl Model {
+    /// A new flow for a packet.
+    pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Flow, Reason> {
+        let started = self.start(p, None, from_outside, place)?;
+        self.write(p, started, from_outside)
+    }
+
+    /// The same for one that is known, at another backend.
+    pub(crate) fn begin_elsewhere(
+        &mut self,
+        p: &Packet,
+        known: Flow,
+        from_outside: bool,
+        place: &Place<'_>,
+    ) -> Result<Begun, Reason> {
+        let started = self.start(p, Some(known), from_outside, place)?;
+        if started.flow.backend == known.backend {
+            self.note_silence(p, crate::going::Silence::Stays);
+            return Ok(Begun::Stays);
+        }
+        self.note_silence(p, crate::going::Silence::Left);
+        Ok(match self.write(p, started, from_outside) {
+            Ok(flow) => Begun::Flow(flow),
+            Err(_) => {
+                self.note_silence(p, crate::going::Silence::Back);
+                Begun::Stays
+            }
+        })
+    }
+
+    /// What keeps a packet to one of our addresses from starting a flow.
+    fn turned_away(&self, p: &Packet) -> Result<(), Reason> {
+        if self.has(abi::CONFIG_HOLD) {
+            return Err(abi::REASON_HELD);
+        }
+        if self.has(abi::CONFIG_BESIDE) && p.protocol != UDP && !p.syn {
+            return Err(abi::REASON_MID_FLOW);
+        }
+        // A reset needs no flow; passed on it would reach whoever owns the address.
+        if p.reset { Err(abi::REASON_STALE) } else { Ok(()) }
+    }
+
+    fn start(
+        &mut self,
+        p: &Packet,
+        known: Option<Flow>,
+        from_outside: bool,
+        place: &Place<'_>,
+    ) -> Result<Started, Reason> {
+        // Martians, which the host drops.
+        if is_loopback(p.family, p.dst) || is_loopback(p.family, p.src) || !is_set(p.src) {
+            return Err(abi::REASON_NO_FRONTEND);
+        }
+        let frontend = self.control.frontend(p);
+        if frontend.is_none() && p.endpoint.is_none() && !self.control.is_cluster_ip(p.family, p.dst) {
+            // Whoever serves the address now must get the rest of this connection, too.
+            self.tables.flows.forget_all(&p.key());
+            return Err(abi::REASON_NO_FRONTEND);
+        }
+        self.turned_away(p)?;
+        if let Some(endpoint) = p.endpoint {
+            let flow = self.start_unwrapped(p, endpoint, known, frontend)?;
+            return Ok(Started { flow, masquerade: false, direct: false });
+        }
+        let frontend = frontend.ok_or(abi::REASON_UNUSED_PORT)?;
+        let request =
+            Request { avoid: known.map(|flow| flow.backend), ..Request::new(self, p, frontend, from_outside) };
+        let choice = self.choose(request, place).inspect_err(|reason| {
+            // XDP leaves it to tc, which answers and counts.
+            if !(place.is_xdp() && crate::hooks::is_answered(*reason)) {
+                self.count_refusal(frontend.service, *reason);
+            }
+        })?;
+        let retries = known.map_or(0, |flow| flow.retries + u16::from(flow.backend != choice.backend));
+        let flow = Flow { retries, ..self.new_flow(choice.backend, frontend.service) };
+        let masquerade = self.masquerades(p.family, frontend, from_outside);
+        let direct = from_outside && !masquerade && self.goes_direct(p, &flow, frontend, place);
+        Ok(Started { flow, masquerade, direct })
+    }
+
+    /// The flow of a packet that came wrapped. Who wraps has counted it for the service, and may know older source ranges.
+    fn start_unwrapped(
+        &mut self,
+        p: &Packet,
+        endpoint: u32,
+        known: Option<Flow>,
+        frontend: Option<abi::Frontend>,
+    ) -> Result<Flow, Reason> {
+        let service = self.control.backend(endpoint).service;
+        let to_balancer = frontend.is_some_and(|frontend| frontend.kind == abi::KIND_LOAD_BALANCER);
+        let ranged = self.control.service(service).flags & abi::SERVICE_SOURCE_RANGES != 0;
+        if to_balancer && ranged && !self.control.admits(service, p.src) {
+            return Err(abi::REASON_SOURCE_RANGE);
+        }
+        if known.is_none_or(|flow| flow.backend != endpoint) {
+            self.count_flow(endpoint);
+        }
+        let retries = known.map_or(0, |flow| flow.retries);
+        Ok(Flow { retries, ..self.new_flow(endpoint, service) })
+    }
+
+    fn new_flow(&self, backend: u32, service: u32) -> Flow {
+        Flow {
+            backend,
+            generation: self.control.backend(backend).generation,
+            service,
+            snat: None,
+            direct: false,
+            closing: false,
+            ended: false,
+            replied: false,
+            retries: 0,
+            opening: true,
+            created: self.now.ticks,
+            last_seen: self.now.ticks,
+            bytes: 0,
+            held: 0,
+        }
+    }
+
+    /// Whether a new flow from outside is wrapped for its backend's node, which must know whose frontend it is and look into
+    /// what comes on that way. A client that is a node might be the one that unwraps.
+    fn goes_direct(&self, p: &Packet, flow: &Flow, frontend: abi::Frontend, place: &Place<'_>) -> bool {
+        let backend = self.control.backend(flow.backend);
+        let node = self.node(p.family);
+        backend.flags & abi::BACKEND_DIRECT != 0
+            && is_set(node)
+            && (frontend.kind != abi::KIND_NODE_PORT || p.dst == node)
+            && !self.other_nodes.contains(&p.src)
+            && place.network.route(ip_of(p.family, backend.addr)).is_some_and(|route| route.is_nic)
+    }
+
+    /// Whether kube-proxy would have the backend see the node's address.
+    fn masquerades(&self, family: Family, frontend: abi::Frontend, from_outside: bool) -> bool {
+        if !is_set(self.node(family)) {
+            return false;
+        }
+        let keeps = self.control.service(frontend.service).flags & abi::SERVICE_EXTERNAL_LOCAL != 0;
+        match (frontend.kind, from_outside) {
+            (abi::KIND_CLUSTER_IP, false) => self.has(abi::CONFIG_MASQUERADE_ALL),
+            (abi::KIND_CLUSTER_IP, true) => self.has(abi::CONFIG_MASQUERADE_EXTERNAL),
+            (_, _) => self.has(abi::CONFIG_MASQUERADE_EXTERNAL) && !keeps,
+        }
+    }
+
+    /// Whether there are more new flows in this tick than anybody's clients make. Counts them.
+    fn is_flood(&mut self) -> bool {
+        if self.config.flood == 0 || self.has(abi::CONFIG_BESIDE) {
+            return false;
+        }
+        let (tick, flows) = self.tables.pace;
+        let before = if tick == self.now.ticks { flows } else { 0 };
+        self.tables.pace = (self.now.ticks, before.wrapping_add(1));
+        before >= self.config.flood
+    }
+
+    /// Both entries of a flow.
+    fn write(&mut self, p: &Packet, started: Started, from_outside: bool) -> Result<Flow, Reason> {
+        let Started { mut flow, masquerade, direct } = started;
+        let backend = self.control.backend(flow.backend);
+        let flood = self.is_flood() && p.syn && flow.retries == 0;
+        if direct {
+            // No answer will tell that it goes on: what its client says next does.
+            (flow.direct, flow.replied) = (true, true);
+            if !flood {
+                self.tables.flows.put(Stage::Opening, p.key(), flow);
+            }
+            return Ok(flow);
+        }
+        let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;
+        let keeps_client = !must
+            && if is_here(&backend) {
+                // The node cannot be sent its own packets. Of two such flows the newer one wins.
+                let key = reply_key(p, &backend, p.source());
+                self.tables.replies.forget(Stage::Going, &key);
+                self.tables.replies.put(Stage::Opening, key, self.reply_of(p, &flow, self.asked_by(p)));
+                true
+            } else {
+                !masquerade && self.store_direct(p, &flow, &backend)
+            };
+        if !keeps_client {
+            let port = self.store_snat(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
+            flow.snat = Some(port);
+            self.tables.flows.put(Stage::Opening, p.key(), flow);
+            return Ok(flow);
+        }
+        // Of a flood's SYNs only the answer's entry is written: the next packet is hashed alike, but of one that went elsewhere.
+        if !flood {
+            self.tables.flows.put(Stage::Opening, p.key(), flow);
+        }
+        if !p.syn && p.protocol == TCP && self.promote(&p.key(), &flow) {
+            flow.opening = false;
+        }
+        Ok(flow)
+    }
+
+    /// Since when an answer is awaited. A connection that was there before us is not timed.
+    fn asked_by(&self, p: &Packet) -> Option<u32> {
+        (p.syn || p.protocol == UDP).then_some(self.now.delay)
+    }
+
+    /// What the answers to a flow must look like.
+    pub(crate) fn reply_of(&self, p: &Packet, flow: &Flow, asked: Option<u32>) -> Reply {
+        Reply {
+            frontend: p.destination(),
+            client: p.source(),
+            snat: flow.snat.is_some(),
+            closing: false,
+            replied: false,
+            moved: false,
+            opening: flow.opening,
+            backend: flow.backend,
+            generation: flow.generation,
+            last_seen: self.now.ticks,
+            asked,
+            bytes: 0,
+            held: 0,
+        }
+    }
+
+    /// The entry of a flow that keeps its client's address. False if the backend knows that address and port through
+    /// another frontend.
+    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> bool {
+        let key = reply_key(p, backend, p.source());
+        let reply = self.reply_of(p, flow, self.asked_by(p));
+        let same = |old: &Reply| old.frontend == reply.frontend;
+        if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
+            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+                return false;
+            }
+            self.tables.replies.forget(Stage::Going, &key);
+        }
+        if let Some(old) = self.tables.replies.at(Stage::Opening, &key) {
+            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+                return false;
+            }
+            // Of a flood only this was written, and it was answered.
+            if !p.syn && old.replied && old.generation == reply.generation && same(&old) {
+                return true;
+            }
+        }
+        self.tables.replies.put(Stage::Opening, key, reply);
+        true
+    }
+
+    /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
+    fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
+        let node = self.node(p.family);
+        if !is_set(node) {
+            return None;
+        }
+        let probes = if p.protocol == SCTP { 1 } else { PROBES };
+        for probe in 0..probes {
+            let Some(port) = self.take_port(backend, p.sport) else { continue };
+            let claim = match p.protocol {
+                SCTP => Claim::Only,
+                _ if probe < CHOICE => Claim::Turn,
+                _ => Claim::Need,
+            };
+            let key = reply_key(p, backend, End { addr: node, port });
+            let mut free = true;
+            for stage in [Stage::Going, Stage::Opening] {
+                free = match self.tables.replies.at(stage, &key) {
+                    Some(old) if free && self.is_over(&key, &old, Some(port), claim) => {
+                        self.tables.replies.forget(stage, &key);
+                        true
+                    }
+                    Some(_) => false,
+                    None => free,
+                };
+            }
+            if free {
+                let reply = Reply { snat: true, ..self.reply_of(p, flow, self.asked_by(p)) };
+                self.tables.replies.put(Stage::Opening, key, reply);
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    /// The port that was used longest ago; SCTP keeps the client's.
+    fn take_port(&mut self, backend: &abi::Backend, client: u16) -> Option<u16> {
+        if backend.proto == SCTP {
+            return (client != 0).then_some(client);
+        }
+        let turn = self.tables.turns.entry(turn_slot(backend)).or_default();
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the number")]
+        let number = *turn as u16;
+        let port = self.control.port_from(number).unwrap_or_default();
+        // Past a gap the turn is the port's.
+        *turn = if port == number { turn.wrapping_add(1) } else { u32::from(port) + 1 };
+        (port != 0).then_some(port)
+    }
+
+    /// Whether a reply entry is free for another flow: its own was evicted or is over.
+    fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
+        let flow = self.tables.flows.find(&reply.flow_key(key));
+        flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
+    }
+}
+
+/// The slot of the counter that tells an endpoint's turn; endpoints may share one.
+fn turn_slot(backend: &abi::Backend) -> u32 {
+    let [_, _, high, low] = backend.addr.word.map(|word| u64::from(word.raw()));
+    let end = u64::from(backend.port.raw()) << 8 | u64::from(backend.proto);
+    let hash = ((high << 32 | low) ^ end).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    u32::try_from(hash % abi::SNAT_COUNTERS as u64).unwrap_or_default()
+}
+
+/// What a backend's answers to `peer` look like.
+pub(crate) fn reply_key(p: &Packet, backend: &abi::Backend, peer: End) -> Key {
+    Key { family: p.family, protocol: p.protocol, from: backend_end(backend), to: peer }
+}

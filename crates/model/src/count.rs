@@ -1,0 +1,75 @@
+//! What packets leave behind at their flow and at their backend.
+
+use weir_abi as abi;
+
+use crate::Model;
+use crate::packet::{Key, Packet, UDP};
+use crate::tables::{Flow, Reply, Stage};
+
+/// Of a connection so many bytes are held back at most.
+const HELD: u32 = 1 << 20;
+/// Of datagrams this part of the flow's bytes, as a power of two.
+const HELD_PART: u32 = 4;
+
+/// Counts a packet. Returns the bytes that the backend's counters get now: all that were held, or none yet.
+fn hold(bytes: &mut u32, held: &mut u32, p: &Packet, all: bool) -> Option<u32> {
+    let first = *bytes == 0;
+    *bytes = bytes.wrapping_add(p.frame);
+    *held = held.wrapping_add(p.frame);
+    let most = if p.protocol == UDP { *bytes >> HELD_PART } else { HELD };
+    (all || first || *held > most).then(|| std::mem::take(held))
+}
+
+impl Model {
+    /// Notes a client's packet that was sent to its flow's backend.
+    pub(crate) fn count_to(&mut self, flow: &mut Flow, p: &Packet) {
+        let fresh = flow.last_seen != self.now.ticks;
+        flow.last_seen = self.now.ticks;
+        if p.ending {
+            self.client_ends(flow, p);
+        }
+        let all = fresh || flow.closing;
+        if let Some(bytes) = hold(&mut flow.bytes, &mut flow.held, p, all) {
+            self.tables.backend_counters(flow.backend).bytes_to += u64::from(bytes);
+        }
+    }
+
+    /// Notes a backend's packet to its client.
+    pub(crate) fn count_back(&mut self, stage: Stage, key: &Key, p: &Packet) {
+        let Some(mut reply) = self.tables.replies.at(stage, key) else { return };
+        if reply.opening && !reply.replied {
+            self.note_answer(key, &reply);
+        }
+        let fresh = reply.last_seen != self.now.ticks;
+        reply.last_seen = self.now.ticks;
+        reply.replied = true;
+        reply.closing |= p.ending;
+        if p.ending {
+            self.backend_ends(key, &reply, p);
+        }
+        let all = fresh || reply.closing || reply.asked.is_some();
+        let bytes = hold(&mut reply.bytes, &mut reply.held, p, all);
+        // The slot may be another's by now.
+        if let Some(bytes) = bytes
+            && self.control.backend(reply.backend).generation == reply.generation
+        {
+            let counters = self.tables.backend_counters(reply.backend);
+            counters.bytes_from += u64::from(bytes);
+            if reply.asked.is_some() {
+                count_answer(counters, &mut reply, p);
+            }
+        }
+        self.tables.replies.put(stage, *key, reply);
+    }
+}
+
+/// Counts the first answer to a flow. TCP may say other things before. The delay is the clock's matter.
+fn count_answer(counters: &mut abi::BackendCounters, reply: &mut Reply, p: &Packet) {
+    let counter = match (p.protocol == UDP || p.syn_ack, p.reset) {
+        (true, _) => &mut counters.answered,
+        (false, true) => &mut counters.refused,
+        (false, false) => return,
+    };
+    *counter += 1;
+    reply.asked = None;
+}

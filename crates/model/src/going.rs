@@ -1,0 +1,202 @@
+//! Flows that are known: what a packet is to its flow, when one is over, and what becomes of those whose backend is silent.
+
+use weir_abi as abi;
+
+use crate::begin::reply_key;
+use crate::control::is_here;
+use crate::over::has_ended;
+use crate::packet::{End, Key, Packet, UDP};
+use crate::tables::{Flow, Reply, Stage};
+use crate::{Model, Reason};
+
+/// A SYN that is back sooner was not sent again, but doubled on its way: 100 ms in units of delay.
+const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
+/// Backends that are tried after the first one.
+const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
+
+/// What a client's packet is to the flow that is known of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Step {
+    /// It goes on with it.
+    On,
+    /// It begins another one.
+    Over,
+    /// It begins another one at another backend, as this one does not answer.
+    Elsewhere,
+    /// There were enough of those.
+    GiveUp,
+}
+
+/// What becomes of a flow whose backend did not answer a SYN.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Silence {
+    /// There is no other: it is asked once more.
+    Stays,
+    /// Another one has it: what this one still says is dropped.
+    Left,
+    /// The other one could not have it: as if nothing had been.
+    Back,
+}
+
+impl Model {
+    /// The flow of a client's packet. When the client goes on after an answer, a flow that begins does: neither a SYN again
+    /// nor an end shows that it heard of one.
+    pub(crate) fn known_flow(&mut self, p: &Packet) -> Option<(Stage, Flow)> {
+        let key = p.key();
+        let (stage, flow) = self.tables.flows.find(&key)?;
+        if stage == Stage::Opening && flow.replied && !p.syn && !p.ending && self.promote(&key, &flow) {
+            return Some((Stage::Going, Flow { opening: false, ..flow }));
+        }
+        Some((stage, flow))
+    }
+
+    /// Whether the endpoint of a flow is still the one that was chosen.
+    pub(crate) fn is_alive(&self, flow: &Flow) -> bool {
+        self.control.backend(flow.backend).generation == flow.generation
+    }
+
+    /// How the answers to a flow's packets are keyed.
+    pub(crate) fn reply_key_of(&self, p: &Packet, flow: &Flow) -> Key {
+        let peer = flow.snat.map_or(p.source(), |port| End { addr: self.node(p.family), port });
+        reply_key(p, &self.control.backend(flow.backend), peer)
+    }
+
+    pub(crate) fn step(&mut self, p: &Packet, flow: &Flow) -> Step {
+        if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) {
+            return Step::Over;
+        }
+        if p.syn && flow.ended {
+            return Step::Over;
+        }
+        // Of a direct flow nobody here knows what was answered. SYNs ask each time, other packets once a tick.
+        if flow.direct || !p.syn && flow.last_seen == self.now.ticks {
+            return Step::On;
+        }
+        self.check_reply(p, flow)
+    }
+
+    /// What the backend answers must find its way back: an entry that a full table has lost is written anew; if another flow
+    /// has it by now, this one is over.
+    fn check_reply(&mut self, p: &Packet, flow: &Flow) -> Step {
+        let key = self.reply_key_of(p, flow);
+        let known = self.tables.replies.find(&key);
+        if let Some((_, reply)) = known
+            && reply.is_of(&p.key(), flow)
+        {
+            return if p.syn { self.step_of_syn(flow, &reply) } else { Step::On };
+        }
+        // It has nothing left to go on with.
+        if p.syn && flow.closing {
+            return Step::Over;
+        }
+        if known.is_some() {
+            // Of two to a process on the node the one that speaks has it.
+            if !is_here(&self.control.backend(flow.backend)) {
+                return Step::Over;
+            }
+            self.tables.replies.forget(Stage::Going, &key);
+        }
+        self.tables.lost += u64::from(known.is_none() && !flow.opening);
+        let stage = if flow.opening { Stage::Opening } else { Stage::Going };
+        let reply = self.reply_of(p, flow, p.syn.then_some(self.now.delay));
+        self.tables.replies.put(stage, key, reply);
+        Step::On
+    }
+
+    fn step_of_syn(&self, flow: &Flow, reply: &Reply) -> Step {
+        // At rest after one side has closed, its client has begun anew. Else the backend tells whether it still knows of it.
+        let at_rest = (flow.closing || reply.closing) && self.is_silent(flow, reply, self.config.tcp_linger);
+        if has_ended(flow, reply) || at_rest {
+            return Step::Over;
+        }
+        match reply.asked {
+            Some(asked) if self.now.delay.wrapping_sub(asked) >= SYN_AGAIN => {
+                if flow.retries >= RETRIES {
+                    Step::GiveUp
+                } else {
+                    Step::Elsewhere
+                }
+            }
+            Some(_) | None => Step::On,
+        }
+    }
+
+    /// Moves a flow that was answered to the tables of those that go on. Returns whether it did.
+    pub(crate) fn promote(&mut self, key: &Key, flow: &Flow) -> bool {
+        if flow.direct {
+            self.tables.flows.forget(Stage::Opening, key);
+            self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
+            return true;
+        }
+        let peer = flow.snat.map_or(key.from, |port| End { addr: self.node(key.family), port });
+        let backend = self.control.backend(flow.backend);
+        let from = crate::control::backend_end(&backend);
+        let at = Key { family: key.family, protocol: key.protocol, from, to: peer };
+        let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
+        if !reply.replied || !reply.is_of(key, flow) {
+            return false;
+        }
+        self.tables.replies.forget(Stage::Opening, &at);
+        self.tables.flows.forget(Stage::Opening, key);
+        self.tables.replies.put(Stage::Going, at, Reply { opening: false, ..reply });
+        self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
+        true
+    }
+
+    /// What a backend's packet answers. The second datagram back of a flow that begins lets it go on: a client may ask once
+    /// for many.
+    pub(crate) fn reply_to(&mut self, p: &Packet) -> Option<(Stage, Reply)> {
+        let key = p.key();
+        let (stage, reply) = self.tables.replies.find(&key)?;
+        if p.protocol == UDP && reply.opening && reply.replied {
+            let flow_key = reply.flow_key(&key);
+            if let Some(flow) = self.tables.flows.at(Stage::Opening, &flow_key)
+                && self.promote(&flow_key, &flow)
+            {
+                return self.tables.replies.find(&key);
+            }
+        }
+        Some((stage, reply))
+    }
+
+    /// A SYN that no backend has answered. The next one begins anew.
+    pub(crate) fn give_up(&mut self, p: &Packet, is_xdp: bool) -> Reason {
+        // XDP leaves it to tc.
+        if !is_xdp {
+            self.note_silence(p, Silence::Left);
+            self.tables.flows.forget_all(&p.key());
+        }
+        abi::REASON_UNANSWERED
+    }
+
+    /// Notes it at the flow that is known of a client's packet, and at its backend.
+    pub(crate) fn note_silence(&mut self, p: &Packet, silence: Silence) {
+        let (key, now) = (p.key(), self.now.delay);
+        let Some((_, flow)) = self.tables.flows.find(&key) else { return };
+        let at = self.reply_key_of(p, &flow);
+        let Some((stage, found)) = self.tables.replies.find(&at) else { return };
+        if !found.is_of(&key, &flow) {
+            return;
+        }
+        let Some(reply) = self.tables.replies.get_mut(stage, &at) else { return };
+        let counters = self.tables.backend_counters.entry(flow.backend).or_default();
+        match silence {
+            Silence::Stays | Silence::Left => {
+                reply.asked = Some(now);
+                counters.unanswered += 1;
+            }
+            Silence::Back => {}
+        }
+        match silence {
+            Silence::Left => {
+                reply.moved = true;
+                counters.balance = counters.balance.wrapping_sub(1);
+            }
+            Silence::Back => {
+                reply.moved = false;
+                counters.balance = counters.balance.wrapping_add(1);
+            }
+            Silence::Stays => {}
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The programs: what each hook makes of what was decided, and the pieces of datagrams.
+
+use std::borrow::Cow;
+
+use weir_abi as abi;
+use weir_core::model::Family;
+
+use crate::answer::{self, Cause};
+use crate::begin::is_loopback;
+use crate::choose::is_set;
+use crate::edit::Edit;
+use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_transport, parse};
+use crate::path::{Left, Translated};
+use crate::tables::{Fragment, FragmentKey};
+use crate::{Hook, Model, Outcome, Place, Reason, Verdict};
+
+/// Whether the reason is one of a packet that is answered.
+pub(crate) const fn is_answered(reason: Reason) -> bool {
+    reason >= abi::REASON_NO_ENDPOINTS && reason < abi::REASON_NO_LOCAL_ENDPOINTS
+}
+
+const fn is_dropped(reason: Reason) -> bool {
+    reason >= abi::REASON_NO_LOCAL_ENDPOINTS
+}
+
+const fn is_untouched(reason: Reason) -> bool {
+    reason < abi::REASON_TO_LOCAL
+}
+
+impl Outcome {
+    fn untouched(reason: Reason, frame: &[u8]) -> Self {
+        let verdict = if is_dropped(reason) { Verdict::Drop } else { Verdict::Pass };
+        Self { reason, verdict, frame: frame.to_vec(), hand_over: false }
+    }
+}
+
+impl Model {
+    /// What a program does with a frame. The tables change as the kernel's do.
+    pub fn run(&mut self, frame: &[u8], place: &Place<'_>) -> Outcome {
+        match parse(frame) {
+            Err(reason) => Outcome::untouched(reason, frame),
+            Ok((mut p, read)) => match place.hook {
+                Hook::Xdp => self.run_xdp(frame, &mut p, read, place),
+                Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => self.run_tc(frame, &mut p, read, place),
+            },
+        }
+    }
+
+    fn run_xdp(&mut self, frame: &[u8], p: &mut Packet, read: Result<(), Reason>, place: &Place<'_>) -> Outcome {
+        // Which pieces belong together, tc knows.
+        if p.piece != Piece::Whole {
+            return Outcome::untouched(abi::REASON_LEFT_TO_TC, frame);
+        }
+        match read.and_then(|()| self.ingress(p, true, place)) {
+            Ok((reason, how)) => translated(frame, p, reason, &how, place),
+            // To answer, a packet must be built.
+            Err(reason) if is_answered(reason) => Outcome::untouched(abi::REASON_LEFT_TO_TC, frame),
+            Err(reason) => Outcome::untouched(reason, frame),
+        }
+    }
+
+    fn run_tc(&mut self, frame: &[u8], p: &mut Packet, read: Result<(), Reason>, place: &Place<'_>) -> Outcome {
+        let inward = matches!(place.hook, Hook::NicIn | Hook::PodIn);
+        let (mut frame, mut read) = (Cow::Borrowed(frame), read);
+        if read == Err(abi::REASON_NOT_TRANSPORT)
+            && place.hook == Hook::NicIn
+            && let Some(opened) = self.unwrap(&frame, p)
+        {
+            *p = opened.packet;
+            read = opened.frame.map(|inner| frame = Cow::Owned(inner));
+        }
+        let frame = &*frame;
+        let mut outcome = self.translate_or_answer(frame, p, read, inward, place);
+        let reason = outcome.reason;
+        if matches!(reason, abi::REASON_FRAGMENT | abi::REASON_FRAGMENT_HELD) {
+            let lost = inward && self.is_lost(p);
+            let reason = if lost { abi::REASON_FRAGMENT_LOST } else { abi::REASON_FRAGMENT };
+            outcome = Outcome::untouched(reason, frame);
+        } else if p.piece == Piece::First && is_transport(p.protocol) && !is_untouched(reason) {
+            // The others share its fate.
+            let ports = Fragment { sport: p.sport, dport: p.dport, last_seen: self.now.ticks };
+            self.tables.fragments.insert(fragment_key(p, !inward), ports);
+        }
+        // Nobody has a cluster IP out there, and it may come back in a loop.
+        if place.hook == Hook::NicOut && is_untouched(outcome.reason) && self.is_in_service_network(p) {
+            outcome = Outcome::untouched(abi::REASON_NO_SERVICE, frame);
+        }
+        outcome
+    }
+
+    fn translate_or_answer(
+        &mut self,
+        frame: &[u8],
+        p: &mut Packet,
+        read: Result<(), Reason>,
+        inward: bool,
+        place: &Place<'_>,
+    ) -> Outcome {
+        if read == Err(abi::REASON_NOT_TRANSPORT) && p.is_whole_icmp() {
+            return match self.icmp(frame, p, inward, place) {
+                Ok(told) => {
+                    let mut edit = Edit::of(frame);
+                    told.write(&mut edit, p);
+                    let verdict = if told.route.is_some() { Verdict::Redirect } else { Verdict::Pass };
+                    Outcome { reason: abi::REASON_ERROR_TOLD, verdict, frame: edit.frame, hand_over: false }
+                }
+                Err(abi::REASON_NOT_TRANSPORT) if inward && self.is_echo(frame, p, place) => Outcome {
+                    reason: abi::REASON_ECHO,
+                    verdict: Verdict::Redirect,
+                    frame: answer::echo(frame, p),
+                    hand_over: false,
+                },
+                Err(reason) if inward => answered(frame, p, reason),
+                Err(reason) => Outcome::untouched(reason, frame),
+            };
+        }
+        match self.way_of(p, read, inward, place) {
+            Ok((reason, how)) => translated(frame, p, reason, &how, place),
+            Err(reason) if inward => answered(frame, p, reason),
+            Err(reason) => Outcome::untouched(reason, frame),
+        }
+    }
+
+    fn way_of(&mut self, p: &mut Packet, read: Result<(), Reason>, inward: bool, place: &Place<'_>) -> Left {
+        read?;
+        if p.piece == Piece::Later {
+            self.take_ports(p, !inward)?;
+        }
+        if inward { self.ingress(p, place.hook == Hook::NicIn, place) } else { self.egress(p) }
+    }
+
+    /// Gives a later piece the ports of the first one, unless the packet's number may be another's by now.
+    pub(crate) fn take_ports(&self, p: &mut Packet, out: bool) -> Result<(), Reason> {
+        let found = self.tables.fragments.get(&fragment_key(p, out));
+        let fresh = found.filter(|first| !self.now.is_idle(first.last_seen, self.config.fragment_idle));
+        let first = fresh.ok_or(abi::REASON_FRAGMENT_HELD)?;
+        (p.sport, p.dport) = (first.sport, first.dport);
+        Ok(())
+    }
+
+    /// Whether a packet is an echo request to an address of services that the host does not have.
+    fn is_echo(&self, frame: &[u8], p: &Packet, place: &Place<'_>) -> bool {
+        let asks = match p.family {
+            Family::V4 => frame.get(p.l4..p.l4 + 2) == Some(&[8, 0]),
+            Family::V6 => frame.get(p.l4..p.l4 + 2) == Some(&[128, 0]),
+        };
+        self.has(abi::CONFIG_ECHO)
+            && asks
+            && frame.len() >= p.l4 + 8
+            && is_one_host(p.family, p.src)
+            && self.control.is_address_of_services(p.family, p.dst)
+            && place.network.route(ip_of(p.family, p.dst)).is_some()
+    }
+
+    /// Whether a piece whose ports nobody knows is on its way to a cluster IP, which no host has.
+    fn is_lost(&self, p: &Packet) -> bool {
+        let may_be_the_other_proxys = self.has(abi::CONFIG_BESIDE) && p.protocol != UDP;
+        !may_be_the_other_proxys && self.control.is_cluster_ip(p.family, p.dst)
+    }
+
+    fn is_in_service_network(&self, p: &Packet) -> bool {
+        let networks = self.config.service_network.iter().take(self.config.service_networks as usize);
+        let word = |addr: abi::Addr| u128::from_be_bytes(addr.octets());
+        networks.into_iter().any(|net| (word(p.dst) ^ word(net.addr)) & word(net.mask) == 0)
+    }
+
+    /// The node's own address of a family.
+    pub(crate) const fn node(&self, family: Family) -> abi::Addr {
+        match family {
+            Family::V4 => self.config.node4,
+            Family::V6 => self.config.node6,
+        }
+    }
+
+    pub(crate) const fn has(&self, flag: u32) -> bool {
+        self.config.flags & flag != 0
+    }
+}
+
+/// Whether an answer to an address reaches one host.
+fn is_one_host(family: Family, addr: abi::Addr) -> bool {
+    is_set(addr) && !is_loopback(family, addr) && !ip_of(family, addr).is_multicast()
+}
+
+const fn fragment_key(p: &Packet, out: bool) -> FragmentKey {
+    FragmentKey { src: p.src, dst: p.dst, id: p.fragment_id, protocol: p.protocol, out }
+}
+
+fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place: &Place<'_>) -> Outcome {
+    let mut edit = Edit::of(frame);
+    edit.translate(p, how);
+    let mut outcome = Outcome { reason, verdict: Verdict::Pass, frame: Vec::new(), hand_over: false };
+    match how {
+        Translated::Destination { hand_over, .. } => outcome.hand_over = place.is_xdp() && *hand_over,
+        Translated::Source(_) => {}
+        Translated::Both { route, .. } | Translated::Wrapped { route, .. } if place.is_xdp() => {
+            edit.address_frame(route);
+            outcome.verdict = if route.device == place.device { Verdict::SendBack } else { Verdict::Redirect };
+        }
+        Translated::Both { .. } | Translated::Wrapped { .. } => outcome.verdict = Verdict::Redirect,
+    }
+    outcome.frame = edit.frame;
+    outcome
+}
+
+/// Answers a packet whose reason asks for it; others leave as they came.
+fn answered(frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
+    let sent = |reason, frame| Outcome { reason, verdict: Verdict::Redirect, frame, hand_over: false };
+    // Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    if reason == abi::REASON_TOO_BIG && !p.is_whole_icmp() {
+        let told = answer::error(frame, p, Cause::TooBig { mtu: p.mtu });
+        return told.map_or_else(|| Outcome::untouched(reason, frame), |told| sent(abi::REASON_TOO_BIG_TOLD, told));
+    }
+    if !is_answered(reason) {
+        return Outcome::untouched(reason, frame);
+    }
+    match p.protocol {
+        TCP => sent(reason, answer::reset(frame, p)),
+        UDP => match answer::error(frame, p, Cause::PortUnreachable) {
+            Some(told) => sent(reason, told),
+            None => Outcome::untouched(abi::REASON_REWRITE_FAILED, frame),
+        },
+        // SCTP's ABORT would need a CRC32c: its client hears nothing.
+        _ => Outcome { verdict: Verdict::Drop, ..Outcome::untouched(reason, frame) },
+    }
+}

@@ -1,0 +1,173 @@
+//! The reference model of the packet path: what the programs in `bpf/` must do with a packet, written as rules rather than for
+//! speed. Frame in; reason, verdict, frame out; tables before and after. The kernel is compared with it, packet by packet, by
+//! the fuzzer in `crates/datapath/tests`.
+//!
+//! Its sources are ARCHITECTURE.md, the decisions in `docs/adr` and the comments of `bpf/abi.h`. What it does not have: a clock
+//! (it is told), routes ([`Network`]), tables that are full, and random draws (it judges the one that the kernel made).
+#![forbid(unsafe_code)]
+
+mod answer;
+mod begin;
+mod choose;
+mod control;
+mod count;
+mod edit;
+mod going;
+mod hooks;
+mod icmp;
+mod over;
+mod packet;
+mod path;
+mod tables;
+mod unwrap;
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use weir_abi as abi;
+use weir_core::ops::MapOp;
+use weir_core::source_ports::PortSet;
+
+pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
+pub use packet::{End, Key};
+pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables};
+
+/// A number of `enum reason` in `bpf/abi.h`.
+pub type Reason = u32;
+
+/// The ends of the packet in a frame and the offset of its IP header, if it has ends: a later piece has no ports. None if it is
+/// no packet of TCP, UDP or SCTP.
+#[must_use]
+pub fn ends_of(frame: &[u8]) -> Option<(Key, usize)> {
+    let (packet, read) = packet::parse(frame).ok()?;
+    read.ok().map(|()| (packet.key(), packet.l3))
+}
+
+/// Where a packet meets a program.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Hook {
+    /// XDP on an interface of the node.
+    Xdp,
+    /// Into the node from one of its interfaces.
+    NicIn,
+    /// Out of one.
+    NicOut,
+    /// From a pod.
+    PodIn,
+    /// To a pod.
+    PodOut,
+}
+
+/// What becomes of the frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// On its way, by the stack.
+    Pass,
+    /// Nowhere.
+    Drop,
+    /// Out of the interface that it came from; of XDP alone.
+    SendBack,
+    /// Out of an interface.
+    Redirect,
+}
+
+/// What a program did.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Outcome {
+    /// Why it left.
+    pub reason: Reason,
+    /// How it left.
+    pub verdict: Verdict,
+    /// The frame, which means nothing after [`Verdict::Drop`].
+    pub frame: Vec<u8>,
+    /// XDP told tc to leave it alone.
+    pub hand_over: bool,
+}
+
+/// The way to an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Route {
+    /// Index of the device.
+    pub device: u32,
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// Address of the next hop, if the kernel knows it.
+    pub neighbour: Option<[u8; 6]>,
+    /// Address of the device.
+    pub mac: [u8; 6],
+    /// XDP may redirect to the device.
+    pub has_xdp: bool,
+    /// The device is one of the node's interfaces, where other nodes look into what arrives.
+    pub is_nic: bool,
+}
+
+/// The node's routes.
+pub trait Network {
+    /// The way to an address; none for what the node keeps or must not forward.
+    fn route(&self, to: IpAddr) -> Option<Route>;
+}
+
+/// Where a packet is, and what only the kernel knows.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The program.
+    pub hook: Hook,
+    /// Index of the device.
+    pub device: u32,
+    /// The routes.
+    pub network: &'a dyn Network,
+    /// The backend slot whose count of new flows moved in the kernel. It decides where the kernel draws at random.
+    pub drawn: Option<u32>,
+}
+
+impl Place<'_> {
+    pub(crate) fn is_xdp(&self) -> bool {
+        self.hook == Hook::Xdp
+    }
+}
+
+/// A node: what the control plane wrote, what the programs remember, and the time.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// As the agent wrote it.
+    pub config: abi::Config,
+    /// What the programs remember.
+    pub tables: Tables,
+    /// Addresses of the other nodes of the cluster.
+    pub other_nodes: HashSet<abi::Addr>,
+    /// The time. Only its differences mean something.
+    pub now: Now,
+    control: control::Control,
+}
+
+impl Model {
+    /// A node of whose services nothing is known.
+    #[must_use]
+    pub fn new(config: abi::Config, now: Now) -> Self {
+        let (tables, control) = (Tables::default(), control::Control::default());
+        Self { config, tables, other_nodes: HashSet::new(), now, control }
+    }
+
+    /// Applies writes of the control plane, in order. Names are left out, and so is [`MapOp::ForgetFlows`]: whoever forgets
+    /// flows changes [`Model::tables`] himself.
+    pub fn apply(&mut self, ops: &[MapOp]) {
+        for op in ops {
+            match op {
+                MapOp::ResetBackendCounters { id } => drop(self.tables.backend_counters.remove(id)),
+                MapOp::ResetServiceCounters { id } => drop(self.tables.service_counters.remove(id)),
+                MapOp::PutBase { id, base } => self.tables.backend_counters(*id).base = *base,
+                other => self.control.apply(other),
+            }
+        }
+    }
+
+    /// Lets new flows take these source ports and no others. Answers to those of before still arrive.
+    pub fn set_source_ports(&mut self, usable: &PortSet) {
+        self.control.set_source_ports(usable);
+    }
+
+    /// As if no flow had begun in this tick.
+    pub const fn calm(&mut self) {
+        self.tables.pace.1 = 0;
+    }
+}

@@ -1,0 +1,125 @@
+//! When a flow is over, and who may have its place (ADR 29). Nothing frees an entry of answers but a flow that takes it.
+
+use weir_abi as abi;
+
+use crate::Model;
+use crate::packet::{Key, Packet, TCP, UDP};
+use crate::tables::{Flow, Reply, Stage};
+
+/// Who asks for the place of a flow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Claim {
+    /// Who can have no other one.
+    Only,
+    /// A new flow for which the port is the one that was taken longest ago.
+    Turn,
+    /// The same, after several that were not free.
+    Need,
+}
+
+/// Whether both sides have closed a connection, or one has reset it.
+pub(crate) const fn has_ended(flow: &Flow, reply: &Reply) -> bool {
+    flow.ended || (flow.closing && reply.closing)
+}
+
+impl Model {
+    /// Whether nothing has come in either direction for longer than so many ticks.
+    pub(crate) const fn is_silent(&self, flow: &Flow, reply: &Reply, limit: u32) -> bool {
+        self.now.is_idle(flow.last_seen, limit) && self.now.is_idle(reply.last_seen, limit)
+    }
+
+    /// Whether another flow may have the place of this one's reply entry: it has moved on to another backend or port, lost
+    /// its endpoint, has ended, never got going, or is idle in both directions.
+    pub(crate) fn flow_is_over(
+        &self,
+        protocol: u8,
+        flow: &Flow,
+        reply: &Reply,
+        port: Option<u16>,
+        claim: Claim,
+    ) -> bool {
+        if flow.backend != reply.backend || flow.snat != port || !self.is_alive(flow) {
+            return true;
+        }
+        // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
+        // datagrams to one who need not answer does.
+        let went_on = protocol != TCP && flow.last_seen != flow.created;
+        if claim != Claim::Only && flow.opening && !went_on {
+            return true;
+        }
+        if has_ended(flow, reply) {
+            // The ports behind it are free for longer, unless all have had their turn since it began.
+            let linger = self.config.tcp_linger;
+            return claim != Claim::Turn
+                || self.is_silent(flow, reply, linger)
+                || !self.now.is_idle(flow.created, linger);
+        }
+        let limit = match protocol {
+            TCP if flow.opening => abi::OPENING_IDLE,
+            _ if flow.closing || reply.closing => self.config.tcp_half_closed,
+            UDP => self.config.udp_idle,
+            _ => self.config.tcp_idle,
+        };
+        self.is_silent(flow, reply, limit)
+    }
+
+    /// Whether a packet that looks like an answer belongs to another connection between the same ports, which began after ours
+    /// was over. The entry goes, so that the rest of that connection finds none.
+    pub(crate) fn is_anothers(&mut self, p: &Packet) -> bool {
+        let key = p.key();
+        let Some((_, reply)) = self.tables.replies.find(&key) else { return false };
+        let begins = p.syn_ack || p.protocol == UDP;
+        let done = reply.closing && self.now.is_idle(reply.last_seen, self.config.tcp_linger);
+        if !begins && !done {
+            return false;
+        }
+        let port = reply.snat.then_some(p.dport);
+        let theirs = match self.tables.flows.find(&reply.flow_key(&key)) {
+            Some((_, flow)) => self.flow_is_over(p.protocol, &flow, &reply, port, Claim::Only),
+            // Of a full table an entry may be missing whose flow goes on.
+            None => port.is_some(),
+        };
+        if theirs {
+            self.tables.replies.forget_all(&key);
+        }
+        theirs
+    }
+
+    /// Notes an end that a client has sent.
+    pub(crate) fn client_ends(&mut self, flow: &mut Flow, p: &Packet) {
+        flow.closing = true;
+        let reply = self.tables.replies.find(&self.reply_key_of(p, flow)).map(|(_, reply)| reply);
+        // Whose answers do not come by here is believed to have closed its direction.
+        let backend_has = flow.direct || reply.is_some_and(|reply| reply.is_of(&p.key(), flow) && reply.closing);
+        if p.reset || backend_has {
+            self.end(flow);
+        }
+    }
+
+    /// Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow.
+    pub(crate) fn backend_ends(&mut self, key: &Key, reply: &Reply, p: &Packet) {
+        let flow_key = reply.flow_key(key);
+        let Some((stage, mut flow)) = self.tables.flows.find(&flow_key) else { return };
+        let is_of = (flow.backend, flow.generation) == (reply.backend, reply.generation);
+        if !is_of || flow.snat != reply.snat.then_some(p.dport) || !(p.reset || flow.closing) {
+            return;
+        }
+        self.end(&mut flow);
+        self.tables.flows.put(stage, flow_key, flow);
+    }
+
+    /// Notes that a flow has ended, and takes it out of the balance of its backend, whose slot may be another's by now.
+    fn end(&mut self, flow: &mut Flow) {
+        if !std::mem::replace(&mut flow.ended, true) && self.is_alive(flow) {
+            let counters = self.tables.backend_counters(flow.backend);
+            counters.balance = counters.balance.wrapping_sub(1);
+        }
+    }
+
+    /// Tells a flow that begins that it was answered.
+    pub(crate) fn note_answer(&mut self, key: &Key, reply: &Reply) {
+        if let Some(flow) = self.tables.flows.get_mut(Stage::Opening, &reply.flow_key(key)) {
+            flow.replied = true;
+        }
+    }
+}

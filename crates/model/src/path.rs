@@ -1,0 +1,196 @@
+//! A packet's way: from a client to a backend, and back. What comes out says what is to be done with the bytes.
+
+use weir_abi as abi;
+use weir_core::model::Family;
+
+use crate::begin::Begun;
+use crate::control::{Arrival, backend_end, is_in_host_network, is_local};
+use crate::going::Step;
+use crate::packet::{End, Packet, Piece, SCTP, TCP, UDP, ip_of};
+use crate::tables::{Flow, Reply, Stage};
+use crate::{Model, Place, Reason, Route};
+
+/// Ticks for which a backend may repeat its answer to a SYN.
+const MOVED_IDLE: u32 = 64;
+
+/// How a packet of ours leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Translated {
+    /// To another destination, by way of the stack.
+    Destination {
+        to: End,
+        /// It may be a frontend itself: tc must not look again.
+        hand_over: bool,
+    },
+    /// From another source, on the way that it has.
+    Source(End),
+    /// Both ends are others, and the stack never sees it.
+    Both { from: End, to: End, route: Route },
+    /// In another packet, as it came but a hop older.
+    Wrapped { from: abi::Addr, to: abi::Addr, route: Route },
+}
+
+pub(crate) type Left = Result<(Reason, Translated), Reason>;
+
+impl Model {
+    /// On the way into the node from an interface.
+    pub(crate) fn ingress(&mut self, p: &mut Packet, from_outside: bool, place: &Place<'_>) -> Left {
+        if let Some((stage, reply)) = self.answer_to_node(p) {
+            return if reply.moved { Err(abi::REASON_STALE) } else { self.send_back(p, stage, &reply, place) };
+        }
+        let port_of_any = End { addr: p.dst, port: 0 };
+        let may_be =
+            self.control.may_be_frontend(p.destination(), p.protocol) || self.control.may_be_frontend(port_of_any, 0);
+        if !may_be && p.endpoint.is_none() {
+            return Err(abi::REASON_NO_FRONTEND);
+        }
+        let known = self.known_flow(p);
+        let step = match &known {
+            Some((_, flow)) if self.is_alive(flow) => self.step(p, flow),
+            Some(_) | None => Step::Over,
+        };
+        match (known, step) {
+            (Some((stage, flow)), Step::On) => self.go_on(p, stage, flow, place),
+            // Only the first piece of a datagram starts a flow or is answered.
+            _ if p.piece == Piece::Later => Err(abi::REASON_STALE),
+            (Some(_), _) if p.protocol == TCP && !p.syn => {
+                let resets = self.has(abi::CONFIG_RESET_STALE) && !p.reset;
+                Err(if resets { abi::REASON_STALE_RESET } else { abi::REASON_STALE })
+            }
+            (Some(_), Step::GiveUp) => Err(self.give_up(p, place.is_xdp())),
+            (Some((stage, flow)), Step::Elsewhere) => match self.begin_elsewhere(p, flow, from_outside, place)? {
+                Begun::Flow(new) => self.go_with(p, Some(flow), new, place),
+                Begun::Stays => self.go_on(p, stage, flow, place),
+            },
+            (known, _) => {
+                let new = self.begin(p, from_outside, place)?;
+                self.go_with(p, known.map(|(_, flow)| flow), new, place)
+            }
+        }
+    }
+
+    /// The reply entry of a packet to one of the node's ports, if it is a flow's.
+    fn answer_to_node(&mut self, p: &Packet) -> Option<(Stage, Reply)> {
+        if p.dst != self.node(p.family) {
+            return None;
+        }
+        // SCTP flows keep their client's port.
+        let arrival = if p.protocol == SCTP { Arrival::Ours } else { self.control.arrival(p.dport) };
+        if arrival == Arrival::Host {
+            return None;
+        }
+        let found = self.reply_to(p).filter(|(_, reply)| reply.snat)?;
+        let shared = arrival == Arrival::Left || self.has(abi::CONFIG_BESIDE);
+        (!(shared && self.is_anothers(p))).then_some(found)
+    }
+
+    fn send_back(&mut self, p: &mut Packet, stage: Stage, reply: &Reply, place: &Place<'_>) -> Left {
+        let route = place.route(p, reply.client.addr)?;
+        self.count_back(stage, &p.key(), p);
+        Ok((abi::REASON_BACK, Translated::Both { from: reply.frontend, to: reply.client, route }))
+    }
+
+    /// A packet of a flow that was known before.
+    fn go_on(&mut self, p: &mut Packet, stage: Stage, flow: Flow, place: &Place<'_>) -> Left {
+        let left = self.to_backend(p, &flow, place)?;
+        let mut noted = flow;
+        self.count_to(&mut noted, p);
+        self.tables.flows.put(stage, p.key(), noted);
+        Ok(left)
+    }
+
+    /// The first packet of a flow, which is counted at its backend alone.
+    fn go_with(&mut self, p: &mut Packet, former: Option<Flow>, mut flow: Flow, place: &Place<'_>) -> Left {
+        // The one before would hide it.
+        if former.is_some_and(|former| !former.opening) {
+            self.tables.flows.forget(Stage::Going, &p.key());
+        }
+        let left = self.to_backend(p, &flow, place)?;
+        self.count_to(&mut flow, p);
+        Ok(left)
+    }
+
+    fn to_backend(&self, p: &mut Packet, flow: &Flow, place: &Place<'_>) -> Left {
+        let backend = self.control.backend(flow.backend);
+        let reason = if is_local(&backend) { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
+        let to = backend_end(&backend);
+        if flow.direct {
+            let route = place.route_of(p, to.addr, u32::from(p.length) + wrapper_size(p.family), true);
+            let route = route.inspect_err(|_| p.mtu = p.mtu.wrapping_sub(wrapper_size(p.family)))?;
+            let from = self.node(p.family);
+            return Ok((abi::REASON_DIRECT, Translated::Wrapped { from, to: to.addr, route }));
+        }
+        let Some(port) = flow.snat else {
+            return Ok((reason, Translated::Destination { to, hand_over: is_in_host_network(&backend) }));
+        };
+        let reason = if p.src == backend.addr { abi::REASON_HAIRPIN } else { reason };
+        let from = End { addr: self.node(p.family), port };
+        let route = place.route(p, to.addr)?;
+        Ok((reason, Translated::Both { from, to, route }))
+    }
+
+    /// On the way out of the node.
+    pub(crate) fn egress(&mut self, p: &Packet) -> Left {
+        let Some((stage, reply)) = self.reply_to(p).filter(|(_, reply)| !reply.snat) else {
+            return Err(abi::REASON_NO_REPLY);
+        };
+        if reply.moved && !self.now.is_idle(reply.last_seen, MOVED_IDLE) {
+            return Err(abi::REASON_STALE);
+        }
+        // A client may talk to the endpoint itself, from a port that it once used for the service.
+        let idle = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
+        if (p.syn_ack || idle) && self.is_anothers(p) {
+            return Err(abi::REASON_NO_REPLY);
+        }
+        self.count_back(stage, &p.key(), p);
+        Ok((abi::REASON_BACK, Translated::Source(reply.frontend)))
+    }
+}
+
+impl Place<'_> {
+    /// The way for a packet that the stack never sees. `p.mtu` is set where it is too big for it.
+    pub(crate) fn route(&self, p: &mut Packet, to: abi::Addr) -> Result<Route, Reason> {
+        // What may be cut on its way has to fit the device alone.
+        self.route_of(p, to, p.length.into(), !p.may_be_cut)
+    }
+
+    /// The same for so many bytes; whole: routers must not cut them.
+    fn route_of(&self, p: &mut Packet, to: abi::Addr, length: u32, whole: bool) -> Result<Route, Reason> {
+        if p.ttl <= 1 {
+            return Err(abi::REASON_TTL_EXCEEDED);
+        }
+        // A redirect would send the frame out of the device below the VLAN, tag and all.
+        if p.vlan {
+            return Err(abi::REASON_LEFT_TO_TC);
+        }
+        let found = self.network.route(ip_of(p.family, to));
+        if self.is_xdp() {
+            let fits = |route: &Route| length <= route.mtu && route.neighbour.is_some();
+            let reachable = |route: &Route| route.device == self.device || route.has_xdp;
+            return found.filter(fits).filter(reachable).ok_or(abi::REASON_LEFT_TO_TC);
+        }
+        let route = found.ok_or(abi::REASON_NO_ROUTE)?;
+        // Without a neighbour the kernel does not look at the device.
+        let fits = if whole && length != 0 {
+            length <= route.mtu
+        } else {
+            route.neighbour.is_none() || p.frame <= route.mtu + LINK_ROOM
+        };
+        if !fits {
+            p.mtu = route.mtu;
+            return Err(abi::REASON_TOO_BIG);
+        }
+        Ok(route)
+    }
+}
+
+/// Bytes that are put around a packet for another node.
+pub(crate) const fn wrapper_size(family: Family) -> u32 {
+    match family {
+        Family::V4 => 20,
+        Family::V6 => 40,
+    }
+}
+
+/// The kernel lets a frame be longer than its device's MTU by this: Ethernet's header and a tag.
+const LINK_ROOM: u32 = 14 + 4;

@@ -1,0 +1,219 @@
+//! What the programs remember: flows, what their answers must look like, who keeps which backend, pieces of datagrams, and what
+//! they counted. The kernel's tables may be full; these never are.
+
+use std::collections::HashMap;
+
+use weir_abi as abi;
+use weir_abi::Addr;
+
+use crate::packet::{End, Key};
+
+/// In which pair of tables an entry is.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Stage {
+    /// The client goes on after an answer: `flows` and `replies`.
+    Going,
+    /// It has begun: `openings` and `awaited`.
+    Opening,
+}
+
+/// Times of the programs' two clocks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Now {
+    /// That of flows.
+    pub ticks: u32,
+    /// That of delays, in units of `2^DELAY_SHIFT` nanoseconds.
+    pub delay: u32,
+}
+
+impl Now {
+    /// Whether what was last seen at a tick has been silent for longer than a limit.
+    pub(crate) const fn is_idle(self, last_seen: u32, limit: u32) -> bool {
+        self.ticks.wrapping_sub(last_seen) > limit
+    }
+}
+
+/// Where a client's packets go. Keyed by them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Flow {
+    /// Slot of its backend.
+    pub backend: u32,
+    /// Of the backend when it was chosen.
+    pub generation: u32,
+    /// Slot of its service.
+    pub service: u32,
+    /// The backend sees the node's address with this port.
+    pub snat: Option<u16>,
+    /// Its packets go wrapped to the backend's node, which answers the client itself.
+    pub direct: bool,
+    /// The client has closed its direction.
+    pub closing: bool,
+    /// Both sides have closed theirs, or one has reset it.
+    pub ended: bool,
+    /// The backend had said something while the flow was among those that begin.
+    pub replied: bool,
+    /// Backends that were left since they did not answer.
+    pub retries: u16,
+    /// As it says itself; the table that it is in must agree.
+    pub opening: bool,
+    /// Tick.
+    pub created: u32,
+    /// Tick.
+    pub last_seen: u32,
+    /// Of all its packets but the first.
+    pub bytes: u32,
+    /// Those of them that the backend's counters lack.
+    pub held: u32,
+}
+
+/// What a backend's packets become. Keyed by them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Reply {
+    /// Whom the client talks to.
+    pub frontend: End,
+    /// The client.
+    pub client: End,
+    /// They come to the node in the client's stead.
+    pub snat: bool,
+    /// The backend has closed its direction.
+    pub closing: bool,
+    /// The backend has said something.
+    pub replied: bool,
+    /// The client was led elsewhere, as the backend did not answer.
+    pub moved: bool,
+    /// As it says itself.
+    pub opening: bool,
+    /// Slot of the backend.
+    pub backend: u32,
+    /// Of the backend when it was chosen.
+    pub generation: u32,
+    /// Tick.
+    pub last_seen: u32,
+    /// Since when a first answer is awaited.
+    pub asked: Option<u32>,
+    /// Of its packets.
+    pub bytes: u32,
+    /// Those of them that the backend's counters lack.
+    pub held: u32,
+}
+
+impl Reply {
+    /// Whether it is the answer to a flow of this key.
+    pub(crate) fn is_of(&self, key: &Key, flow: &Flow) -> bool {
+        (self.backend, self.generation) == (flow.backend, flow.generation)
+            && (self.client, self.frontend) == (key.from, key.to)
+    }
+
+    /// The key of its flow.
+    pub(crate) const fn flow_key(&self, reply: &Key) -> Key {
+        Key { family: reply.family, protocol: reply.protocol, from: self.client, to: self.frontend }
+    }
+}
+
+/// A table with its entries at both stages.
+#[derive(Clone, Debug)]
+pub struct Staged<T>([HashMap<Key, T>; 2]);
+
+impl<T> Default for Staged<T> {
+    fn default() -> Self {
+        Self([HashMap::new(), HashMap::new()])
+    }
+}
+
+impl<T: Copy> Staged<T> {
+    /// All entries of a stage.
+    pub fn entries(&self, stage: Stage) -> &HashMap<Key, T> {
+        &self.0[stage as usize]
+    }
+
+    /// Loses all entries of a stage, as a full table loses some.
+    pub fn clear(&mut self, stage: Stage) {
+        self.0[stage as usize].clear();
+    }
+
+    pub(crate) fn at(&self, stage: Stage, key: &Key) -> Option<T> {
+        self.0[stage as usize].get(key).copied()
+    }
+
+    /// What goes on hides what begins.
+    pub(crate) fn find(&self, key: &Key) -> Option<(Stage, T)> {
+        let at = |stage| Some((stage, self.at(stage, key)?));
+        at(Stage::Going).or_else(|| at(Stage::Opening))
+    }
+
+    pub(crate) fn get_mut(&mut self, stage: Stage, key: &Key) -> Option<&mut T> {
+        self.0[stage as usize].get_mut(key)
+    }
+
+    pub(crate) fn put(&mut self, stage: Stage, key: Key, entry: T) {
+        self.0[stage as usize].insert(key, entry);
+    }
+
+    pub(crate) fn forget(&mut self, stage: Stage, key: &Key) {
+        self.0[stage as usize].remove(key);
+    }
+
+    pub(crate) fn forget_all(&mut self, key: &Key) {
+        self.0.iter_mut().for_each(|table| _ = table.remove(key));
+    }
+}
+
+/// Which datagram a piece is of.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FragmentKey {
+    /// Source.
+    pub src: Addr,
+    /// Destination.
+    pub dst: Addr,
+    /// The datagram's number.
+    pub id: u32,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// On its way out of an interface, not into the node.
+    pub out: bool,
+}
+
+/// The ports of a datagram in pieces.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Fragment {
+    /// Source port.
+    pub sport: u16,
+    /// Destination port.
+    pub dport: u16,
+    /// Tick.
+    pub last_seen: u32,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
+    /// `flows` and `openings`.
+    pub flows: Staged<Flow>,
+    /// `replies` and `awaited`.
+    pub replies: Staged<Reply>,
+    /// By client and service.
+    pub affinities: HashMap<(Addr, u32), abi::Affinity>,
+    /// Datagrams in pieces.
+    pub fragments: HashMap<FragmentKey, Fragment>,
+    /// By slot of `snat_counters`: the first number that the next flow may get.
+    pub turns: HashMap<u32, u32>,
+    /// By slot.
+    pub backend_counters: HashMap<u32, abi::BackendCounters>,
+    /// By slot.
+    pub service_counters: HashMap<u32, abi::ServiceCounters>,
+    /// Entries for answers of flows that go on which were gone, and were written anew.
+    pub lost: u64,
+    /// New flows in the tick that has the last one.
+    pub(crate) pace: (u32, u32),
+}
+
+impl Tables {
+    pub(crate) fn backend_counters(&mut self, slot: u32) -> &mut abi::BackendCounters {
+        self.backend_counters.entry(slot).or_default()
+    }
+
+    pub(crate) fn service_counters(&mut self, slot: u32) -> &mut abi::ServiceCounters {
+        const NONE: abi::ServiceCounters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+        self.service_counters.entry(slot).or_insert(NONE)
+    }
+}

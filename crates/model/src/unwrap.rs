@@ -1,0 +1,59 @@
+//! What another node has wrapped for an endpoint of this one (ADR 30). All else of its kind is left alone: tunnels look the same.
+
+use weir_abi as abi;
+use weir_core::model::Family;
+
+use crate::packet::{End, Packet, Piece, inner_headers_end, parse_until};
+use crate::path::wrapper_size;
+use crate::{Model, Reason};
+
+const ETHERNET: usize = 14;
+
+/// What was in a wrapper.
+pub(crate) struct Opened {
+    pub(crate) packet: Packet,
+    /// The frame without the wrapper; none if it has to wait as it came, since the first piece did not come.
+    pub(crate) frame: Result<Vec<u8>, Reason>,
+}
+
+/// Bytes of the wrapper, if a packet has nothing but another one of its family in it.
+fn wrapper_of(p: &Packet) -> Option<usize> {
+    let protocol = match p.family {
+        Family::V4 => 4,
+        Family::V6 => 41,
+    };
+    let size = usize::try_from(wrapper_size(p.family)).unwrap_or_default();
+    let is_one = p.protocol == protocol && p.piece == Piece::Whole && (p.l3, p.l4) == (ETHERNET, ETHERNET + size);
+    is_one.then_some(size)
+}
+
+impl Model {
+    /// Takes the wrapper off a packet that is for us.
+    pub(crate) fn unwrap(&self, frame: &[u8], outer: &Packet) -> Option<Opened> {
+        let size = wrapper_of(outer)?;
+        if !self.other_nodes.contains(&outer.src) {
+            return None;
+        }
+        let frame = [&frame[..ETHERNET], &frame[ETHERNET + size..]].concat();
+        let (mut packet, read) = parse_until(&frame, inner_headers_end(size)).ok()?;
+        read.ok()?;
+        if packet.piece == Piece::Later
+            && let Err(reason) = self.take_ports(&mut packet, false)
+        {
+            return (reason == abi::REASON_FRAGMENT_HELD).then_some(Opened { packet, frame: Err(reason) });
+        }
+        packet.endpoint = Some(self.endpoint_of(outer, &packet)?);
+        Some(Opened { packet, frame: Ok(frame) })
+    }
+
+    /// The slot of the endpoint that a wrapped packet is for.
+    fn endpoint_of(&self, outer: &Packet, inner: &Packet) -> Option<u32> {
+        // A node port was asked for at the address of the node that wraps; it is the same at this one's.
+        let addr = if inner.dst == outer.src { self.node(inner.family) } else { inner.dst };
+        let frontend = self.control.frontend_at(inner.family, End { addr, port: inner.dport }, inner.protocol);
+        let endpoint = |service| self.control.local_endpoint(service, outer.dst);
+        // The address may have left the service since: its connections go on.
+        let of_flow = || endpoint(self.tables.flows.find(&inner.key())?.1.service);
+        frontend.and_then(|frontend| endpoint(frontend.service)).or_else(of_flow)
+    }
+}

@@ -1,0 +1,59 @@
+//! The model alone: whatever the frame is, it has an answer. That the answer is right, the fuzzer of `crates/datapath` asks.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::net::IpAddr;
+
+use weir_abi as abi;
+use weir_model::{Hook, Model, Network, Now, Place, Route, Verdict};
+
+struct Nowhere;
+
+impl Network for Nowhere {
+    fn route(&self, _: IpAddr) -> Option<Route> {
+        None
+    }
+}
+
+const HOOKS: [Hook; 5] = [Hook::Xdp, Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
+
+fn node() -> Model {
+    let config = abi::Config {
+        netns_cookie: 0,
+        hash_seed: 1,
+        node4: abi::Addr::UNSET,
+        node6: abi::Addr::UNSET,
+        flags: 0,
+        udp_idle: 300,
+        tcp_idle: 7200,
+        abi_version: abi::ABI_VERSION,
+        fragment_idle: 30,
+        service_networks: 0,
+        flood: 0,
+        tcp_half_closed: 60,
+        tcp_linger: 5,
+        held_pieces: 0,
+        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
+    };
+    Model::new(config, Now::default())
+}
+
+#[test]
+fn a_node_without_services_leaves_every_frame_as_it_came() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let mut model = node();
+    for _ in 0..20_000 {
+        let mut frame: Vec<u8> = (0..rng.usize(..200)).map(|_| rng.u8(..)).collect();
+        if let Some(ethertype) = frame.get_mut(12..16) {
+            // Else hardly one would be of IP.
+            let (kind, version) = *rng.choice(&[([8, 0], 0x45), ([0x86, 0xdd], 0x60)]).unwrap();
+            ethertype[..2].copy_from_slice(&kind);
+            ethertype[2] = version;
+        }
+        for hook in HOOKS {
+            let place = Place { hook, device: 1, network: &Nowhere, drawn: None };
+            let outcome = model.run(&frame, &place);
+            assert!(outcome.reason < abi::REASON_TO_LOCAL, "{hook:?}: {outcome:?}");
+            assert_eq!((outcome.verdict, outcome.frame.as_slice()), (Verdict::Pass, frame.as_slice()));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Counts the open flows of each table, for metrics, and tells of a table that has no room for more. All of the flow tables is
+//! read for that.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+use weir_core::flow_pressure::{Alarm, TableUse};
+use weir_datapath::View;
+use weir_kube_watch::events::{Events, Regarding};
+use weir_telemetry::metrics::Metrics;
+
+use crate::host;
+
+/// How often, and at the least: it is for people, and for graphs.
+const INTERVAL: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(300);
+/// Before the first time: when it starts the agent has better to do.
+const FIRST: Duration = Duration::from_secs(2);
+/// Most of a core that counting may take, a twentieth of a percent.
+const EFFORT: f64 = 0.0005;
+
+/// Entries by table.
+type Uses = BTreeMap<&'static str, TableUse>;
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct PerState {
+    table: &'static str,
+    state: &'static str,
+}
+
+/// Entries of the flow tables as they were counted last.
+#[derive(Clone, Debug)]
+pub(crate) struct PressureMetrics(Family<PerState, Gauge>);
+
+impl PressureMetrics {
+    /// Without a count, registered.
+    pub(crate) fn register(metrics: &mut Metrics) -> Self {
+        let entries = Family::default();
+        let help = "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is \
+                    free; weir_map_max_entries is the room";
+        metrics.weir().register("flow_entries", help, entries.clone());
+        Self(entries)
+    }
+
+    fn set(&self, uses: &Uses) {
+        for (table, TableUse { open, over, capacity: _ }) in uses {
+            for (state, count) in [("open", *open), ("over", *over)] {
+                self.0.get_or_create(&PerState { table, state }).set(i64::from(count));
+            }
+        }
+    }
+}
+
+/// Counts until it is stopped.
+#[derive(Debug)]
+pub(crate) struct PressureWatch {
+    view: View,
+    metrics: PressureMetrics,
+    alarm: Alarm,
+    events: Events,
+    node: String,
+}
+
+impl PressureWatch {
+    /// Complaints go to the log, and to `events` about `node`.
+    pub(crate) fn new(view: View, metrics: PressureMetrics, events: Events, node: &str) -> Self {
+        Self { view, metrics, alarm: Alarm::default(), events, node: node.to_owned() }
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let Self { mut view, metrics, mut alarm, events, node } = self;
+        let work = async {
+            let mut pause = FIRST;
+            loop {
+                tokio::time::sleep(pause).await;
+                let counted = tokio::task::spawn_blocking(move || {
+                    let begin = Instant::now();
+                    let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
+                    let uses = view.flow_uses(tick);
+                    (view, uses, begin.elapsed())
+                });
+                let Ok((back, uses, took)) = counted.await else { return };
+                view = back;
+                match uses {
+                    Ok(uses) => {
+                        metrics.set(&uses);
+                        let due = uses.into_iter().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
+                        due.for_each(|(table, used)| complain(&events, &node, table, used));
+                    }
+                    Err(cause) => debug!(%cause, "flows were not counted"),
+                }
+                pause = took.div_f64(EFFORT).clamp(INTERVAL, LONGEST);
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+}
+
+fn complain(events: &Events, node: &str, table: &'static str, used: TableUse) {
+    let TableUse { open, over: _, capacity } = used;
+    let cause = if table.starts_with("openings") {
+        "flows that nobody has answered, as in a flood: the oldest are forgotten, and begin anew when their client comes again; \
+         see --max-openings"
+    } else {
+        "open flows: those that are used least are forgotten, and their connections may break; give the agent a larger \
+         --max-flows"
+    };
+    warn!(table, open, capacity, "the table is full of {cause}");
+    let note = format!("table {table} is full, {open} of {capacity} entries are {cause}");
+    events.warn(Regarding::node(node), "FlowTablePressure", note);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_a_gauge_by_table_and_state() {
+        let mut metrics = Metrics::new();
+        let uses = Uses::from([("flows4", TableUse { open: 7, over: 3, capacity: 16 })]);
+        PressureMetrics::register(&mut metrics).set(&uses);
+        let text = metrics.encode().unwrap();
+        for line in [
+            r#"weir_flow_entries{table="flows4",state="open"} 7"#,
+            r#"weir_flow_entries{table="flows4",state="over"} 3"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Interfaces that packets may take past the host's stack.
+
+use std::collections::BTreeMap;
+
+use tracing::error;
+use weir_abi as abi;
+use weir_core::shortcuts::shortcuts;
+
+use super::Writer;
+
+impl Writer {
+    /// Writes them where they changed. Without the option there are none.
+    pub(super) fn update_shortcuts(&mut self) {
+        let wanted = if self.settings.config.flags & abi::CONFIG_HOST_BYPASS == 0 {
+            BTreeMap::new()
+        } else {
+            shortcuts(&self.interfaces, |index| self.attached.get(&index).map(|(_, kind)| *kind))
+        };
+        if self.shortcuts.as_ref() == Some(&wanted) {
+            return;
+        }
+        match self.datapath.set_shortcuts(&wanted) {
+            Ok(()) => self.shortcuts = Some(wanted),
+            // Whatever has none takes the way through the host; the next change tries again.
+            Err(cause) => {
+                error!(%cause, "interfaces are not told to the programs: packets go through the host's stack");
+            }
+        }
+    }
+}
