@@ -42,6 +42,14 @@ struct {
 	__type(value, __u32);
 } target SEC(".maps");
 
+/* What the sink has received. Frames arrive on one processor. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} arrived SEC(".maps");
+
 /* Restores the frame. Returns false if it has another length than expected. */
 static __always_inline bool restore(struct xdp_md *ctx, const struct plan *p, const int words)
 {
@@ -107,6 +115,24 @@ SEC("xdp")
 int bench_null(struct xdp_md *ctx __attribute__((unused)))
 {
 	return XDP_TX;
+}
+
+SEC("xdp")
+int bench_drop(struct xdp_md *ctx __attribute__((unused)))
+{
+	return XDP_DROP;
+}
+
+/* At the far end of a device that live frames are sent to. */
+SEC("xdp")
+int bench_sink(struct xdp_md *ctx __attribute__((unused)))
+{
+	__u32 slot = 0;
+	__u64 *count = bpf_map_lookup_elem(&arrived, &slot);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+	return XDP_DROP;
 }
 
 char LICENSE[] SEC("license") = "GPL";

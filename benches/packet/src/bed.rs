@@ -4,11 +4,12 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, ProgramArray};
-use aya::programs::{ProgramFd, Xdp};
-use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
+use aya::programs::{ProgramFd, Xdp, XdpMode};
+use aya::{Ebpf, EbpfLoader, Pod, TestRun as _, TestRunAttrs, TestRunOptions, include_bytes_aligned};
 use weir_abi as abi;
 use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
@@ -23,8 +24,16 @@ static WRAPPER: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/wrappe
 pub(crate) const PIN_PREFIX: &str = "weir-bench-";
 /// Endpoints of each service, all on this node.
 const ENDPOINTS: u32 = 2;
+const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
+
+/// Live frames at a time: what the kernel takes unless told otherwise.
+const BATCH: u32 = 64;
+
+/// The node's addresses. No service's ends in the same word, which costs a packet one more lookup.
+pub(crate) const NODE: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(172, 30, 0, 11), Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 1, 0x11));
 
 /// Last word of the first service's address.
 pub(crate) fn first_service(family: Family) -> u32 {
@@ -78,37 +87,66 @@ unsafe impl Pod for Plan {}
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Program {
     Weir,
+    /// Sends each packet back where it came from, untouched.
     Null,
+    /// Drops each packet.
+    Drop,
+}
+
+/// Where the endpoints of all services are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Endpoints {
+    /// On this node: packets are translated and passed up.
+    Here,
+    /// On another one, beyond the device that the packets came from: they are translated in both directions and sent back.
+    Elsewhere,
+}
+
+/// What is to be measured on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) family: Family,
+    pub(crate) services: u32,
+    /// Flows that the tables have room for at each stage.
+    pub(crate) room: u32,
+    pub(crate) endpoints: Endpoints,
+    /// The device that packets come from, in the thread's namespace; 0: its loopback.
+    pub(crate) device: u32,
 }
 
 /// See the module's description. Pins go when it is dropped.
 pub(crate) struct Bed {
     pins: PinDir,
-    family: Family,
+    setting: Setting,
     _datapath: Datapath,
     wrapper: Ebpf,
     plan: Array<MapData, Plan>,
     target: ProgramArray<MapData>,
     weir: ProgramFd,
     null: ProgramFd,
+    drop: ProgramFd,
+    arrived: Array<MapData, u64>,
 }
 
 impl Bed {
-    /// Loads the programs with so many services in the maps, and room for so many flows that begin.
-    pub(crate) fn new(family: Family, services: u32, openings: u32) -> Result<Self> {
+    /// Loads the programs and fills the maps.
+    pub(crate) fn new(setting: Setting) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let pins = PinDir::new(format!("/sys/fs/bpf/{PIN_PREFIX}{}-{number}", std::process::id()));
-        let capacity = Capacity { flows: 1 << 18, openings, ..Capacity::DEFAULT };
+        let capacity = Capacity { flows: setting.room, openings: setting.room, ..Capacity::DEFAULT };
         let mut datapath = Datapath::open(pins.clone(), &capacity)?;
-        fill(&mut datapath, capacity, family, services)?;
+        fill(&mut datapath, capacity, setting)?;
         let mut wrapper = EbpfLoader::new().btf(None).load(WRAPPER).context("cannot load the wrapper")?;
         let plan = Array::try_from(wrapper.take_map("plan").context("no map plan")?)?;
         let target = ProgramArray::try_from(wrapper.take_map("target").context("no map target")?)?;
+        let arrived = Array::try_from(wrapper.take_map("arrived").context("no map arrived")?)?;
         let null = load(&mut wrapper, "bench_null")?;
+        let drop = load(&mut wrapper, "bench_drop")?;
+        load(&mut wrapper, "bench_sink")?;
         load(&mut wrapper, "bench_wrapper")?;
         let weir = datapath.program_fd("weir_xdp").context("no program weir_xdp")?;
-        Ok(Self { pins, family, _datapath: datapath, wrapper, plan, target, weir, null })
+        Ok(Self { pins, setting, _datapath: datapath, wrapper, plan, target, weir, null, drop, arrived })
     }
 
     /// What a run is to do.
@@ -117,7 +155,7 @@ impl Bed {
         for (word, bytes) in template.iter_mut().zip(frame.chunks_exact(8)) {
             *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
         }
-        let v6 = u32::from(self.family == Family::V6);
+        let v6 = u32::from(self.setting.family == Family::V6);
         Plan { template, next: 0, flows, services, first_service, v6, pad: 0 }
     }
 
@@ -138,7 +176,7 @@ impl Bed {
             Ok(())
         }
         let map = |name| MapData::from_pin(self.pins.map(name)).with_context(|| format!("cannot open {name}"));
-        match self.family {
+        match self.setting.family {
             Family::V4 => answered::<{ size_of::<abi::FlowKey4>() }>(map("awaited4")?),
             Family::V6 => answered::<{ size_of::<abi::FlowKey6>() }>(map("awaited6")?),
         }
@@ -146,16 +184,55 @@ impl Bed {
 
     /// Runs a program in the wrapper, that many rounds.
     pub(crate) fn run(&mut self, program: Program, plan: &Plan, frame: &[u8], rounds: u32) -> Result<Run> {
-        let (fd, verdict) = match program {
-            Program::Weir => (&self.weir, XDP_PASS),
-            Program::Null => (&self.null, XDP_TX),
+        let verdict = match (program, self.setting.endpoints) {
+            (Program::Weir, Endpoints::Here) => XDP_PASS,
+            (Program::Weir, Endpoints::Elsewhere) | (Program::Null, _) => XDP_TX,
+            (Program::Drop, _) => XDP_DROP,
+        };
+        let context = Context::Xdp { ifindex: self.setting.device };
+        let run = prog_run(self.prepare(program, plan)?.fd()?.as_fd(), frame, Some(context), rounds)?;
+        ensure!(run.retval == verdict, "{program:?} returned {} in place of {verdict}", run.retval);
+        Ok(run)
+    }
+
+    /// The same with frames that the kernel treats as if the device had received them; returns the mean time of one.
+    pub(crate) fn run_live(&mut self, program: Program, plan: &Plan, frame: &[u8], rounds: u32) -> Result<Duration> {
+        let [length, device] = [u32::try_from(frame.len())?, self.setting.device];
+        // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let context: Vec<u8> = [0, length, 0, device, 0, 0].into_iter().flat_map(u32::to_ne_bytes).collect();
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ctx_in: Some(&context),
+            repeat: rounds,
+            attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+            ..TestRunOptions::new()
+        };
+        let ran = self.prepare(program, plan)?.test_run(options).with_context(|| format!("cannot run {program:?}"))?;
+        Ok(ran.duration)
+    }
+
+    /// Lets a device's frames be counted and dropped, for as long as this lives.
+    pub(crate) fn attach_sink(&mut self, device: &str) -> Result<()> {
+        let sink: &mut Xdp = self.wrapper.program_mut("bench_sink").context("no program bench_sink")?.try_into()?;
+        sink.attach(device, XdpMode::Driver).with_context(|| format!("cannot attach a program to {device}"))?;
+        Ok(())
+    }
+
+    /// Frames that the sink has counted so far.
+    pub(crate) fn arrived(&self) -> Result<u64> {
+        Ok(self.arrived.get(&0, 0)?)
+    }
+
+    /// The wrapper, which calls the program from now on.
+    fn prepare(&mut self, program: Program, plan: &Plan) -> Result<&Xdp> {
+        let fd = match program {
+            Program::Weir => &self.weir,
+            Program::Null => &self.null,
+            Program::Drop => &self.drop,
         };
         self.target.set(0, fd, 0)?;
         self.plan.set(0, plan, 0)?;
-        let wrapper: &Xdp = self.wrapper.program("bench_wrapper").context("no program bench_wrapper")?.try_into()?;
-        let run = prog_run(wrapper.fd()?.as_fd(), frame, Some(Context::Xdp { ifindex: 0 }), rounds)?;
-        ensure!(run.retval == verdict, "{program:?} returned {} in place of {verdict}", run.retval);
-        Ok(run)
+        Ok(self.wrapper.program("bench_wrapper").context("no program bench_wrapper")?.try_into()?)
     }
 }
 
@@ -173,7 +250,13 @@ fn load(wrapper: &mut Ebpf, name: &str) -> Result<ProgramFd> {
     Ok(program.fd()?.try_clone()?)
 }
 
-fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u32) -> Result<()> {
+fn fill(datapath: &mut Datapath, capacity: Capacity, setting: Setting) -> Result<()> {
+    let Setting { family, services, room: _, endpoints, device: _ } = setting;
+    let all: Vec<(usize, u32)> = (0..ENDPOINTS as usize).map(|i| (i, 1)).collect();
+    let tier = match endpoints {
+        Endpoints::Here => TierPlan { spill: 0, local: all, remote: Vec::new() },
+        Endpoints::Elsewhere => TierPlan { spill: 0, local: Vec::new(), remote: all },
+    };
     let mut tables = Tables::new(capacity);
     for n in 0..services {
         let service = ObjectName::new("bench", format!("service-{n}"));
@@ -182,18 +265,17 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
             port: 8080,
             node: None,
             zone: "".into(),
-            local: true,
+            local: endpoints == Endpoints::Here,
             host_network: false,
             pod: None,
         });
-        let tier = TierPlan { spill: 0, local: (0..ENDPOINTS as usize).map(|i| (i, 1)).collect(), remote: Vec::new() };
         let key = FrontendKey { address: service_address(family, n), port: 80, protocol: Protocol::Tcp.number() };
         let plan = ServicePlan {
             key: PlanKey { service: service.clone(), port_name: "".into(), protocol: Protocol::Tcp, family },
             port: 80,
             frontends: vec![(key, abi::KIND_CLUSTER_IP)],
             backends: backends.collect(),
-            tiers: [tier.clone(), tier.clone(), tier],
+            tiers: [tier.clone(), tier.clone(), tier.clone()],
             shares: Shares::Planned,
             selector: Selector::Weights,
             endpoints: ENDPOINTS,
@@ -207,8 +289,8 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
     datapath.configure(&abi::Config {
         netns_cookie: 0,
         hash_seed: 0x5eed,
-        node4: Ipv4Addr::new(172, 30, 0, 11).into(),
-        node6: Ipv6Addr::LOCALHOST.into(),
+        node4: NODE.0.into(),
+        node6: NODE.1.into(),
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 112,
         tcp_idle: 7000,
@@ -216,7 +298,9 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, family: Family, services: u
         fragment_idle: 30,
         service_networks: 0,
         flood: u32::MAX,
-        pad: 0,
+        tcp_half_closed: 3600,
+        tcp_linger: 3,
+        held_pieces: 0,
         service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
     })?;
     // What a host with the usual settings does not use.

@@ -1,25 +1,31 @@
 //! Nanoseconds per packet of the XDP program, by `BPF_PROG_RUN` inside a wrapper that restores the packet in each round.
 //!
 //! What is reported is net of the null program in the same wrapper, on the same flows. All endpoints are on this node:
-//! the packet is translated and passed up. `wrapper.bpf.c` says how a round works.
+//! the packet is translated and passed up. `wrapper.bpf.c` says how a round works. [`live`] is about frames that are sent on.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
 use weir_core::model::Family;
-use weir_core::ops::Capacity;
 
 mod bed;
 mod frame;
+mod live;
 
-use bed::Bed;
+use bed::{Bed, Endpoints, Setting};
+pub use live::{LiveFigure, live};
 
-const FLOWS: [u32; 3] = [1, 1000, 65_536];
-const SERVICES: [u32; 3] = [1, 1000, 10_000];
-/// Rounds of one timed run of packets that are all alike.
+/// Flows that are known, where all of them get packets.
+pub const FLOWS: [u32; 4] = [1, 1000, 65_536, 524_288];
+/// The same for packets of other flows, and different packets that are not ours.
+pub const OTHER_FLOWS: u32 = 1000;
+/// Services in the maps.
+pub const SERVICES: [u32; 3] = [1, 1000, 10_000];
+/// Least rounds of one timed run of packets that are all alike.
 const ROUNDS: u32 = 400_000;
 /// New flows of one timed run; with the flows before them they fit into the flow table without an eviction.
 const NEW_FLOWS: u32 = 24_576;
@@ -55,19 +61,19 @@ pub struct Figure {
     pub null_ns: f64,
 }
 
-/// Measures everything, prints a table and writes the figures as JSON.
+/// Measures everything but live frames, and prints a line for each figure.
 ///
 /// # Errors
 /// Without root, with BPF statistics switched on, or when a packet does not come out as it should.
-pub fn run(output: &Path) -> Result<()> {
+pub fn measure() -> Result<Vec<Figure>> {
     prepare()?;
     let mut figures = Vec::new();
     println!("{:<12} {:<6} {:>8} {:>9} {:>8} {:>8}", "CASE", "FAMILY", "FLOWS", "SERVICES", "NET ns", "NULL ns");
     for case in [Case::Established, Case::NewFlow, Case::NotOurs] {
         for family in [Family::V4, Family::V6] {
             for services in SERVICES {
-                for flows in FLOWS {
-                    let figure = measure(case, family, flows, services)?;
+                for flows in case.flows() {
+                    let figure = one(case, family, *flows, services)?;
                     let Figure { family, net_ns, null_ns, .. } = &figure;
                     let name = format!("{case:?}");
                     println!("{name:<12} {family:<6} {flows:>8} {services:>9} {net_ns:>8.1} {null_ns:>8.1}");
@@ -76,8 +82,16 @@ pub fn run(output: &Path) -> Result<()> {
             }
         }
     }
-    weir_testbed::figures::write(output, &figures)?;
-    Ok(())
+    Ok(figures)
+}
+
+impl Case {
+    const fn flows(self) -> &'static [u32] {
+        match self {
+            Self::Established => &FLOWS,
+            Self::NewFlow | Self::NotOurs => &[OTHER_FLOWS],
+        }
+    }
 }
 
 fn prepare() -> Result<()> {
@@ -107,18 +121,17 @@ fn sweep(bpffs: &Path) -> Result<()> {
     Ok(())
 }
 
-fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
-    // All of the flows begin at once before they are answered.
-    let openings = if case == Case::Established { 1 << 18 } else { Capacity::DEFAULT.openings };
-    let mut bed = Bed::new(family, services, openings)?;
-    let (target, first) = match case {
-        Case::Established | Case::NewFlow => (services, bed::first_service(family)),
-        Case::NotOurs => (services, bed::first_stranger()),
+fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
+    let mut bed = Bed::new(Setting { family, services, room: room_for(flows), endpoints: Endpoints::Here, device: 0 })?;
+    let first = match case {
+        Case::Established | Case::NewFlow => bed::first_service(family),
+        Case::NotOurs => bed::first_stranger(),
     };
     let frame = frame::tcp(family, case == Case::NewFlow);
-    let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS };
+    // Each flow has its turn.
+    let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS.max(flows) };
     // Makes the flows known, and the caches warm.
-    let plan = bed.plan(&frame, flows, target, first);
+    let plan = bed.plan(&frame, flows, services, first);
     bed.run(bed::Program::Weir, &plan, &frame, flows)?;
     if case == Case::Established {
         bed.answer()?;
@@ -137,17 +150,25 @@ fn measure(case: Case, family: Family, flows: u32, services: u32) -> Result<Figu
         frame::check(family, &ran.packet, case != Case::NotOurs)?;
         weir.push(ran.duration);
     }
-    let (weir, null_ns) = (median(weir), median(null));
-    let family = match family {
-        Family::V4 => "v4",
-        Family::V6 => "v6",
-    };
-    Ok(Figure { case, family, flows, services, net_ns: weir - null_ns, null_ns })
+    let [weir, null_ns] = [weir, null].map(|times| median(times).as_secs_f64() * 1e9);
+    Ok(Figure { case, family: name(family), flows, services, net_ns: weir - null_ns, null_ns })
 }
 
-fn median(mut times: Vec<std::time::Duration>) -> f64 {
+/// Entries of tables that hold so many flows without an eviction, and all new ones of a case beside them.
+fn room_for(flows: u32) -> u32 {
+    (2 * flows).next_power_of_two().max(1 << 18)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e9
+    times[times.len() / 2]
+}
+
+const fn name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "v4",
+        Family::V6 => "v6",
+    }
 }
 
 /// Address number `n` of the backends.

@@ -2,6 +2,9 @@
 
 use std::fmt::{self, Write};
 
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
 /// One claim.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Claim {
@@ -13,7 +16,8 @@ pub(crate) struct Claim {
 }
 
 /// What a figure must keep to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),
@@ -47,6 +51,27 @@ impl Claim {
     }
 }
 
+impl Serialize for Claim {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { text, seen, bound } = self;
+        let mut fields = serializer.serialize_struct("Claim", 4)?;
+        fields.serialize_field("claim", text)?;
+        fields.serialize_field("seen", seen)?;
+        fields.serialize_field("bound", bound)?;
+        fields.serialize_field("holds", &self.holds())?;
+        fields.end()
+    }
+}
+
+/// Prints a table of claims, if there are any. Returns whether all of them hold.
+pub(crate) fn print(claims: &[Claim]) -> bool {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = table(&mut text, claims);
+    print!("{text}");
+    claims.iter().all(Claim::holds)
+}
+
 /// Adds a table of claims to a text, if there are any.
 ///
 /// # Errors
@@ -75,6 +100,13 @@ mod tests {
         table(&mut text, &claims).unwrap();
         assert!(text.contains("| speed | at least 0.97 | 0.97 | holds |\n"), "{text}");
         assert!(text.ends_with("| cost | at most 0.50 | 0.51 | **does not hold** |\n"), "{text}");
+    }
+
+    #[test]
+    fn a_written_claim_says_whether_it_holds() {
+        let claim = Claim { text: "failed".into(), seen: 1.0, bound: Bound::AtMost(0.0) };
+        let wanted = serde_json::json!({"claim": "failed", "seen": 1.0, "bound": {"at_most": 0.0}, "holds": false});
+        assert_eq!(serde_json::to_value(&claim).unwrap(), wanted);
     }
 
     #[test]

@@ -9,11 +9,15 @@ mod demo;
 mod flood;
 mod guard;
 mod health;
+mod killed_pod;
 mod origin;
 mod papers;
 mod progress;
+mod section;
 mod serve_http;
+mod service_file;
 mod sim;
+mod soak;
 mod spread;
 mod steering;
 mod world;
@@ -47,6 +51,10 @@ enum Task {
     BenchSteering(steering::Options),
     /// Open and new connections beside a flood of SYNs
     BenchFlood(flood::Options),
+    /// New connections while a pod is gone without a word
+    BenchKilledPod(killed_pod::Options),
+    /// A cluster in use while everything in it changes
+    Soak(soak::Options),
     /// Every policy in every scenario of the simulator, in virtual time
     Sim(sim::Options),
     /// Kubernetes' own tests of services, on a cluster in network namespaces
@@ -64,12 +72,14 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Demo(options) => demo::run(options),
-        Task::BenchPacket(options) => bench_packet::run(options),
+        Task::BenchPacket(options) => bench_packet::run(&options),
         Task::BenchSync(options) => bench_sync::run(options),
         Task::BenchPapers(options) => papers::run(&options),
         Task::BenchWorld(options) => world::run(&options),
         Task::BenchSteering(options) => steering::run(&options),
         Task::BenchFlood(options) => flood::run(&options),
+        Task::BenchKilledPod(options) => killed_pod::run(&options),
+        Task::Soak(options) => soak::run(&options),
         Task::Sim(options) => sim::run_all(&options),
         Task::Conformance(options) => conformance::run(&options),
         Task::ConformanceReport(options) => conformance::report::run(&options),

@@ -1,9 +1,8 @@
 //! A flood of SYNs beside connections that are open and new ones that are to begin.
 
-mod source;
+pub(crate) mod source;
 
-use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,14 +11,15 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 use weir_testbed::load::Load;
-use weir_testbed::process::Process;
-use weir_testbed::{Pod, World, address, bpffs, cgroup, figures};
+use weir_testbed::{Node, World, address, bpffs, cgroup, figures};
 
 use crate::demo::Programs;
 use crate::demo::agent::{Agent, Spread};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::serve_http;
+use crate::service_file::{self, PORT, StaticService, TARGET_PORT, external};
 use crate::steering::Holder;
 
 /// Open connections.
@@ -29,10 +29,6 @@ const RATE: u32 = 100;
 const CLIENTS: usize = 64;
 /// Patience with a new connection: its SYN may be lost twice.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Port of the pods.
-const TARGET_PORT: u16 = 8080;
-/// Port of the services.
-const PORT: u16 = 80;
 
 /// `make bench-flood`.
 #[derive(Args, Clone, Debug)]
@@ -99,8 +95,10 @@ impl Case {
 
 fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -> Result<Vec<Case>> {
     let world = World::builder().nodes(2).pods_per_node(1).build()?;
-    let _servers =
-        [1, 2].map(|node| serve(&world.node(node).pod(1), directory)).into_iter().collect::<Result<Vec<_>>>()?;
+    let _servers = [1, 2]
+        .map(|node| serve_http::start(&world.node(node).pod(1), TARGET_PORT, directory))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
     let file = services(&world, directory)?;
     let mut agent = Agent::start(&world, 1, &Spread::LocalFirst, &programs.agent, &file, directory)?;
     agent.await_ready(&world)?;
@@ -118,14 +116,6 @@ fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop
         }
     }
     Ok(cases)
-}
-
-/// Starts the server of a pod: a process of its own, which may have as many files as there are connections.
-fn serve(pod: &Pod, directory: &Path) -> Result<Process> {
-    let own = std::env::current_exe().context("cannot tell where this program lies")?;
-    let mut command = pod.netns().command(own);
-    command.args(["serve-http", "--name", &pod.name(), "--port", &TARGET_PORT.to_string()]);
-    Ok(Process::start(command, "the server", &directory.join(format!("{}.log", pod.name())))?)
 }
 
 /// One flood. The endpoint is on that node.
@@ -148,37 +138,14 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
     })
 }
 
-/// The addresses of the service whose endpoint is on a node.
-fn external(node: u8) -> [IpAddr; 2] {
-    address::external_ips().map(|prefix| match prefix.network() {
-        IpAddr::V4(ip) => IpAddr::V4((u32::from(ip) + u32::from(node)).into()),
-        IpAddr::V6(ip) => IpAddr::V6((u128::from(ip) + u128::from(node)).into()),
-    })
-}
-
 /// Two services of one endpoint in each family, one here and one on the other node.
 fn services(world: &World, directory: &Path) -> Result<PathBuf> {
-    let mut text = String::from("nodes:\n");
-    for node in world.nodes() {
-        let [v4, v6] = node.address().both();
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "  - {{name: {}, addresses: [{v4}, \"{v6}\"]}}", node.name());
-    }
-    text.push_str("services:\n");
-    for node in world.nodes() {
-        let [v4, v6] = external(node.number());
-        let name = node.name();
-        let _ = writeln!(text, "  - name: on-{name}\n    externalIPs: [{v4}, \"{v6}\"]");
-        let _ = writeln!(text, "    ports: [{{port: {PORT}, targetPort: {TARGET_PORT}}}]\n    endpoints:");
-        for ip in node.pod(1).address().both() {
-            let _ = writeln!(text, "      - {{address: \"{ip}\", node: {name}}}");
-        }
-    }
-    let own = directory.join("services");
-    std::fs::create_dir(&own).with_context(|| format!("cannot make {}", own.display()))?;
-    let file = own.join("services.yaml");
-    std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-    Ok(file)
+    let service = |node: &Node| StaticService {
+        name: format!("on-{}", node.name()),
+        external: external(node.number()),
+        pods: vec![node.pod(1)],
+    };
+    service_file::write(world, &world.nodes().iter().map(service).collect::<Vec<_>>(), directory)
 }
 
 fn print(cases: &[Case], origin: &Origin) {

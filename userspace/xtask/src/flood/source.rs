@@ -23,9 +23,9 @@ const BATCH: u64 = 1024;
 
 /// What was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
-    pub(super) packets: u64,
-    pub(super) time: Duration,
+pub(crate) struct Sent {
+    pub(crate) packets: u64,
+    pub(crate) time: Duration,
 }
 
 /// One SYN, in which source, port and sequence number change.
@@ -100,7 +100,7 @@ fn folded(mut sum: u32) -> u16 {
 ///
 /// # Errors
 /// When the socket cannot be made, and at the stop sign. What the kernel has no room for is not sent.
-pub(super) fn flood(netns: &Netns, target: SocketAddr, packets: u64, seed: u64, stop: &Stop) -> Result<Sent> {
+pub(crate) fn flood(netns: &Netns, target: SocketAddr, packets: u64, seed: u64, stop: &Stop) -> Result<Sent> {
     let raw = || Socket::new(Domain::for_address(target), Type::RAW, Some(Protocol::from(RAW)));
     let socket = netns.enter(raw).context("cannot make a raw socket")?;
     let (mut syn, mut random, to) = (Syn::to(target), fastrand::Rng::with_seed(seed), address(target.ip()));

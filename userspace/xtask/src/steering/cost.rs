@@ -223,22 +223,25 @@ fn peer(name: &str, ip: IpAddr, key: &Path) -> Result<()> {
     let agent = SocketAddr::new(address::node(1).v4.into(), MESH_PORT);
     mesh.set_peers([(Arc::from("node1"), agent)]);
     let link = Link::new(mesh);
-    let socket = Socket::bind(SocketAddr::new(ip, MESH_PORT))?;
-    let publisher = link.clone();
+    link.add(Socket::bind(SocketAddr::new(ip, MESH_PORT))?);
+    let speaker = link.clone();
+    // Peers take their turns at different times.
+    let phase = TICK.mul_f64(fastrand::f64());
     tokio::spawn(async move {
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + phase, TICK);
         loop {
             tick.tick().await;
             let load = NodeLoad { cpu: Some(Sample::fresh(Share::clamped(0.3))), capacity: 4.0, ..NodeLoad::default() };
             let services = (0..u64::from(IN_USE))
                 .map(|id| (ServiceId(id), ServiceLoad { flows_per_second: 2.0, open_flows: 1, spare: 50.0 }));
-            publisher.with(|mesh, now| mesh.publish(load, services, now));
+            speaker.hear();
+            speaker.with(|mesh, now| mesh.publish(load, services, now));
+            speaker.speak();
         }
     });
     tokio::spawn(async move {
-        if let Err(error) = link.run(&[socket], &mut file).await {
-            eprintln!("a peer has ended: {error}");
-        }
+        let failed = link.watch(&mut file).await;
+        eprintln!("a peer has ended: {failed}");
     });
     Ok(())
 }

@@ -27,7 +27,7 @@ const CONCURRENCY: usize = 4;
 /// Services that are not there to be measured have no more endpoints than those that are.
 const ENDPOINTS: u32 = 1;
 /// Services of all proxies together: one for each and each kind of pod.
-const OWN_SERVICES: u16 = 6;
+const OWN_SERVICES: u16 = 8;
 /// Below this they have no room.
 pub(super) const FEWEST_SERVICES: u32 = OWN_SERVICES as u32;
 
@@ -249,6 +249,7 @@ fn service_name(proxy: Proxy, backend: Backend) -> String {
     let proxy = match proxy {
         Proxy::None => "none",
         Proxy::Weir => "weir",
+        Proxy::Bypass => "bypass",
         Proxy::Iptables => "iptables",
         Proxy::Nftables => "nftables",
     };
@@ -270,6 +271,7 @@ const fn position(proxy: Proxy) -> u16 {
         Proxy::None | Proxy::Weir => 0,
         Proxy::Iptables => 1,
         Proxy::Nftables => 2,
+        Proxy::Bypass => 3,
     }
 }
 
@@ -284,7 +286,9 @@ const fn index(backend: Backend) -> u16 {
 const fn pair_of(cluster: u16, proxy: Proxy) -> u16 {
     match proxy {
         Proxy::None => 0,
-        Proxy::Weir | Proxy::Iptables | Proxy::Nftables => 1 + cluster * (OWN_SERVICES / 2) + position(proxy),
+        Proxy::Weir | Proxy::Bypass | Proxy::Iptables | Proxy::Nftables => {
+            1 + cluster * (OWN_SERVICES / 2) + position(proxy)
+        }
     }
 }
 
@@ -324,12 +328,12 @@ mod tests {
         assert_eq!(own().count(), usize::from(OWN_SERVICES));
         let of = |cluster| own().map(move |(proxy, backend)| cluster_ip(cluster, proxy, backend).both());
         let ips: BTreeSet<_> = [0, 1].into_iter().flat_map(of).collect();
-        assert_eq!(ips.len(), 12);
+        assert_eq!(ips.len(), 16);
         let net = address::cluster_ips();
         assert!(ips.iter().flatten().all(|ip| net.iter().any(|net| net.contains(ip))), "{ips:?}");
         let ports: BTreeSet<_> =
             own().flat_map(|(proxy, backend)| PORTS.map(|port| node_port(proxy, backend, port))).collect();
-        assert_eq!(ports.len(), 18);
+        assert_eq!(ports.len(), 24);
         assert!(ports.iter().all(|port| (30_000..=32_767).contains(port)));
     }
 
@@ -337,6 +341,6 @@ mod tests {
     fn every_proxy_of_every_cluster_has_nodes_of_its_own() {
         let of = |cluster| Proxy::ALL.map(move |proxy| pair_of(cluster, proxy));
         let pairs: Vec<_> = [pair_of(0, Proxy::None)].into_iter().chain([0, 1].into_iter().flat_map(of)).collect();
-        assert_eq!(pairs, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(pairs, [0, 1, 4, 2, 3, 5, 8, 6, 7]);
     }
 }

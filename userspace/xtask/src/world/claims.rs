@@ -20,7 +20,7 @@ struct Place {
 /// All claims about what was measured.
 pub(super) fn of(results: &Results) -> Vec<Claim> {
     let about_backend = |backend| {
-        let direct = |figure, least| beside_direct(results, figure, backend, least);
+        let direct = |figure, least| beside_direct(results, Proxy::Weir, figure, backend, least);
         [
             added(results, backend),
             direct(Figure::Sustained, if backend == Backend::Local { 0.97 } else { 0.9 }),
@@ -30,7 +30,9 @@ pub(super) fn of(results: &Results) -> Vec<Claim> {
             beside_kube_proxy(results, Figure::Connect99, backend),
         ]
     };
-    let all = Backend::ALL.into_iter().flat_map(about_backend);
+    let bypass = [Figure::Burst, Figure::Keepalive]
+        .map(|figure| beside_direct(results, Proxy::Bypass, figure, Backend::Local, 1.1));
+    let all = Backend::ALL.into_iter().flat_map(about_backend).chain(bypass);
     all.chain(Figure::ALL.map(|figure| scale(results, figure))).flatten().collect()
 }
 
@@ -53,12 +55,13 @@ fn added(results: &Results, backend: Backend) -> Option<Claim> {
     about(results, "CPU added per connection / kube-proxy's better mode", Bound::AtMost(0.5), backend, seen)
 }
 
-/// A rate through Weir, in parts of that without a service.
-fn beside_direct(results: &Results, figure: Figure, backend: Backend, least: f64) -> Option<Claim> {
+/// A rate through a proxy, in parts of that without a service.
+fn beside_direct(results: &Results, proxy: Proxy, figure: Figure, backend: Backend, least: f64) -> Option<Claim> {
     let seen = |place: Place| {
-        Some(at(results, figure, place.through(Proxy::Weir), place)? / at(results, figure, Way::DIRECT, place)?)
+        Some(at(results, figure, place.through(proxy), place)? / at(results, figure, Way::DIRECT, place)?)
     };
-    let text = format!("{}, {} / without a service", figure.title(), figure.unit());
+    let by = if proxy == Proxy::Weir { String::new() } else { format!("{proxy}: ") };
+    let text = format!("{by}{}, {} / without a service", figure.title(), figure.unit());
     about(results, &text, Bound::AtLeast(least), backend, seen)
 }
 
@@ -148,7 +151,7 @@ mod tests {
 
     /// CPU time without a service, with Weir, and with kube-proxy's modes.
     fn cpu([direct, weir, iptables, nftables]: [f64; 4]) -> Vec<Claim> {
-        let proxied = Proxy::ALL.into_iter().zip([weir, iptables, nftables]);
+        let proxied = [(Proxy::Weir, weir), (Proxy::Iptables, iptables), (Proxy::Nftables, nftables)].into_iter();
         let proxied = proxied.map(|(proxy, value)| record(Figure::Cpu, node_port(proxy, 10), LOCAL, value));
         of(&results(proxied.chain([record(Figure::Cpu, Way::DIRECT, LOCAL, direct)]).collect()))
     }
@@ -192,6 +195,17 @@ mod tests {
         assert!(with(Figure::Keepalive, 100.0, 96.0) && with(Figure::Keepalive, 100.0, 120.0));
         assert!(with(Figure::Connect99, 100.0, 104.0) && with(Figure::Connect99, 100.0, 50.0));
         assert!(!with(Figure::Keepalive, 100.0, 94.0) && !with(Figure::Connect99, 100.0, 106.0));
+    }
+
+    #[test]
+    fn past_the_hosts_stack_a_service_is_faster_than_no_service_with_it() {
+        let with = |value| {
+            let ways = [(Way::DIRECT, 1000.0), (node_port(Proxy::Bypass, 10), value)];
+            let claims = of(&results(ways.map(|(way, value)| record(Figure::Burst, way, LOCAL, value)).into()));
+            let [claim] = &claims[..] else { panic!("{claims:?}") };
+            claim.holds()
+        };
+        assert!(with(1100.0) && !with(1090.0));
     }
 
     #[test]

@@ -170,7 +170,8 @@ impl Run<'_> {
         let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
         for repetition in 1..=self.options.reps {
             for block in &blocks {
-                for way in plan::turns(&ways, repetition) {
+                let turns = plan::turns(&ways, repetition);
+                for way in turns.into_iter().filter(|way| way.leads_to(block.backend)) {
                     results.records.extend(self.measure(*block, way, repetition, &bed, &proxies, directory)?);
                 }
             }

@@ -42,6 +42,9 @@ pub(super) enum Proxy {
     None,
     #[serde(rename = "weir")]
     Weir,
+    /// With `--host-bypass`
+    #[serde(rename = "weir host-bypass")]
+    Bypass,
     #[serde(rename = "kube-proxy iptables")]
     Iptables,
     #[serde(rename = "kube-proxy nftables")]
@@ -77,6 +80,11 @@ pub(super) struct Way {
 impl Way {
     /// No service at all.
     pub(super) const DIRECT: Self = Self { path: Path::Direct, services: 0, proxy: Proxy::None };
+
+    /// Whether there is something to measure of pods of this kind: those of other nodes are past no host's stack.
+    pub(super) fn leads_to(self, backend: Backend) -> bool {
+        self.proxy != Proxy::Bypass || backend == Backend::Local
+    }
 }
 
 /// The load that a measurement makes.
@@ -128,12 +136,13 @@ impl Path {
 
 impl Proxy {
     /// Those that serve something.
-    pub(super) const ALL: [Self; 3] = [Self::Weir, Self::Iptables, Self::Nftables];
+    pub(super) const ALL: [Self; 4] = [Self::Weir, Self::Bypass, Self::Iptables, Self::Nftables];
 
     const fn name(self) -> &'static str {
         match self {
             Self::None => "no service",
             Self::Weir => "weir",
+            Self::Bypass => "weir host-bypass",
             Self::Iptables => "kube-proxy iptables",
             Self::Nftables => "kube-proxy nftables",
         }
@@ -313,13 +322,13 @@ mod tests {
     #[test]
     fn every_way_has_one_turn_in_each_repetition_and_neighbours_change() {
         let ways = ways(&[10, 10_000]);
-        assert_eq!(ways.len(), 1 + 2 * 2 * 3);
+        assert_eq!(ways.len(), 1 + 2 * 2 * 4);
         for repetition in 1..=5 {
             let turns = turns(&ways, repetition);
             assert!(ways.iter().all(|way| turns.contains(way)) && turns.len() == ways.len(), "{repetition}");
         }
         let direct = |repetition| turns(&ways, repetition).iter().position(|way| *way == Way::DIRECT);
-        assert_eq!([1, 2, 3, 4, 5].map(direct), [0, 12, 12, 0, 11].map(Some));
+        assert_eq!([1, 2, 3, 4, 5].map(direct), [0, 16, 16, 0, 15].map(Some));
         let mut backward = turns(&ways, 2);
         backward.reverse();
         assert_eq!(backward, turns(&ways, 1));

@@ -100,7 +100,7 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
         Proxy::None => bail!("without a service there is no proxy"),
         Proxy::Iptables => kube_proxy(Mode::Iptables),
         Proxy::Nftables => kube_proxy(Mode::Nftables),
-        Proxy::Weir => {
+        Proxy::Weir | Proxy::Bypass => {
             let name = node.name();
             // One machine has one tree of groups: whatever runs outside these nodes is none of the agents' business.
             let cgroup = Cgroup::create(&format!("world-{name}"))?;
@@ -109,6 +109,9 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             command.args(["--node-name", &name]);
             command.arg("--pin-dir").arg(guard::pin_dir(node.number()).root());
             command.arg("--cgroup").arg(cgroup.path());
+            if proxy == Proxy::Bypass {
+                command.arg("--host-bypass");
+            }
             let mut process = Process::start(command, "weir-agent", &logs.join(format!("weir-agent-{name}.log")))?;
             health::await_ready(node, &mut process, SOON)?;
             Ok(Running::Agent { process, _cgroup: cgroup })

@@ -11,6 +11,7 @@ use super::plan::{Backend, Family, Figure, Path as To, Proxy, Way};
 use super::results::{Record, Results};
 use crate::claim;
 use crate::origin::Origin;
+use crate::section;
 use crate::spread::Spread;
 
 /// Fewer repetitions are no result.
@@ -26,7 +27,8 @@ pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
         println!("{} is left as it is: {repetitions} of {REPETITIONS} repetitions", report.display());
         return Ok(());
     }
-    let text = format!("{INTRODUCTION}\n{}", tables(results)?);
+    let kept = fs::read_to_string(report).map(|before| section::all(&before)).unwrap_or_default();
+    let text = format!("{INTRODUCTION}\n{}{kept}", tables(results)?);
     fs::write(report, text).with_context(|| format!("cannot write {}", report.display()))?;
     println!("{}", report.display());
     Ok(())
@@ -116,6 +118,7 @@ first node. All are measured in turns, a repetition forward and the next one bac
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
+* `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone.
 ";
 
 #[cfg(test)]
@@ -135,7 +138,7 @@ mod tests {
             short,
         ];
         let text = tables(&results(records)).unwrap();
-        let row = "| NodePort | local | IPv4 | 10 | **120.0** (120.0-120.0) | **125.5** (125.0-126.0) | \
+        let row = "| NodePort | local | IPv4 | 10 | **120.0** (120.0-120.0) | **125.5** (125.0-126.0) |  | \
                    **180.0** (180.0-180.0); 3 failed \\* |  |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");

@@ -1,0 +1,327 @@
+//! `bench-killed-pod`: a pod is gone without a FIN while connections arrive, and nobody tells the agents.
+//!
+//! Its interface on the node goes down, so that nothing reaches it and nothing comes back, as when its node's kernel has
+//! killed it or its cable is out; the services go on naming it as ready. Each connection that is sent to it has to find
+//! another pod: its client sends the SYN again after Linux's first retransmission timeout, a second, and that one is sent
+//! elsewhere. So the slowest connection may take that second, and not two.
+//!
+//! Within a minute its node notices that nobody answers there any more, and sends ICMP errors for what is on its way to the
+//! pod. That minute is over at once in half of the cases.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+use weir_abi as abi;
+use weir_datapath::View;
+use weir_testbed::paced::{Failure, Paced, Report};
+use weir_testbed::{Node, Pod, World, address, ask, bpffs, cgroup, figures, wait};
+
+use crate::claim::{self, Bound, Claim};
+use crate::demo::Programs;
+use crate::demo::agent::{Agent, Spread};
+use crate::guard::{self, Stop};
+use crate::origin::Origin;
+use crate::progress::Step;
+use crate::serve_http;
+use crate::service_file::{self, PORT, StaticService, TARGET_PORT};
+
+/// Pods on each of the two nodes.
+const PODS: u8 = 3;
+/// The part of a repetition before the cut.
+const BEFORE: f64 = 0.25;
+/// Linux's first retransmission timeout (TCP_TIMEOUT_INIT, RFC 6298), and what timers and a busy machine may add to it.
+const TIMEOUT: Duration = Duration::from_secs(1);
+const MARGIN: Duration = Duration::from_millis(200);
+/// A program knows of its connection so much after the kernel, at most.
+const NOTICE: Duration = Duration::from_millis(50);
+/// Patience with a pod whose interface is up again.
+const SOON: Duration = Duration::from_secs(20);
+/// Time between two looks at the load.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Options of the benchmark.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// How often each case is repeated
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+    /// Length of each repetition; the pod is killed after a quarter of it
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..))]
+    seconds: u32,
+    /// New connections per second
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rate: u32,
+    /// File for the figures
+    #[arg(long, value_name = "FILE", default_value = "target/bench/killed_pod.json")]
+    output: PathBuf,
+}
+
+/// What the pod's node knows of its end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Known {
+    /// Nothing: it goes on sending to where the pod was.
+    Nothing,
+    /// That nobody answers there: it says so to whoever has sent something.
+    Unreachable,
+}
+
+/// One repetition.
+#[derive(Clone, Debug, Serialize)]
+struct Repetition {
+    family: u8,
+    /// `local` or `remote`: where the pod was.
+    pod: &'static str,
+    known: Known,
+    opened: u64,
+    /// Neither connected nor answered, those of `cut_off` apart.
+    failed: u64,
+    /// Connected to the pod when it was killed, which nobody can mend.
+    cut_off: u64,
+    /// SYNs that came again and went to another pod.
+    again: u64,
+    /// ICMP errors that clients were told by the node that they came to.
+    told: u64,
+    slowest_ms: f64,
+    median_ms: f64,
+    /// Of those that failed, by what the client was told.
+    reasons: BTreeMap<String, u64>,
+}
+
+/// What is written.
+#[derive(Debug, Serialize)]
+struct Figures {
+    origin: Origin,
+    repetitions: Vec<Repetition>,
+    claims: Vec<Claim>,
+}
+
+/// Measures, prints and writes the figures. Fails where a claim does not hold.
+///
+/// # Errors
+/// When this machine cannot run it, or a part of it fails.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make bench-killed-pod");
+    let programs = Programs::find()?;
+    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
+    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    guard::supervise(|directory, stop| {
+        let Options { reps, seconds, rate, output } = options;
+        let origin = Origin::of(format!("make bench-killed-pod REPS={reps} SECONDS={seconds} RATE={rate}"))?;
+        let repetitions = measure(options, &programs, directory, stop)?;
+        let claims = claims(&repetitions);
+        print(&repetitions, &origin);
+        let holds = claim::print(&claims);
+        figures::write(output, &Figures { origin, repetitions, claims })?;
+        Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    })
+}
+
+fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -> Result<Vec<Repetition>> {
+    let world = World::builder().nodes(2).pods_per_node(PODS).build()?;
+    let pods: Vec<Pod> = world.nodes().iter().flat_map(Node::pods).collect();
+    let servers = pods.iter().map(|pod| serve_http::start(pod, TARGET_PORT, directory));
+    let _servers = servers.collect::<Result<Vec<_>>>()?;
+    let external = service_file::external(1);
+    let service = StaticService { name: "web".into(), external, pods: pods.clone() };
+    let file = service_file::write(&world, &[service], directory)?;
+    let mut agents = Vec::new();
+    for node in world.nodes() {
+        agents.push(Agent::start(&world, node.number(), &Spread::Random, &programs.agent, &file, directory)?);
+    }
+    agents.iter_mut().try_for_each(|agent| agent.await_ready(&world))?;
+    for prefix in address::external_ips() {
+        world.route_via(prefix, 1)?;
+    }
+    // Linux tells one address of few errors in a second. Here one stands for many clients.
+    for node in world.nodes() {
+        node.netns().sysctls(&[("net/ipv4/icmp_ratemask", "0"), ("net/ipv6/icmp/ratelimit", "0")])?;
+    }
+    let view = View::open(guard::pin_dir(1))?;
+    let mut done = Vec::new();
+    for _ in 0..options.reps {
+        for (node, known) in [1, 2].into_iter().flat_map(|node| [(node, Known::Nothing), (node, Known::Unreachable)]) {
+            for ip in external {
+                let step = Step::begin("a killed pod");
+                pods.iter().try_for_each(|pod| await_pod(&world, pod))?;
+                let bed = Bed { world: &world, view: &view, target: SocketAddr::new(ip, PORT) };
+                done.push(bed.repeat(&world.node(node).pod(1), known, options, stop)?);
+                step.done();
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Where a repetition takes place.
+struct Bed<'a> {
+    world: &'a World,
+    /// The maps of the node that connections come to.
+    view: &'a View,
+    target: SocketAddr,
+}
+
+impl Bed<'_> {
+    /// Makes connections, of which the pod gets none any more from a moment on, and lets it have them again afterwards.
+    fn repeat(&self, pod: &Pod, known: Known, options: &Options, stop: &Stop) -> Result<Repetition> {
+        let time = Duration::from_secs(options.seconds.into());
+        let (before, told) = (self.unanswered()?, self.told()?);
+        let load = Paced { target: self.target, per_second: options.rate, time }.start(self.world.client())?;
+        stop.sleep(time.mul_f64(BEFORE))?;
+        self.set_interface(pod, "down")?;
+        if known == Known::Unreachable {
+            self.forget_neighbour(pod)?;
+        }
+        let cut = Instant::now();
+        while load.is_running() {
+            stop.sleep(GLANCE)?;
+        }
+        let report = load.finish()?;
+        let (again, told) = (self.unanswered()? - before, self.told()? - told);
+        self.set_interface(pod, "up")?;
+        let family = if self.target.is_ipv4() { 4 } else { 6 };
+        let place = if pod.node() == 1 { "local" } else { "remote" };
+        Ok(Repetition { family, pod: place, known, again, told, ..Repetition::of(&report, cut) })
+    }
+
+    /// Lets the node look for the pod at once, in vain.
+    fn forget_neighbour(&self, pod: &Pod) -> Result<()> {
+        let lines = pod.address().both().map(|ip| format!("neigh flush to {ip}\n"));
+        Ok(self.world.node(pod.node()).netns().ip(&lines.concat())?)
+    }
+
+    fn set_interface(&self, pod: &Pod, state: &str) -> Result<()> {
+        Ok(self.world.node(pod.node()).netns().ip(&format!("link set {} {state}", pod.host_interface()))?)
+    }
+
+    fn told(&self) -> Result<u64> {
+        let hooks = [abi::HOOK_NIC_INGRESS, abi::HOOK_NIC_EGRESS];
+        let told = hooks.map(|hook| self.view.counters().counter(hook as usize, abi::REASON_ERROR_TOLD as usize));
+        told.into_iter().map(|told| Ok(told?.packets)).sum()
+    }
+
+    /// SYNs that came again, of all pods.
+    fn unanswered(&self) -> Result<u64> {
+        let mut sum = 0;
+        self.view.visit_endpoints(|_, _, counters| sum += counters.unanswered)?;
+        Ok(sum)
+    }
+}
+
+impl Repetition {
+    /// Of which pod is for the caller to say.
+    fn of(report: &Report, cut: Instant) -> Self {
+        let cut_off = report.failures.iter().filter(|failure| is_cut_off(failure, cut)).count() as u64;
+        let mut reasons = BTreeMap::new();
+        for failure in report.failures.iter().filter(|failure| !is_cut_off(failure, cut)) {
+            let stage = if failure.connected.is_some() { "connected" } else { "connecting" };
+            *reasons.entry(format!("{stage}: {}", failure.reason)).or_default() += 1;
+        }
+        Self {
+            family: 0,
+            pod: "",
+            known: Known::Nothing,
+            opened: report.opened,
+            failed: report.failed() - cut_off,
+            cut_off,
+            again: 0,
+            told: 0,
+            slowest_ms: milliseconds(report.slowest()),
+            median_ms: milliseconds(report.connect_quantile(0.5)),
+            reasons,
+        }
+    }
+}
+
+/// Whether a connection was made before the pod was killed.
+fn is_cut_off(failure: &Failure, cut: Instant) -> bool {
+    failure.connected.is_some_and(|connected| connected <= cut + NOTICE)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// Waits until a pod answers by itself.
+fn await_pod(world: &World, pod: &Pod) -> Result<()> {
+    for target in pod.sockets(TARGET_PORT) {
+        let look = || ask::http_ask(target).map_err(|error| error.to_string());
+        world.client().enter(|| wait::until_some(&format!("an answer of {}", pod.name()), SOON, look))?;
+    }
+    Ok(())
+}
+
+fn claims(repetitions: &[Repetition]) -> Vec<Claim> {
+    let failed = repetitions.iter().map(|one| one.failed as f64).sum();
+    let slowest = repetitions.iter().map(|one| one.slowest_ms).fold(0.0, f64::max);
+    let least = repetitions.iter().map(|one| one.again as f64).fold(f64::INFINITY, f64::min);
+    vec![
+        Claim { text: "connections that failed".into(), seen: failed, bound: Bound::AtMost(0.0) },
+        Claim {
+            text: "ms to connect, the slowest: one retransmission of the SYN, after a second".into(),
+            seen: slowest,
+            bound: Bound::AtMost(milliseconds(TIMEOUT + MARGIN)),
+        },
+        Claim {
+            text: "SYNs of a repetition that the killed pod did not answer, the least".into(),
+            seen: least,
+            bound: Bound::AtLeast(1.0),
+        },
+    ]
+}
+
+fn print(repetitions: &[Repetition], origin: &Origin) {
+    let Origin { command, kernel, date, cpus } = origin;
+    println!("\n{command}, Linux {kernel}, {cpus} CPUs, {date}");
+    println!(
+        "{:<8} {:<8} {:<12} {:>8} {:>8} {:>8} {:>8} {:>6} {:>12} {:>12}",
+        "FAMILY", "POD", "KNOWN", "OPENED", "FAILED", "CUT OFF", "AGAIN", "TOLD", "MEDIAN", "SLOWEST"
+    );
+    for one in repetitions {
+        let Repetition { family, pod, known, opened, failed, cut_off, again, told, slowest_ms, median_ms, reasons } =
+            one;
+        let known = match known {
+            Known::Nothing => "nothing",
+            Known::Unreachable => "unreachable",
+        };
+        println!(
+            "IPv{family:<5} {pod:<8} {known:<12} {opened:>8} {failed:>8} {cut_off:>8} {again:>8} {told:>6} {median_ms:>9.2} ms \
+             {slowest_ms:>9.0} ms"
+        );
+        for (reason, count) in reasons {
+            println!("    {count} {reason}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn repetition(failed: u64, slowest_ms: f64, again: u64) -> Repetition {
+        let (reasons, family, pod, known) = (BTreeMap::new(), 4, "local", Known::Nothing);
+        let (opened, cut_off, told, median_ms) = (20_000, 1, 0, 0.2);
+        Repetition { family, pod, known, opened, failed, cut_off, again, told, slowest_ms, median_ms, reasons }
+    }
+
+    fn hold(repetitions: &[Repetition]) -> Vec<bool> {
+        claims(repetitions).iter().map(Claim::holds).collect()
+    }
+
+    #[test]
+    fn a_connection_may_take_one_timeout_and_no_second_one() {
+        assert_eq!(hold(&[repetition(0, 1010.0, 2500)]), [true, true, true]);
+        assert_eq!(hold(&[repetition(0, 1010.0, 2500), repetition(0, 2010.0, 2500)]), [true, false, true]);
+    }
+
+    #[test]
+    fn one_failure_anywhere_is_too_many_and_so_is_a_repetition_that_tried_nothing() {
+        assert_eq!(hold(&[repetition(1, 1010.0, 2500), repetition(0, 1.0, 0)]), [false, true, false]);
+    }
+}

@@ -1,0 +1,123 @@
+//! What a node has of everything that can leak.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use weir_abi as abi;
+use weir_datapath::View;
+
+use crate::guard;
+
+/// A count of a node at a moment.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Census {
+    pub(super) node: u8,
+    /// Seconds since the begin.
+    pub(super) at: f64,
+    pub(super) agent: Process,
+    /// What must be as before when everything else is: entries of maps that the agent writes, ports, pins.
+    pub(super) owned: BTreeMap<&'static str, usize>,
+    /// Entries of maps from which the kernel takes the least recently used: they stay until there is need.
+    pub(super) remembered: BTreeMap<&'static str, usize>,
+}
+
+/// What the agent's process has.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Process {
+    pub(super) rss_kib: u64,
+    /// Of that what is neither a file's nor a map's, which are most of it.
+    pub(super) own_kib: u64,
+    pub(super) files: usize,
+    pub(super) threads: u64,
+}
+
+impl Census {
+    /// Counts. `agent` is the id of the agent's process.
+    ///
+    /// # Errors
+    /// When the maps or /proc cannot be read.
+    pub(super) fn take(node: u8, agent: u32, at: f64) -> Result<Self> {
+        let pins = guard::pin_dir(node);
+        let view = View::open(pins.clone())?;
+        let dump = view.dump()?;
+        let used = dump.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_USED != 0).count();
+        let owned = BTreeMap::from([
+            ("services", dump.services.len()),
+            ("backends", used),
+            ("lines", dump.lines.len()),
+            ("frontends", dump.frontends.len()),
+            ("service names", dump.service_names.len()),
+            ("node names", dump.node_names.len()),
+            ("source ranges", dump.source_ranges.len()),
+            ("pods with socket hooks", view.hooked_pods()?.len()),
+            ("devices", view.devices()?.len()),
+            ("source ports", view.source_ports()?.len() as usize),
+            ("pinned objects", entries_of(&pins.maps())? + entries_of(&pins.links())?),
+        ]);
+        let remembered = BTreeMap::from([
+            ("flows", view.flows()?.len()),
+            ("replies", view.replies4()?.len() + view.replies6()?.len()),
+            ("affinities", view.affinities()?.len()),
+            ("fragments", view.fragments()?.len()),
+            ("sockets", view.sockets()?.len()),
+        ]);
+        Ok(Self { node, at, agent: Process::of(agent)?, owned, remembered })
+    }
+
+    /// What is owned in another number than before: name, then, now.
+    pub(super) fn differences(&self, before: &Self) -> Vec<(&'static str, usize, usize)> {
+        let now = self.owned.iter().map(|(name, now)| (*name, before.owned.get(name).copied().unwrap_or(0), *now));
+        now.filter(|(_, then, now)| then != now).collect()
+    }
+}
+
+impl Process {
+    fn of(id: u32) -> Result<Self> {
+        let directory = Path::new("/proc").join(id.to_string());
+        let status = directory.join("status");
+        let text = fs::read_to_string(&status).with_context(|| format!("cannot read {}", status.display()))?;
+        Self::parse(&text, entries_of(&directory.join("fd"))?)
+            .with_context(|| format!("{} lacks a field", status.display()))
+    }
+
+    /// proc_pid_status(5).
+    fn parse(status: &str, files: usize) -> Option<Self> {
+        let field = |name: &str| {
+            let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
+            rest.split_whitespace().next()?.parse().ok()
+        };
+        Some(Self { rss_kib: field("VmRSS:")?, own_kib: field("RssAnon:")?, files, threads: field("Threads:")? })
+    }
+}
+
+fn entries_of(directory: &Path) -> Result<usize> {
+    Ok(fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn census(services: usize, flows: usize) -> Census {
+        let agent = Process { rss_kib: 1, own_kib: 1, files: 2, threads: 3 };
+        let owned = BTreeMap::from([("services", services), ("backends", 5)]);
+        Census { node: 1, at: 0.0, agent, owned, remembered: BTreeMap::from([("flows", flows)]) }
+    }
+
+    #[test]
+    fn what_the_kernel_may_keep_is_no_difference() {
+        assert_eq!(census(3, 1000).differences(&census(3, 0)), []);
+        assert_eq!(census(4, 0).differences(&census(3, 0)), [("services", 3, 4)]);
+    }
+
+    #[test]
+    fn a_process_tells_its_memory_and_its_threads() {
+        let text = "Name:\tweir-agent\nVmHWM:\t   20480 kB\nVmRSS:\t   10240 kB\nRssAnon:\t    4096 kB\nThreads:\t7\n";
+        let Some(Process { rss_kib, own_kib, files, threads }) = Process::parse(text, 30) else { panic!("{text}") };
+        assert_eq!((rss_kib, own_kib, files, threads), (10_240, 4096, 30, 7));
+        assert!(Process::parse("Name:\tkthreadd\n", 0).is_none());
+    }
+}

@@ -1,0 +1,166 @@
+//! What must hold of a soak: nobody fails but who was at a killed pod, and everything that was taken is given back.
+
+use serde::Serialize;
+
+use super::census::Census;
+use super::churn::{self, Gone};
+use super::traffic::{Asked, Endpoint, Failure};
+use crate::claim::{Bound, Claim};
+
+/// Seconds after which an agent knows what the API server was told, on a busy machine.
+const TOLD: f64 = 2.0;
+/// How many more MiB of its own, files and threads an agent may have: what it does now and then, connections to the API server
+/// and threads that wait for files come and go.
+const MEMORY: f64 = 4.0;
+const FILES: f64 = 4.0;
+const THREADS: f64 = 4.0;
+/// Requests in each second without which nothing is proven.
+const RATE: f64 = 50.0;
+
+/// All that the claims are about.
+pub(super) struct Seen<'a> {
+    pub(super) seconds: f64,
+    pub(super) asked: Asked,
+    pub(super) failures: &'a [Judged],
+    /// Services that did not answer in time.
+    pub(super) late: usize,
+    /// Of each node: at first, and at last.
+    pub(super) nodes: &'a [[Census; 2]],
+    /// Lines of agents' logs that name a panic.
+    pub(super) panics: usize,
+}
+
+/// A failure and what it comes from.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Judged {
+    #[serde(flatten)]
+    pub(super) failure: Failure,
+    /// The pod that was gone; none: it is a failure of ours.
+    pub(super) pod: Option<String>,
+}
+
+/// Looks for the pod whose end each failure comes from.
+pub(super) fn judge(failures: Vec<Failure>, gone: &[Gone]) -> Vec<Judged> {
+    let judged = |failure: Failure| {
+        let pod = gone.iter().find(|pod| is_due_to(&failure, pod)).map(|pod| pod.pod.clone());
+        Judged { failure, pod }
+    };
+    failures.into_iter().map(judged).collect()
+}
+
+/// Whether a failure comes from a pod's end. A connection that stays breaks whenever its pod goes; who asks anew may fail only
+/// at a pod that was killed, and only until the agents knew.
+fn is_due_to(failure: &Failure, gone: &Gone) -> bool {
+    let Failure { from, until, endpoint, .. } = failure;
+    let meanwhile = gone.killed && *from <= gone.told + TOLD && *until >= gone.at;
+    match endpoint {
+        Endpoint::Named(name) => *name == gone.pod && *until >= gone.at,
+        Endpoint::At(ip) => meanwhile && gone.addresses.contains(ip),
+        Endpoint::Gone => meanwhile,
+        Endpoint::Unknown => false,
+    }
+}
+
+/// All claims.
+pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
+    let Seen { seconds, asked, failures, late, nodes, panics } = seen;
+    let unexplained = failures.iter().filter(|judged| judged.pod.is_none()).count();
+    let Asked { http, udp, lost: _, lines } = asked;
+    let none = |text: &str, seen: usize| Claim { text: text.into(), seen: seen as f64, bound: Bound::AtMost(0.0) };
+    let mut claims = vec![
+        none("requests that failed, but at a killed pod", unexplained),
+        none("new services that did not answer within 10 s", *late),
+        none("panics of agents", *panics),
+        Claim {
+            text: "requests and exchanges per second".into(),
+            seen: (http + udp + lines) as f64 / seconds.max(1.0),
+            bound: Bound::AtLeast(RATE),
+        },
+    ];
+    for [first, last] in *nodes {
+        let differ = last.differences(first);
+        let names: Vec<String> = differ.iter().map(|(name, then, now)| format!("{name} {then} to {now}")).collect();
+        let list = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        let (node, kinds) = (first.node, first.owned.len());
+        claims.push(none(
+            &format!("node {node}: of {kinds} numbers of entries, ports and pins, changed{list}"),
+            differ.len(),
+        ));
+        let agent = |what: &str, seen: f64, most: f64| Claim {
+            text: format!("node {node}: {what} of the agent"),
+            seen,
+            bound: Bound::AtMost(most),
+        };
+        let memory = (last.agent.own_kib as f64 - first.agent.own_kib as f64) / 1024.0;
+        // A new process has read the flows of the one before: that is no leak, whatever it keeps.
+        if first.node != churn::RESTARTED {
+            claims.push(agent("more MiB of memory", memory, MEMORY));
+        }
+        claims.push(agent("more open files", last.agent.files as f64 - first.agent.files as f64, FILES));
+        claims.push(agent("more threads", last.agent.threads as f64 - first.agent.threads as f64, THREADS));
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::census::Process;
+    use super::*;
+
+    fn failure(from: f64, until: f64, endpoint: Endpoint) -> Failure {
+        let target = "10.96.0.80:80".parse().unwrap();
+        Failure { who: "a pod".into(), what: "http", target, from, until, error: "reset".into(), endpoint }
+    }
+
+    fn gone(killed: bool) -> Gone {
+        let addresses = ["10.244.1.12", "fd00:244:1::12"].map(|ip| ip.parse().unwrap());
+        Gone { pod: "node1-pod2".into(), addresses, at: 100.0, told: 102.0, killed }
+    }
+
+    fn is_excused(failure: Failure, killed: bool) -> bool {
+        judge(vec![failure], &[gone(killed)])[0].pod.is_some()
+    }
+
+    #[test]
+    fn a_request_may_fail_at_a_killed_pod_until_the_agents_know() {
+        let at = |ip: &str| Endpoint::At(ip.parse().unwrap());
+        assert!(is_excused(failure(99.9, 101.0, at("10.244.1.12")), true));
+        assert!(is_excused(failure(101.0, 111.0, at("fd00:244:1::12")), true));
+        assert!(is_excused(failure(101.0, 111.0, Endpoint::Gone), true));
+        assert!(!is_excused(failure(101.0, 111.0, at("10.244.1.13")), true), "another pod");
+        assert!(!is_excused(failure(98.0, 99.0, at("10.244.1.12")), true), "before");
+        assert!(!is_excused(failure(105.0, 106.0, at("10.244.1.12")), true), "long after");
+        assert!(!is_excused(failure(101.0, 102.0, Endpoint::Unknown), true));
+    }
+
+    #[test]
+    fn a_pod_that_was_taken_out_before_it_went_excuses_only_connections_that_stayed() {
+        assert!(!is_excused(failure(99.9, 101.0, Endpoint::At("10.244.1.12".parse().unwrap())), false));
+        assert!(is_excused(failure(130.0, 130.0, Endpoint::Named("node1-pod2".into())), false));
+        assert!(!is_excused(failure(99.0, 99.0, Endpoint::Named("node1-pod2".into())), false), "before");
+        assert!(!is_excused(failure(130.0, 130.0, Endpoint::Named("node1-pod3".into())), false));
+    }
+
+    #[test]
+    fn whatever_is_not_given_back_breaks_a_claim_and_is_named() {
+        let census = |own_kib, services| Census {
+            node: 2,
+            at: 0.0,
+            agent: Process { rss_kib: 200_000, own_kib, files: 20, threads: 5 },
+            owned: BTreeMap::from([("services", services)]),
+            remembered: BTreeMap::new(),
+        };
+        let of = |last: Census| {
+            let asked = Asked { http: 5000, ..Asked::default() };
+            let nodes = [[census(10_000, 3), last]];
+            of(&Seen { seconds: 60.0, asked, failures: &[], late: 0, nodes: &nodes, panics: 0 })
+        };
+        assert!(of(census(12_000, 3)).iter().all(Claim::holds));
+        let broken: Vec<String> =
+            of(census(15_000, 4)).into_iter().filter(|claim| !claim.holds()).map(|claim| claim.text).collect();
+        assert_eq!(broken.len(), 2, "{broken:?}");
+        assert!(broken[0].ends_with("changed: services 3 to 4") && broken[1].contains("memory"), "{broken:?}");
+    }
+}

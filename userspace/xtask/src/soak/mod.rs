@@ -1,0 +1,170 @@
+//! `soak`: a cluster in use while everything in it changes, and whether it is as before in the end.
+//!
+//! It runs in a child process, see [`crate::guard`].
+
+mod census;
+mod churn;
+mod claims;
+mod cluster;
+mod report;
+mod request;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Serialize;
+use weir_testbed::{ApiServer, bpffs, cgroup, figures};
+
+use crate::claim::Claim;
+use crate::demo::Programs;
+use crate::guard::{self, Stop};
+use crate::origin::Origin;
+use crate::progress::Step;
+use census::Census;
+use churn::{Churn, Gone};
+use claims::{Judged, Seen};
+use cluster::Cluster;
+use traffic::{Asked, Traffic};
+
+/// Minutes of a whole run.
+const MINUTES: u32 = 24;
+/// How long there is traffic before the first count, which the last one is compared with.
+const SETTLE: Duration = Duration::from_secs(15);
+/// Time between two counts.
+const SAMPLE: Duration = Duration::from_secs(10);
+/// How soon everything must be as before.
+const GIVEN_BACK: Duration = Duration::from_secs(120);
+/// What agents that are done with all changes do by themselves.
+const CALM: Duration = Duration::from_secs(5);
+
+/// Options of the soak.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// How long things change
+    #[arg(long, value_name = "N", default_value_t = MINUTES, value_parser = clap::value_parser!(u32).range(1..))]
+    minutes: u32,
+    /// Seed of what happens when
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// File for the figures
+    #[arg(long, value_name = "FILE", default_value = "target/bench/soak.json")]
+    output: PathBuf,
+    /// Where a whole run leaves its table
+    #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
+    report: PathBuf,
+}
+
+/// What is written.
+#[derive(Debug, Serialize)]
+struct Figures {
+    origin: Origin,
+    minutes: u32,
+    asked: Asked,
+    /// How often each kind of change happened.
+    done: BTreeMap<&'static str, u64>,
+    failures: Vec<Judged>,
+    /// Services that did not answer in time.
+    late: Vec<String>,
+    gone: Vec<Gone>,
+    /// Of each node: the first count and the last.
+    nodes: Vec<[Census; 2]>,
+    samples: Vec<Census>,
+    claims: Vec<Claim>,
+}
+
+/// Runs it, prints and writes what was seen. Fails where a claim does not hold.
+///
+/// # Errors
+/// When this machine cannot run it, or a part of it fails.
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make soak");
+    if !ApiServer::require("soak") {
+        bail!("the API server is missing: run `make bootstrap-bench`");
+    }
+    let programs = Programs::find()?;
+    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
+    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    guard::supervise(|directory, stop| {
+        let figures = soak(options, &programs, directory, stop)?;
+        let text = report::section(&figures);
+        println!("\n{text}");
+        figures::write(&options.output, &figures)?;
+        if options.minutes >= MINUTES {
+            report::keep(&options.report, &text)?;
+        } else {
+            let Options { minutes, report, .. } = options;
+            println!("{} is left as it is: {minutes} of {MINUTES} minutes", report.display());
+        }
+        let holds = figures.claims.iter().all(Claim::holds);
+        Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    })
+}
+
+fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -> Result<Figures> {
+    let Options { minutes, seed, output: _, report: _ } = options;
+    let origin = Origin::of(format!("make soak MINUTES={minutes} SEED={seed}"))?;
+    let step = Step::begin("building nodes, pods and an API server");
+    let mut cluster = Cluster::build(&programs.agent, directory)?;
+    step.done();
+    let begin = Instant::now();
+    let mut traffic = Traffic::start(&cluster, begin)?;
+    stop.sleep(SETTLE)?;
+    let first = count(&cluster, begin)?;
+    let mut samples = first.clone();
+    let time = Duration::from_secs(60) * *minutes;
+    let step = Step::begin("everything changes");
+    let (mut churn, mut counted) = (Churn::new(*seed, begin), Instant::now());
+    while begin.elapsed() < SETTLE + time {
+        churn.step(&mut cluster, stop)?;
+        traffic.look_after(&cluster.world);
+        if counted.elapsed() >= SAMPLE {
+            counted = Instant::now();
+            samples.extend(count(&cluster, begin)?);
+            step.show(format!("{:.0} of {} s", begin.elapsed().as_secs_f64(), time.as_secs()));
+        }
+    }
+    step.done();
+    churn.restore(&mut cluster)?;
+    traffic.look_after(&cluster.world);
+    let last = await_first(&first, &cluster, begin, stop)?;
+    let (asked, failures) = traffic.stop(&cluster.world);
+    samples.extend(last.clone());
+    let mut panics = 0;
+    for agent in &cluster.agents {
+        panics += agent.panics()?;
+    }
+    let Churn { gone, done, late, .. } = churn;
+    let failures = claims::judge(failures, &gone);
+    let nodes: Vec<[Census; 2]> = first.into_iter().zip(last).map(|(first, last)| [first, last]).collect();
+    let seconds = begin.elapsed().as_secs_f64();
+    let seen = Seen { seconds, asked, failures: &failures, late: late.len(), nodes: &nodes, panics };
+    let claims = claims::of(&seen);
+    Ok(Figures { origin, minutes: *minutes, asked, done, failures, late, gone, nodes, samples, claims })
+}
+
+/// Counts on both nodes.
+fn count(cluster: &Cluster, begin: Instant) -> Result<Vec<Census>> {
+    let at = begin.elapsed().as_secs_f64();
+    let nodes = cluster.world.nodes().iter().zip(&cluster.agents);
+    nodes.map(|(node, agent)| Census::take(node.number(), agent.id()?, at)).collect()
+}
+
+/// Waits until everything is as it was at first, as long as that may take, and counts.
+fn await_first(first: &[Census], cluster: &Cluster, begin: Instant, stop: &Stop) -> Result<Vec<Census>> {
+    let step = Step::begin("waiting for everything to be as before");
+    let since = Instant::now();
+    loop {
+        stop.sleep(CALM)?;
+        let now = count(cluster, begin)?;
+        let same = first.iter().zip(&now).all(|(first, now)| now.differences(first).is_empty());
+        if same || since.elapsed() > GIVEN_BACK {
+            step.done();
+            return Ok(now);
+        }
+    }
+}
