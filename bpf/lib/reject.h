@@ -158,9 +158,11 @@ static __always_inline bool quotes_partial(ctx_t *ctx, const struct packet *p, _
 	return partial;
 }
 
+#define UNREADABLE (~0ull)
+
 /*
- * Sum of the bytes from an offset on, word by word: a buffer for options and extension headers would not fit on the stack. What
- * cannot be read counts as 0. A function of its own, which the verifier walks once for all answers.
+ * Sum of the bytes from an offset on, word by word: a buffer for options and extension headers would not fit on the stack.
+ * UNREADABLE if there are fewer. A function of its own, which the verifier walks once for all answers.
  */
 __noinline __u64 headers_sum(ctx_t *ctx, __u32 from, __u32 length)
 {
@@ -170,7 +172,7 @@ __noinline __u64 headers_sum(ctx_t *ctx, __u32 from, __u32 length)
 		__u32 word = 0;
 
 		if (bpf_skb_load_bytes(ctx, from + at, &word, sizeof(word)))
-			break;
+			return UNREADABLE;
 		sum += word;
 	}
 	return sum;
@@ -184,15 +186,18 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 	const __u16 payload = sizeof(icmp) + quoted;
 	__u64 sum = csum_words(&icmp, sizeof(icmp)), to_come = 0;
 	const __u32 summed = quotes_partial(ctx, p, &to_come) ? p->l4 - p->l3 : quoted;
-	long error = 0;
+	const __u64 headers = headers_sum(ctx, p->l3, summed);
+	long error;
 
+	if (headers == UNREADABLE)
+		return -REASON_MALFORMED;
 	if (summed < quoted)
 		sum += to_come;
-	sum += headers_sum(ctx, p->l3, summed);
+	sum += headers;
 	if (v6)
 		sum += pseudo_sum(p, IPPROTO_ICMPV6, payload, v6);
 	icmp.checksum = ~csum_fold(sum);
-	error = error ?: bpf_skb_change_tail(ctx, p->l3 + quoted, 0);
+	error = bpf_skb_change_tail(ctx, p->l3 + quoted, 0);
 	error = error ?: bpf_skb_adjust_room(ctx, header + sizeof(icmp), BPF_ADJ_ROOM_MAC, 0);
 	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
 	error = error ?: bpf_skb_store_bytes(ctx, p->l3 + header, &icmp, sizeof(icmp), 0);

@@ -73,11 +73,12 @@ async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> 
     .await
 }
 
-/// The events about an object.
+/// Our events about an object. The API server has some, too: it repairs cluster IPs that its own start has overtaken.
 async fn events_about(admin: &Client, name: &str) -> Vec<Event> {
     let all = Api::<Event>::namespaced(admin.clone(), "default").list(&ListParams::default()).await.unwrap();
     all.into_iter()
         .filter(|event| event.regarding.as_ref().is_some_and(|it| it.name.as_deref() == Some(name)))
+        .filter(|event| event.reporting_controller.as_deref() == Some("weir"))
         .collect()
 }
 
