@@ -13,6 +13,7 @@ mod killed_pod;
 mod origin;
 mod papers;
 mod progress;
+mod requirements;
 mod section;
 mod serve_http;
 mod service_file;

@@ -9,9 +9,10 @@ use super::agent::Spread;
 use super::stage::{PODS, ROUND_TRIP, SERVICE, Stage};
 use super::table::{self, Disturbance, Row, Takeover};
 use super::traffic::{Tally, Traffic, WORKERS};
-use super::{NODES, Programs, spill};
+use super::{NODES, spill};
 use crate::guard::Stop;
 use crate::progress::Step;
+use crate::requirements::Programs;
 
 /// Length of a phase.
 const PHASE: Duration = Duration::from_secs(4);

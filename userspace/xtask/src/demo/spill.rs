@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
+use super::NODES;
 use super::play::GLANCE;
 use super::stage::{ADDRESSES, FAR, ROUND_TRIP, Stage};
 use super::table::Row;
 use super::traffic::{Tally, Traffic};
-use super::{NODES, Programs};
 use crate::guard::Stop;
 use crate::progress::Step;
+use crate::requirements::Programs;
 
 /// What the machine of each node has.
 const CORES: f64 = 0.2;

@@ -14,9 +14,10 @@ use weir_testbed::process::Process;
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{Machine, Pod, World, ask, wait};
 
+use super::NODES;
 use super::agent::{Agent, Spread};
 use super::traffic::Traffic;
-use super::{NODES, Programs};
+use crate::requirements::Programs;
 
 /// Round-trip time between any two nodes.
 pub(crate) const ROUND_TRIP: Duration = Duration::from_millis(10);

@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use weir_testbed::load::Load;
-use weir_testbed::{Node, World, address, bpffs, cgroup, figures};
+use weir_testbed::{Node, World, address, figures};
 
-use crate::demo::Programs;
 use crate::demo::agent::{Agent, Spread};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::requirements::{self, Programs};
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT, external};
 use crate::steering::Holder;
@@ -72,10 +72,7 @@ struct Figures {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make bench-flood");
-    let programs = Programs::find()?;
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    let programs = requirements::nodes("bench-flood")?;
     guard::supervise(|directory, stop| {
         let cases = measure(options, &programs, directory, stop)?;
         let origin = Origin::of(format!("make bench-flood SYNS={} SEED={}", options.syns, options.seed))?;

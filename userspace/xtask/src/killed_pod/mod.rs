@@ -14,20 +14,20 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use weir_abi as abi;
 use weir_datapath::View;
 use weir_testbed::paced::{Failure, Paced, Report};
-use weir_testbed::{Node, Pod, World, address, ask, bpffs, cgroup, figures, wait};
+use weir_testbed::{Node, Pod, World, address, ask, figures, wait};
 
 use crate::claim::{self, Bound, Claim};
-use crate::demo::Programs;
 use crate::demo::agent::{Agent, Spread};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::requirements::{self, Programs};
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT};
 
@@ -107,10 +107,7 @@ struct Figures {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make bench-killed-pod");
-    let programs = Programs::find()?;
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    let programs = requirements::nodes("bench-killed-pod")?;
     guard::supervise(|directory, stop| {
         let Options { reps, seconds, rate, output } = options;
         let origin = Origin::of(format!("make bench-killed-pod REPS={reps} SECONDS={seconds} RATE={rate}"))?;

@@ -18,13 +18,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use weir_testbed::{ApiServer, bpffs, cgroup, process};
 
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::requirements;
 use bed::Bed;
 use experiments::{Contender, Figure};
 use proxies::Proxies;
@@ -67,25 +67,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure_all(options: &Options) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes network namespaces and loads BPF programs: run `sudo make bench-papers`");
-    }
-    if !ApiServer::require("bench-papers") {
-        bail!("the API server is missing: run `make bootstrap-bench`");
-    }
+    let programs = requirements::beside_kube_proxy("bench-papers")?;
     generators::require()?;
-    process::built("kube-proxy").context("Weir is compared with it")?;
-    process::installed("iptables").context("kube-proxy runs it")?;
-    let agent = std::env::current_exe().context("cannot find this program")?.with_file_name("weir-agent");
-    if !agent.is_file() {
-        bail!("{} is missing: run `make build` first", agent.display());
-    }
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
     fs::create_dir_all(&options.output).with_context(|| format!("cannot make {}", options.output.display()))?;
     guard::supervise(|directory, stop| {
         let figures = options.figures();
-        let run = Run { options, figures: &figures, agent: &agent, stop };
+        let run = Run { options, figures: &figures, agent: &programs.agent, stop };
         run.repeat(directory)?;
         Ok(ExitCode::SUCCESS)
     })

@@ -15,16 +15,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use weir_testbed::{ApiServer, bpffs, cgroup, figures};
+use weir_testbed::figures;
 
 use crate::claim::Claim;
-use crate::demo::Programs;
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::requirements::{self, Programs};
 use census::Census;
 use churn::{Churn, Gone};
 use claims::{Judged, Seen};
@@ -82,13 +82,7 @@ struct Figures {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make soak");
-    if !ApiServer::require("soak") {
-        bail!("the API server is missing: run `make bootstrap-bench`");
-    }
-    let programs = Programs::find()?;
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    let programs = requirements::cluster("soak")?;
     guard::supervise(|directory, stop| {
         let figures = soak(options, &programs, directory, stop)?;
         let text = report::section(&figures);

@@ -20,10 +20,10 @@ use weir_testbed::node::NIC;
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{World, address};
 
-use crate::demo::Programs;
 use crate::demo::agent::{self, Agent};
 use crate::guard::Stop;
 use crate::progress::Step;
+use crate::requirements::Programs;
 use crate::spread::Spread;
 
 /// Services.

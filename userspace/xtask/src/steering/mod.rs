@@ -10,16 +10,16 @@ mod step;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 pub(crate) use connections::{Held, Holder, hold};
 use serde::Serialize;
-use weir_testbed::{bpffs, cgroup, figures};
+use weir_testbed::figures;
 
-use crate::demo::Programs;
 use crate::demo::stage::Stage;
 use crate::guard::{self, Stop};
 use crate::origin;
+use crate::requirements::{self, Programs};
 use crate::spread::Spread;
 
 /// Options of the benchmark.
@@ -65,10 +65,7 @@ struct Figures {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    ensure!(nix::unistd::geteuid().is_root(), "namespaces and BPF programs need root: sudo make bench-steering");
-    let programs = Programs::find()?;
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
+    let programs = requirements::nodes("bench-steering")?;
     guard::supervise(|directory, stop| {
         let figures = measure(options, &programs, directory, stop)?;
         print(&figures);

@@ -16,16 +16,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use weir_testbed::{ApiServer, bpffs, cgroup, process};
 
 use crate::cpu::CpuTimes;
-use crate::demo::Programs;
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
+use crate::requirements::{self};
 use bed::Bed;
 use measure::{Measured, Setting};
 use plan::{Block, Case, Way};
@@ -91,20 +90,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn measure_all(options: &Options) -> Result<ExitCode> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the benchmark makes network namespaces and loads BPF programs: run `sudo make bench-world`");
-    }
-    if !ApiServer::require("bench-world") {
-        bail!("the API server is missing: run `make bootstrap-bench`");
-    }
+    let programs = requirements::beside_kube_proxy("bench-world")?;
     tools::require()?;
-    process::built("kube-proxy").context("Weir is compared with it")?;
-    for program in ["iptables", "nft"] {
-        process::installed(program).context("kube-proxy runs it")?;
-    }
-    let programs = Programs::find()?;
-    bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
-    cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
     // Connections that nobody answers stay open for a while.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
