@@ -1,6 +1,7 @@
 //! Named network namespaces, as `ip netns` makes them, entered by threads and processes.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,11 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
 
-use crate::ip;
 use crate::{Error, Result};
+use crate::{ip, wait};
 
 /// Where `ip netns` keeps its names.
 const DIRECTORY: &str = "/run/netns";
@@ -115,6 +117,21 @@ impl Netns {
     /// [`Error::Ip`] with the line that failed; lines after it did not run.
     pub fn ip(&self, script: &str) -> Result<()> {
         ip::batch(self.command("ip"), &self.name, script)
+    }
+
+    /// Waits until the namespace takes what comes to `address` for its own: the kernel's route to an IPv6 address that
+    /// was just added is written by a work queue (`addrconf_dad_work`), after `ip addr add` has returned.
+    ///
+    /// # Errors
+    /// When `ip` cannot be started, and [`Error::Timeout`] when the address is still somebody else's after `limit`.
+    pub fn await_own(&self, address: IpAddr, limit: Duration) -> Result<()> {
+        let mut route = self.command("ip");
+        route.args(["-oneline", "route", "get", &address.to_string()]);
+        wait::until_some(&format!("{} to own {address}", self.name), limit, || {
+            let output = route.output().map_err(|error| error.to_string())?;
+            let seen = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            if seen.starts_with("local ") { Ok(()) } else { Err(seen) }
+        })
     }
 
     /// Sets a network sysctl of the namespace, for example `net/ipv4/ip_forward`.

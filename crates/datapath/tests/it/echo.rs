@@ -1,6 +1,7 @@
 //! Echo requests to addresses of services, answered in their name or left alone.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
@@ -114,6 +115,9 @@ fn what_the_host_has_itself_it_answers_itself() {
     let Some(node) = node("echo requests to the host") else { return };
     for ip in EXTERNAL_IP.both() {
         node.netns.ip(&format!("link set lo up\naddr add {ip} dev lo")).unwrap();
+    }
+    for address in [EXTERNAL_IP, address::node(1)] {
+        address.both().into_iter().for_each(|ip| node.netns.await_own(ip, Duration::from_secs(5)).unwrap());
     }
     for case in families() {
         for address in [EXTERNAL_IP, address::node(1)] {
