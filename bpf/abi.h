@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 4,
+	ABI_VERSION = 5,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -25,6 +25,10 @@ enum abi {
 	TICK_SHIFT = 8,
 	/* Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds. */
 	OPENING_IDLE = 8,
+	/* Entries of a set of flows that begin, and what the tag of one says that no flow has: it is free, or being written. */
+	OPENING_WAYS = 4,
+	OPENING_FREE = 0,
+	OPENING_BUSY = 1,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */

@@ -35,6 +35,8 @@ enum flow_flags {
 	FLOW_OPENING = 64, /* in openings or awaited: nobody has answered so far, or the client does not know yet */
 	FLOW_ENDED = 128,  /* in a flow: both sides have closed it, or one has reset it; a SYN starts a new one */
 	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
+	/* In a reply: asked is of a SYN for what was answered before; whatever the backend says shows that it is there. */
+	FLOW_ASKED_AGAIN = 512,
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */
@@ -64,6 +66,41 @@ struct reply {
 	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
 	__u32 bytes;	  /* HOST, of its packets, wraps */
 	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+};
+
+/*
+ * Flows that begin, and what their answers must look like, lie in sets, which are elements of an array: the hash of the key
+ * tells which one. docs/adr/0037-sets-of-flows-that-begin.md
+ */
+struct opening_head {
+	__u32 tag[OPENING_WAYS];  /* HOST, hash of the key that an entry has, or OPENING_FREE or OPENING_BUSY */
+	__u32 born[OPENING_WAYS]; /* HOST, in ticks: when it was written, or was spared last */
+	__u32 next;		  /* HOST, entry that is taken next where none is free; wraps */
+	__u32 pad[7];
+};
+
+struct opening_set4 {
+	struct opening_head head;
+	struct flow_key4 key[OPENING_WAYS];
+	struct flow value[OPENING_WAYS];
+};
+
+struct opening_set6 {
+	struct opening_head head;
+	struct flow_key6 key[OPENING_WAYS];
+	struct flow value[OPENING_WAYS];
+};
+
+struct awaited_set4 {
+	struct opening_head head;
+	struct flow_key4 key[OPENING_WAYS];
+	struct reply value[OPENING_WAYS];
+};
+
+struct awaited_set6 {
+	struct opening_head head;
+	struct flow_key6 key[OPENING_WAYS];
+	struct reply value[OPENING_WAYS];
 };
 
 /* How many flows have begun on a CPU, and what it saw missing of those that go on. */

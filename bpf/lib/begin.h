@@ -82,7 +82,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
-	} else if (reply_store_direct(p, backend, config, &reply, v6)) {
+	} else if (reply_store_direct(p, backend, &reply, v6)) {
 		flow->flags |= FLOW_SNAT;
 		return 0;
 	}

@@ -110,21 +110,15 @@ static __always_inline int to_pod(ctx_t *ctx, struct packet *p, int reason, cons
 	return reason;
 }
 
-/*
- * A pod's packet that is none to a service. If it is an answer to a client that is outside or in a pod here, it is translated and
- * sent on: sets p->action then. The route is that of the pod's own packet, as it would be in the stack. Returns a reason.
- */
-static __always_inline int from_pod(ctx_t *ctx, struct packet *p, const bool v6)
+/* Translates a pod's answer and sends it on, where there is a way: sets p->action then. Returns a reason. */
+static __always_inline int past_host(ctx_t *ctx, struct packet *p, struct reply *reply, const bool v6)
 {
 	struct ends to = { .src = p->src, .dst = p->dst, .sport = p->sport, .dport = p->dport };
 	struct bpf_fib_lookup fib = {};
 	const struct shortcut *way;
-	struct reply *reply = NULL;
 	int error;
 
-	/* What is to be dropped is dropped where it leaves. */
-	answered(p, &reply, v6);
-	if (!reply || route_find(ctx, p, &to, &fib, v6))
+	if (route_find(ctx, p, &to, &fib, v6))
 		return REASON_NO_FRONTEND;
 	way = bpf_map_lookup_elem(&shortcuts, &fib.ifindex);
 	if (!way)
@@ -136,6 +130,19 @@ static __always_inline int from_pod(ctx_t *ctx, struct packet *p, const bool v6)
 		return -error;
 	p->action = take_shortcut(ctx, &fib, way);
 	return REASON_BACK;
+}
+
+/*
+ * A pod's packet that is none to a service. If it is an answer to a client that is outside or in a pod here, it is translated and
+ * sent on: sets p->action then. The route is that of the pod's own packet, as it would be in the stack. Returns a reason.
+ */
+static __always_inline int from_pod(ctx_t *ctx, struct packet *p, const bool v6)
+{
+	struct reply *reply = NULL;
+
+	/* What is to be dropped is dropped where it leaves. */
+	answered(p, &reply, v6);
+	return reply ? past_host(ctx, p, reply, v6) : REASON_NO_FRONTEND;
 }
 
 /* Functions of their own: each has its own stack. */

@@ -6,7 +6,7 @@
 #ifndef WEIR_FLOW_H
 #define WEIR_FLOW_H
 
-#include "config.h"
+#include "openings.h"
 #include "parse.h"
 
 static __always_inline struct flow_key4 flow_key4_of(const struct addr *src, const struct addr *dst, __be16 sport,
@@ -29,32 +29,41 @@ static __always_inline struct flow_key6 flow_key6_of(const struct addr *src, con
 	};
 }
 
-/* In which pair of tables an entry is: flows and replies, or those of flows that begin. */
+/*
+ * In which pair of tables an entry is: flows and replies, or those of flows that begin. A look-up may ask both. Another CPU may move
+ * an entry meanwhile, which writes it to the tables of those that go on before it takes it out of the others: whoever looks in the
+ * other order misses none.
+ */
 enum stage {
 	STAGE_GOING = 0,
 	STAGE_OPENING = 1,
+	STAGE_ANY = 2,
 };
 
 static __always_inline struct flow *flow_at(const struct addr *src, const struct addr *dst, __be16 sport, __be16 dport,
 					    __u8 proto, const enum stage stage, const bool v6)
 {
+	struct flow *flow = NULL;
+
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
-		return bpf_map_lookup_elem(stage ? (void *)&openings6 : (void *)&flows6, &key);
+		if (stage != STAGE_GOING)
+			flow = openings6_at(&key);
+		return flow || stage == STAGE_OPENING ? flow : bpf_map_lookup_elem(&flows6, &key);
 	}
 	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
-	return bpf_map_lookup_elem(stage ? (void *)&openings4 : (void *)&flows4, &key);
+	if (stage != STAGE_GOING)
+		flow = openings4_at(&key);
+	return flow || stage == STAGE_OPENING ? flow : bpf_map_lookup_elem(&flows4, &key);
 }
 
 /* A flow at either stage, or NULL. */
 static __always_inline struct flow *flow_find(const struct addr *src, const struct addr *dst, __be16 sport,
 					      __be16 dport, __u8 proto, const bool v6)
 {
-	struct flow *flow = flow_at(src, dst, sport, dport, proto, STAGE_GOING, v6);
-
-	return flow ?: flow_at(src, dst, sport, dport, proto, STAGE_OPENING, v6);
+	return flow_at(src, dst, sport, dport, proto, STAGE_ANY, v6);
 }
 
 /* The flow at a stage that a client's packet belongs to, or NULL. */
@@ -70,11 +79,11 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		return bpf_map_update_elem(stage ? (void *)&openings6 : (void *)&flows6, &key, flow, BPF_ANY);
+		return stage ? openings6_store(&key, flow, BPF_ANY) : bpf_map_update_elem(&flows6, &key, flow, BPF_ANY);
 	}
 	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-	return bpf_map_update_elem(stage ? (void *)&openings4 : (void *)&flows4, &key, flow, BPF_ANY);
+	return stage ? openings4_store(&key, flow, BPF_ANY) : bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
 }
 
 /* Forgets the flow at a stage that a client's packet belongs to, if there is one. */
@@ -83,34 +92,38 @@ static __always_inline void flow_forget(const struct packet *p, const enum stage
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		bpf_map_delete_elem(stage ? (void *)&openings6 : (void *)&flows6, &key);
+		(void)(stage ? openings6_drop(&key) : bpf_map_delete_elem(&flows6, &key));
 	} else {
 		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
 
-		bpf_map_delete_elem(stage ? (void *)&openings4 : (void *)&flows4, &key);
+		(void)(stage ? openings4_drop(&key) : bpf_map_delete_elem(&flows4, &key));
 	}
 }
 
 static __always_inline struct reply *reply_at(const struct addr *src, const struct addr *dst, __be16 sport,
 					      __be16 dport, __u8 proto, const enum stage stage, const bool v6)
 {
+	struct reply *reply = NULL;
+
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
-		return bpf_map_lookup_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key);
+		if (stage != STAGE_GOING)
+			reply = awaited6_at(&key);
+		return reply || stage == STAGE_OPENING ? reply : bpf_map_lookup_elem(&replies6, &key);
 	}
 	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
-	return bpf_map_lookup_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key);
+	if (stage != STAGE_GOING)
+		reply = awaited4_at(&key);
+	return reply || stage == STAGE_OPENING ? reply : bpf_map_lookup_elem(&replies4, &key);
 }
 
 /* A reply entry at either stage, or NULL. */
 static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
 						__be16 dport, __u8 proto, const bool v6)
 {
-	struct reply *reply = reply_at(src, dst, sport, dport, proto, STAGE_GOING, v6);
-
-	return reply ?: reply_at(src, dst, sport, dport, proto, STAGE_OPENING, v6);
+	return reply_at(src, dst, sport, dport, proto, STAGE_ANY, v6);
 }
 
 /* What a backend's packet answers, or NULL. */
@@ -125,11 +138,11 @@ static __always_inline void reply_forget(const struct addr *src, const struct ad
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
 
-		bpf_map_delete_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key);
+		(void)(stage ? awaited6_drop(&key) : bpf_map_delete_elem(&replies6, &key));
 	} else {
 		struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
 
-		bpf_map_delete_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key);
+		(void)(stage ? awaited4_drop(&key) : bpf_map_delete_elem(&replies4, &key));
 	}
 }
 
@@ -140,11 +153,11 @@ static __always_inline long reply_store(const struct backend *backend, const str
 	if (v6) {
 		struct flow_key6 key = flow_key6_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
 
-		return bpf_map_update_elem(stage ? (void *)&awaited6 : (void *)&replies6, &key, reply, flags);
+		return stage ? awaited6_store(&key, reply, flags) : bpf_map_update_elem(&replies6, &key, reply, flags);
 	}
 	struct flow_key4 key = flow_key4_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
 
-	return bpf_map_update_elem(stage ? (void *)&awaited4 : (void *)&replies4, &key, reply, flags);
+	return stage ? awaited4_store(&key, reply, flags) : bpf_map_update_elem(&replies4, &key, reply, flags);
 }
 
 static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)

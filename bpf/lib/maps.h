@@ -80,10 +80,10 @@ MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);
 MAP(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
 MAP(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
 /* Flows that begin: nobody has answered them so far. A flood fills these and evicts no other. */
-MAP(openings4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 65536);
-MAP(openings6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 65536);
-MAP(awaited4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 65536);
-MAP(awaited6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 65536);
+MMAPABLE_ARRAY(openings4, opening_set4, 65536 / OPENING_WAYS);
+MMAPABLE_ARRAY(openings6, opening_set6, 65536 / OPENING_WAYS);
+MMAPABLE_ARRAY(awaited4, awaited_set4, 65536 / OPENING_WAYS);
+MMAPABLE_ARRAY(awaited6, awaited_set6, 65536 / OPENING_WAYS);
 MAP(paces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct pace, 1);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8192);

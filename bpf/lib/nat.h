@@ -111,6 +111,9 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 
+	/* Another CPU may have moved it between the two questions. */
+	if (!flow && !p->syn)
+		return flow_lookup(p, STAGE_GOING, v6);
 	if (!flow || p->syn || p->ending || !(flow->flags & FLOW_REPLIED))
 		return flow;
 	if (v6 ? promote6(p, flow) : promote4(p, flow))
@@ -157,7 +160,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			return gives_up(p, v6);
 		if (known && step == STEP_ELSEWHERE) {
 			flow.backend = known->backend;
-			flow.flags = known->flags & FLOW_RETRIES;
+			/* What an earlier connection has cost is past. */
+			flow.flags = known->flags & FLOW_OPENING ? known->flags & FLOW_RETRIES : 0;
 		}
 		error = flow_new(ctx, p, &flow, from_outside, v6);
 		if (error < 0)

@@ -69,11 +69,11 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
  * port, lost its endpoint, has ended, never got going, or is idle in both directions. Nothing else ever frees an entry.
  * port is the flow's SNAT port, or 0. All of it: docs/adr/0029-when-a-connection-is-over.md.
  */
-static __always_inline bool flow_is_over(const struct flow *flow, const struct reply *reply, __be16 port, __u8 proto,
+static __always_inline bool flow_is_over(const struct flow *flow, const struct reply *reply, __be16 port,
 					 const struct config *config, enum claim claim)
 {
 	const struct backend *backend;
-	__u32 limit = idle_limit(proto, config);
+	__u32 limit;
 
 	if (flow->backend != reply->backend || flow->snat_port != port)
 		return true;
@@ -81,24 +81,40 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	if (!backend || backend->generation != flow->generation)
 		return true;
-	if (claim != CLAIM_ONLY && opening_yields(flow, proto))
+	if (claim != CLAIM_ONLY && opening_yields(flow, backend->proto))
 		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);
-	if (flow->flags & FLOW_OPENING && proto == IPPROTO_TCP)
+	limit = idle_limit(backend->proto, config);
+	if (flow->flags & FLOW_OPENING && backend->proto == IPPROTO_TCP)
 		limit = OPENING_IDLE;
 	else if (is_closing(flow, reply))
 		limit = config->tcp_half_closed;
 	return is_silent(flow, reply, limit);
 }
 
-/* Whether a reply entry is free for another flow: its own was evicted or is over. */
-static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto,
-					  const struct config *config, enum claim claim, const bool v6)
+/* Functions of their own: few flows meet another's entry. */
+__noinline int flow_of_is_over4(const struct reply *reply, __be16 port, __u8 proto, enum claim claim)
 {
-	const struct flow *flow = reply_flow(reply, proto, v6);
+	const struct flow *flow = reply ? reply_flow(reply, proto, false) : NULL;
+	const struct config *config = flow ? config_get() : NULL;
 
-	return !flow || flow_is_over(flow, reply, port, proto, config, claim);
+	return !config || flow_is_over(flow, reply, port, config, claim);
+}
+
+__noinline int flow_of_is_over6(const struct reply *reply, __be16 port, __u8 proto, enum claim claim)
+{
+	const struct flow *flow = reply ? reply_flow(reply, proto, true) : NULL;
+	const struct config *config = flow ? config_get() : NULL;
+
+	return !config || flow_is_over(flow, reply, port, config, claim);
+}
+
+/* Whether a reply entry is free for another flow: its own was evicted or is over. */
+static __always_inline bool reply_is_over(const struct reply *reply, __be16 port, __u8 proto, enum claim claim,
+					  const bool v6)
+{
+	return v6 ? flow_of_is_over6(reply, port, proto, claim) : flow_of_is_over4(reply, port, proto, claim);
 }
 
 /*
@@ -121,7 +137,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
 	/* Of a full table an entry may be missing whose flow goes on. */
-	if (flow ? !flow_is_over(flow, reply, port, p->proto, config, CLAIM_ONLY) : !port)
+	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !port)
 		return false;
 	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_GOING, v6);
 	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_OPENING, v6);

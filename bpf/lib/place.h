@@ -11,10 +11,10 @@
 #define SNAT_CHOICE 16
 
 /* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
-static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct config *config,
-					 const struct reply *reply, const bool v6)
+static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct reply *reply,
+					 const bool v6)
 {
-	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, config, CLAIM_ONLY, v6);
+	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, CLAIM_ONLY, v6);
 }
 
 /*
@@ -22,20 +22,20 @@ static __always_inline bool reply_yields(const struct reply *old, const struct p
  * this client address and port through another frontend, or the table is full.
  */
 static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
-					       const struct config *config, const struct reply *reply, const bool v6)
+					       const struct reply *reply, const bool v6)
 {
 	const struct reply *old;
 
 	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
 	if (old) {
-		if (!reply_yields(old, p, config, reply, v6))
+		if (!reply_yields(old, p, reply, v6))
 			return -1;
 		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
 	}
 	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, STAGE_OPENING, v6))
 		return 0;
 	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_OPENING, v6);
-	if (old && !reply_yields(old, p, config, reply, v6))
+	if (old && !reply_yields(old, p, reply, v6))
 		return -1;
 	/* Of a flood only this was written, and it was answered. */
 	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
@@ -97,13 +97,13 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		claim = CLAIM_ONLY;
 	old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
 	if (old) {
-		if (!reply_is_over(old, port, backend->proto, config, claim, v6))
+		if (!reply_is_over(old, port, backend->proto, claim, v6))
 			return 0;
 		reply_forget(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
 	}
 	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
 		old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_OPENING, v6);
-		if (!old || !reply_is_over(old, port, backend->proto, config, claim, v6) ||
+		if (!old || !reply_is_over(old, port, backend->proto, claim, v6) ||
 		    reply_store(backend, node, port, search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
 	}

@@ -17,6 +17,11 @@
  * Clients wait for a second (RFC 6298), and 200 ms at least.
  */
 #define SYN_AGAIN (100 * 1000 * 1000 >> DELAY_SHIFT)
+/*
+ * The same where the backend has answered once. One that still has the connection says so to the first SYN, and to others at
+ * most every half a second (net.ipv4.tcp_invalid_ratelimit): nobody who only knows its ports can take it from there.
+ */
+#define SYN_AGAIN_GOING (900 * 1000 * 1000 >> DELAY_SHIFT)
 
 /* The clock of delays, never 0. It costs 15 ns to read: for the first packets of a flow. */
 static __always_inline __u32 now_delay(void)
@@ -61,7 +66,9 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 {
 	__u32 delay = now_delay() - reply->asked;
 
-	if (p->proto == IPPROTO_UDP || p->syn_ack) {
+	if (reply->flags & FLOW_ASKED_AGAIN) {
+		reply->flags &= ~FLOW_ASKED_AGAIN;
+	} else if (p->proto == IPPROTO_UDP || p->syn_ack) {
 		__sync_fetch_and_add(&counters->answered, 1);
 		__sync_fetch_and_add(&counters->delay, delay);
 	} else if (p->reset) {
@@ -165,17 +172,26 @@ enum next_step {
 
 /*
  * A SYN of a flow that is known. It has ended, or is half-closed and at rest: it begins anew. It goes on: its backend tells
- * whether the client still knows of it (RFC 9293, 3.10.7.4). Or nobody has answered, and another backend is asked. Only
- * judges: what follows may be left to tc, which must come to the same end.
+ * whether the client still knows of it (RFC 9293, 3.10.7.4), unless it has died since. Or nobody has answered, and another backend
+ * is asked. But for the time only judges: what follows may be left to tc, which must come to the same end.
  */
-static __always_inline enum next_step syn_step(const struct flow *flow, const struct reply *reply,
+static __always_inline enum next_step syn_step(const struct flow *flow, struct reply *reply,
 					       const struct config *config)
 {
+	const bool again = reply->flags & FLOW_ASKED_AGAIN;
+
 	if (has_ended(flow, reply) || (is_closing(flow, reply) && is_silent(flow, reply, config->tcp_linger)))
 		return STEP_OVER;
-	if (!reply->asked || now_delay() - reply->asked < SYN_AGAIN)
+	if (!reply->asked) {
+		reply->asked = now_delay();
+		reply->flags |= FLOW_ASKED_AGAIN;
 		return STEP_ON;
-	return (flow->flags & FLOW_RETRIES) == FLOW_RETRIES ? STEP_GIVE_UP : STEP_ELSEWHERE;
+	}
+	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
+		return STEP_ON;
+	if (flow->flags & FLOW_OPENING && (flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
+		return STEP_GIVE_UP;
+	return STEP_ELSEWHERE;
 }
 
 /* An entry of a flow that goes on was missing: nobody tells of evictions but those who come for what is gone. */

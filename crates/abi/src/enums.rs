@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -13,6 +13,12 @@ pub const REF_LINE: u32 = 0x8000_0000;
 pub const TICK_SHIFT: u32 = 8;
 /// Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds.
 pub const OPENING_IDLE: u32 = 8;
+/// Entries of a set of flows that begin.
+pub const OPENING_WAYS: usize = 4;
+/// The tag of an entry that is free.
+pub const OPENING_FREE: u32 = 0;
+/// The tag of an entry that is being written.
+pub const OPENING_BUSY: u32 = 1;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.
@@ -99,6 +105,8 @@ pub const FLOW_MOVED: u16 = 8;
 pub const FLOW_RETRY: u16 = 16;
 /// See [`FLOW_RETRY`].
 pub const FLOW_RETRIES: u16 = 48;
+/// In a reply: `asked` is of a SYN for what was answered before.
+pub const FLOW_ASKED_AGAIN: u16 = 512;
 /// In `openings*` or `awaited*`: nobody has answered so far, or the client does not know yet.
 pub const FLOW_OPENING: u16 = 64;
 /// In a flow: both sides have closed it, or one has reset it; a SYN starts a new one.

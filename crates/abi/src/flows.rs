@@ -1,6 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
-use crate::enums::HELD_BYTES;
+use crate::enums::{HELD_BYTES, OPENING_WAYS};
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -92,6 +92,41 @@ pub struct Reply {
     /// Those of them that `backend_counters` lack so far.
     pub held: u32,
 }
+
+/// What a set of flows that begin knows of its entries.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct OpeningHead {
+    /// Hash of the key that an entry has, or OPENING_FREE or OPENING_BUSY.
+    pub tag: [u32; OPENING_WAYS],
+    /// In ticks: when it was written, or was spared last.
+    pub born: [u32; OPENING_WAYS],
+    /// Entry that is taken next where none is free; wraps.
+    pub next: u32,
+    /// Zero.
+    pub pad: [u32; 7],
+}
+
+/// A few flows that begin, or what their answers must look like: an element of an array, which the hash of a key names.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct OpeningSet<K, V> {
+    /// Which entries there are.
+    pub head: OpeningHead,
+    /// Their keys.
+    pub key: [K; OPENING_WAYS],
+    /// Their values.
+    pub value: [V; OPENING_WAYS],
+}
+
+/// See `struct opening_set4` in `bpf/abi.h`.
+pub type OpeningSet4 = OpeningSet<FlowKey4, Flow>;
+/// See `struct opening_set6` in `bpf/abi.h`.
+pub type OpeningSet6 = OpeningSet<FlowKey6, Flow>;
+/// See `struct awaited_set4` in `bpf/abi.h`.
+pub type AwaitedSet4 = OpeningSet<FlowKey4, Reply>;
+/// See `struct awaited_set6` in `bpf/abi.h`.
+pub type AwaitedSet6 = OpeningSet<FlowKey6, Reply>;
 
 /// How many flows have begun on a CPU, and what it saw missing of those that go on.
 #[repr(C)]

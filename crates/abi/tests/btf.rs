@@ -70,6 +70,11 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, generation, last_seen, asked, bytes, held }
+        OpeningHead = "opening_head" { tag, born, next, pad }
+        OpeningSet4 = "opening_set4" { head, key, value }
+        OpeningSet6 = "opening_set6" { head, key, value }
+        AwaitedSet4 = "awaited_set4" { head, key, value }
+        AwaitedSet6 = "awaited_set6" { head, key, value }
         Pace = "pace" { tick, flows, lost }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
@@ -104,6 +109,9 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         NAME_SIZE,
         TICK_SHIFT,
         OPENING_IDLE,
+        OPENING_WAYS,
+        OPENING_FREE,
+        OPENING_BUSY,
         DELAY_SHIFT,
         SNAT_COUNTERS,
         SNAT_NEXT_BITS,
@@ -137,6 +145,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_RETRY,
         FLOW_RETRIES,
         FLOW_OPENING,
+        FLOW_ASKED_AGAIN,
         FLOW_ENDED,
         FLOW_DIRECT,
         FRAGMENT_AWAITED,

@@ -50,6 +50,17 @@ impl Hook {
         format!("weir_{}", self.name())
     }
 
+    /// As `HOOK_*`, by which counters go.
+    pub(crate) const fn number(self) -> u32 {
+        match self {
+            Self::Xdp => abi::HOOK_XDP,
+            Self::NicIn => abi::HOOK_NIC_INGRESS,
+            Self::NicOut => abi::HOOK_NIC_EGRESS,
+            Self::PodIn => abi::HOOK_POD_INGRESS,
+            Self::PodOut => abi::HOOK_POD_EGRESS,
+        }
+    }
+
     const fn kind(self) -> bpf_attach_type {
         match self {
             Self::Xdp => bpf_attach_type::BPF_XDP,
@@ -98,6 +109,11 @@ const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
     ("peername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
 ];
 
+/// What the names of pinned links begin with: those of interfaces, then those of the cgroup.
+pub(crate) fn link_kinds() -> impl Iterator<Item = &'static str> {
+    Hook::ALL.into_iter().map(Hook::name).chain(CGROUP_PROGRAMS.into_iter().map(|(name, _)| name))
+}
+
 impl Datapath {
     /// Attaches everything that an interface of this role needs, in the network namespace of the caller.
     ///
@@ -128,12 +144,19 @@ impl Datapath {
         self.drop_link(&link_name(former.1, index))
     }
 
+    /// Whether the kernel has refused TCX links: before Linux 6.6 it has none.
+    #[must_use]
+    pub const fn lacks_tcx(&self) -> bool {
+        self.lacks_tcx
+    }
+
     fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {
         if options.tcx {
             let target = LinkTarget::Interface(index);
             match self.link(&hook.program(), &link_name(hook, index), target, hook.kind(), 0) {
                 Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
                     debug!(interface = name, "no TCX in this kernel, using clsact");
+                    self.lacks_tcx = true;
                 }
                 done => return done,
             }
@@ -249,7 +272,7 @@ impl fmt::Display for Target<'_> {
     }
 }
 
-fn link_name(hook: Hook, index: u32) -> String {
+pub(crate) fn link_name(hook: Hook, index: u32) -> String {
     format!("{hook}-{index}")
 }
 

@@ -1,8 +1,11 @@
 //! What the programs count, and how large the maps are: all that a scrape needs, without mapping any memory.
 
+use std::collections::BTreeMap;
+
 use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
 
+use crate::attach::link_kinds;
 use crate::error::Result;
 use crate::layout::MAPS;
 use crate::load::table;
@@ -73,6 +76,22 @@ impl Counters {
         Ok(all.iter().fold(0, |sum, pace| sum.wrapping_add(pace.lost)))
     }
 
+    /// How many links each kind of hook has, by the name of its program without `weir_`; those without any included.
+    ///
+    /// # Errors
+    /// When the directory of links cannot be read.
+    pub fn links(&self) -> Result<BTreeMap<&'static str, u32>> {
+        let mut links: BTreeMap<&str, u32> = link_kinds().map(|kind| (kind, 0)).collect();
+        for pin in self.pins.link_names()? {
+            // Those of interfaces have its index behind their name.
+            let kind = pin.rsplit_once('-').map_or(pin.as_str(), |(kind, _)| kind);
+            if let Some(count) = links.get_mut(kind) {
+                *count += 1;
+            }
+        }
+        Ok(links)
+    }
+
     /// Name, limit and sizes of every map.
     ///
     /// # Errors
@@ -85,7 +104,7 @@ impl Counters {
                 Ok(MapUse {
                     name: spec.name,
                     kind: kind_name(spec.kind),
-                    max_entries,
+                    max_entries: max_entries * spec.ways,
                     key_size: key.unwrap_or(u32::MAX),
                     value_size: value.unwrap_or(u32::MAX),
                 })

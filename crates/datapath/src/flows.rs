@@ -8,8 +8,9 @@ use weir_abi as abi;
 use weir_core::ops::FrontendKey;
 
 use crate::error::Result;
+use crate::flow_table::FlowTable;
 use crate::keys;
-use crate::map::{Pod, Table};
+use crate::pins::PinDir;
 
 /// Flows that go on, and flows that begin.
 const NAMES4: [&str; 2] = ["flows4", "openings4"];
@@ -19,24 +20,37 @@ const NAMES6: [&str; 2] = ["flows6", "openings6"];
 /// All tables of flows, or those of them that are asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
-    v4: Vec<Table<abi::FlowKey4, abi::Flow>>,
-    v6: Vec<Table<abi::FlowKey6, abi::Flow>>,
+    v4: Vec<FlowTable<abi::FlowKey4, abi::Flow>>,
+    v6: Vec<FlowTable<abi::FlowKey6, abi::Flow>>,
 }
 
 impl Flows {
     /// Those that there is a descriptor of.
     ///
     /// # Errors
-    /// As `descriptor`.
-    pub(crate) fn open(descriptor: impl Fn(&'static str) -> Result<Option<OwnedFd>>) -> Result<Self> {
+    /// As `descriptor`, and when a table's memory cannot be mapped.
+    pub(crate) fn open(descriptor: impl Fn(&'static str) -> Result<Option<OwnedFd>>, writable: bool) -> Result<Self> {
         let mut new = Self::default();
         for name in NAMES4 {
-            new.v4.extend(descriptor(name)?.map(|fd| Table::new(name, fd)));
+            new.v4.extend(descriptor(name)?.map(|fd| FlowTable::new(name, fd, writable)).transpose()?);
         }
         for name in NAMES6 {
-            new.v6.extend(descriptor(name)?.map(|fd| Table::new(name, fd)));
+            new.v6.extend(descriptor(name)?.map(|fd| FlowTable::new(name, fd, writable)).transpose()?);
         }
         Ok(new)
+    }
+
+    /// All of them, pinned.
+    ///
+    /// # Errors
+    /// No pins there, no right to open them, or another layout.
+    pub(crate) fn open_pinned(pins: &PinDir, writable: bool) -> Result<Self> {
+        let open4 = |name| FlowTable::open(pins, name, writable);
+        let open6 = |name| FlowTable::open(pins, name, writable);
+        Ok(Self {
+            v4: NAMES4.into_iter().map(open4).collect::<Result<_>>()?,
+            v6: NAMES6.into_iter().map(open6).collect::<Result<_>>()?,
+        })
     }
 
     /// All flows of IPv4.
@@ -44,7 +58,9 @@ impl Flows {
     /// # Errors
     /// When a map cannot be read.
     pub(crate) fn entries4(&self) -> Result<Vec<(abi::FlowKey4, abi::Flow)>> {
-        entries(&self.v4)
+        let mut all = Vec::new();
+        self.v4.iter().try_for_each(|table| table.visit(|key, flow| all.push((*key, *flow))))?;
+        Ok(all)
     }
 
     /// All flows of IPv6.
@@ -52,7 +68,9 @@ impl Flows {
     /// # Errors
     /// When a map cannot be read.
     pub(crate) fn entries6(&self) -> Result<Vec<(abi::FlowKey6, abi::Flow)>> {
-        entries(&self.v6)
+        let mut all = Vec::new();
+        self.v6.iter().try_for_each(|table| table.visit(|key, flow| all.push((*key, *flow))))?;
+        Ok(all)
     }
 
     /// Shows all flows to `visit`.
@@ -86,27 +104,11 @@ impl Flows {
     pub(crate) fn forget(&self, owners: &HashMap<FrontendKey, Option<u32>>) -> Result<()> {
         let left = |key: FrontendKey, flow: &abi::Flow| owners.get(&key).is_some_and(|now| *now != Some(flow.service));
         if owners.keys().any(|key| key.address.is_ipv4()) {
-            remove(&self.v4, |key, flow| left(keys::flow_frontend4(key), flow))?;
+            self.v4.iter().try_for_each(|table| table.remove(|key, flow| left(keys::flow_frontend4(key), flow)))?;
         }
         if owners.keys().any(|key| key.address.is_ipv6()) {
-            remove(&self.v6, |key, flow| left(keys::flow_frontend6(key), flow))?;
+            self.v6.iter().try_for_each(|table| table.remove(|key, flow| left(keys::flow_frontend6(key), flow)))?;
         }
         Ok(())
     }
-}
-
-fn entries<K: Pod>(tables: &[Table<K, abi::Flow>]) -> Result<Vec<(K, abi::Flow)>> {
-    let mut all = Vec::new();
-    for table in tables {
-        all.append(&mut table.entries()?);
-    }
-    Ok(all)
-}
-
-fn remove<K: Pod>(tables: &[Table<K, abi::Flow>], gone: impl Fn(&K, &abi::Flow) -> bool) -> Result<()> {
-    for table in tables {
-        let mut gone = table.entries()?.into_iter().filter(|(key, flow)| gone(key, flow));
-        gone.try_for_each(|(key, _)| table.remove(&key).map(drop))?;
-    }
-    Ok(())
 }

@@ -26,37 +26,64 @@ pub(crate) struct MapSpec {
     size: Option<fn(&Capacity) -> u32>,
     /// The agent's option that sets the size.
     pub(crate) option: &'static str,
+    /// What people count as entries, in one of the kernel's.
+    pub(crate) ways: u32,
 }
 
 const fn array<V>(name: &'static str, size: Option<fn(&Capacity) -> u32>, option: &'static str) -> MapSpec {
     let kind = bpf_map_type::BPF_MAP_TYPE_ARRAY;
-    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: MMAPABLE, size, option }
+    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: MMAPABLE, size, option, ways: 1 }
 }
 
 const fn hash<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
     let kind = bpf_map_type::BPF_MAP_TYPE_HASH;
-    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: NO_PREALLOC, size: Some(size), option }
+    MapSpec {
+        name,
+        kind,
+        key: size_of::<K>(),
+        value: size_of::<V>(),
+        flags: NO_PREALLOC,
+        size: Some(size),
+        option,
+        ways: 1,
+    }
 }
 
 const fn lru<K, V>(name: &'static str, size: Option<fn(&Capacity) -> u32>, option: &'static str) -> MapSpec {
     let kind = bpf_map_type::BPF_MAP_TYPE_LRU_HASH;
-    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size, option }
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: 0, size, option, ways: 1 }
 }
 
 const fn per_cpu<V>(name: &'static str) -> MapSpec {
     let kind = bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY;
-    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: 0, size: None, option: "" }
+    MapSpec { name, kind, key: size_of::<u32>(), value: size_of::<V>(), flags: 0, size: None, option: "", ways: 1 }
 }
 
 /// Longest prefix match; the kernel has no other kind than one without preallocation.
 const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
     const { assert!(size_of::<K>() <= size_of::<sys::BatchToken>(), "the kernel writes a key there") };
     let kind = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE;
-    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags: NO_PREALLOC, size: Some(size), option }
+    MapSpec {
+        name,
+        kind,
+        key: size_of::<K>(),
+        value: size_of::<V>(),
+        flags: NO_PREALLOC,
+        size: Some(size),
+        option,
+        ways: 1,
+    }
 }
 
+/// Flows that begin, a few in each element.
+const fn sets<K, V>(name: &'static str) -> MapSpec {
+    let size: fn(&Capacity) -> u32 = |capacity| capacity.openings.div_ceil(WAYS).max(1);
+    MapSpec { ways: WAYS, ..array::<abi::OpeningSet<K, V>>(name, Some(size), "--max-openings") }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it is 4")]
+const WAYS: u32 = abi::OPENING_WAYS as u32;
 const FLOWS: (fn(&Capacity) -> u32, &str) = (|c| c.flows, "--max-flows");
-const OPENINGS: (fn(&Capacity) -> u32, &str) = (|c| c.openings, "--max-openings");
 const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-frontends");
 const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
@@ -85,10 +112,10 @@ pub(crate) const MAPS: [MapSpec; 37] = [
     lru::<abi::FlowKey6, abi::Flow>("flows6", Some(FLOWS.0), FLOWS.1),
     lru::<abi::FlowKey4, abi::Reply>("replies4", Some(FLOWS.0), FLOWS.1),
     lru::<abi::FlowKey6, abi::Reply>("replies6", Some(FLOWS.0), FLOWS.1),
-    lru::<abi::FlowKey4, abi::Flow>("openings4", Some(OPENINGS.0), OPENINGS.1),
-    lru::<abi::FlowKey6, abi::Flow>("openings6", Some(OPENINGS.0), OPENINGS.1),
-    lru::<abi::FlowKey4, abi::Reply>("awaited4", Some(OPENINGS.0), OPENINGS.1),
-    lru::<abi::FlowKey6, abi::Reply>("awaited6", Some(OPENINGS.0), OPENINGS.1),
+    sets::<abi::FlowKey4, abi::Flow>("openings4"),
+    sets::<abi::FlowKey6, abi::Flow>("openings6"),
+    sets::<abi::FlowKey4, abi::Reply>("awaited4"),
+    sets::<abi::FlowKey6, abi::Reply>("awaited6"),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     // A map without entries cannot be made.
@@ -103,6 +130,7 @@ pub(crate) const MAPS: [MapSpec; 37] = [
         flags: NO_PREALLOC,
         size: None,
         option: "",
+        ways: 1,
     },
     MapSpec {
         name: "shortcuts",
@@ -112,6 +140,7 @@ pub(crate) const MAPS: [MapSpec; 37] = [
         flags: NO_PREALLOC,
         size: None,
         option: "",
+        ways: 1,
     },
     hash::<abi::LocalKey, abi::LocalEndpoint>("local_endpoints", |c| c.backends.min(MAX_LOCAL), BACKENDS.1),
     hash::<abi::Addr, abi::OtherNode>("other_nodes", |c| c.nodes.saturating_mul(2), "--max-nodes"),
@@ -123,6 +152,7 @@ pub(crate) const MAPS: [MapSpec; 37] = [
         flags: NO_PREALLOC,
         size: None,
         option: "",
+        ways: 1,
     },
     lru::<u64, u32>("pod_macs", None, ""),
     per_cpu::<abi::Counter>("counters"),
@@ -136,6 +166,7 @@ pub(crate) const MAPS: [MapSpec; 37] = [
         flags: 1 << 7,
         size: None,
         option: "",
+        ways: 1,
     },
 ];
 

@@ -26,6 +26,7 @@ use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
+use crate::view::READ_ONLY;
 
 /// Times that a program is given to the kernel, as in libbpf (`PROG_LOAD_ATTEMPTS`).
 const LOAD_ATTEMPTS: u32 = 5;
@@ -55,6 +56,7 @@ pub struct Datapath {
     shortcuts: Shortcuts,
     store: KernelStore,
     adopted: bool,
+    pub(crate) lacks_tcx: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
     _lock: PinLock,
 }
@@ -104,6 +106,7 @@ impl Datapath {
             shortcuts,
             store,
             adopted,
+            lacks_tcx: false,
             resized,
             _lock: lock,
         };
@@ -229,7 +232,7 @@ impl Datapath {
     fn copy_flows(&self) -> Result<()> {
         self.resized.iter().try_for_each(|(spec, old)| {
             let (new, _) = self.pins.open_map(spec, 0)?;
-            resize::copy(spec, old.as_fd(), new.as_fd(), false)
+            resize::copy(spec, old.as_fd(), new.as_fd(), false, self.config.get(0)?.hash_seed)
         })
     }
 }
@@ -275,19 +278,23 @@ fn load_all(
     load("xdp.bpf.o", XDP, pins, capacity, &mut programs)?;
     load("sock.bpf.o", SOCK, pins, capacity, &mut programs)?;
     let tc = load("tc.bpf.o", TC, pins, capacity, &mut programs)?;
-    for (spec, old) in resized {
-        let (new, _) = pins.open_map(spec, 0)?;
-        resize::copy(spec, old.as_fd(), new.as_fd(), true)?;
+    if !resized.is_empty() {
+        let seed = mapped::<abi::Config>(pins, "config", READ_ONLY)?.get(0)?.hash_seed;
+        for (spec, old) in resized {
+            let (new, _) = pins.open_map(spec, 0)?;
+            resize::copy(spec, old.as_fd(), new.as_fd(), true, seed)?;
+        }
     }
     Ok((tc, programs))
 }
 
 /// Those tables of flows that are replaced.
 fn former_flows(resized: &[(MapSpec, OwnedFd)]) -> Result<Flows> {
-    Flows::open(|name| {
+    let descriptor = |name| {
         let former = resized.iter().find(|(spec, _)| spec.name == name).map(|(_, fd)| fd.try_clone());
         former.transpose().map_err(|e| Error::io(format!("cannot keep the former {name}"), e))
-    })
+    };
+    Flows::open(descriptor, true)
 }
 
 /// Puts the maps of the old size back: a size that the kernel refuses must not cost the flows and slots in them.
@@ -312,6 +319,8 @@ fn load(
     let mut loader = EbpfLoader::new();
     // The objects have no CO-RE relocations; reading the kernel's BTF would cost time and memory for nothing.
     loader.btf(None);
+    let sets = spec("openings4").entries(capacity).unwrap_or_default();
+    loader.override_global("opening_sets", &sets, false);
     for spec in MAPS {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         if let Some(entries) = spec.entries(capacity) {
@@ -319,26 +328,31 @@ fn load(
         }
     }
     let mut ebpf = loader.load(bytes).map_err(|e| failed(object, &e))?;
-    let _undisturbed = Undisturbed::begin();
     for (name, program) in ebpf.programs_mut() {
-        let mut attempts = 1;
-        loop {
-            let loaded = match program {
-                Program::Xdp(program) => program.load(),
-                Program::SchedClassifier(program) => program.load(),
-                Program::CgroupSockAddr(program) => program.load(),
-                _ => Ok(()),
-            };
-            match loaded {
-                Err(e) if was_interrupted(&e) && attempts < LOAD_ATTEMPTS => attempts += 1,
-                loaded => break loaded.map_err(|e| failed(object, &e))?,
-            }
-        }
+        load_program(object, program)?;
         let fd = program.fd().map_err(|e| failed(object, &e))?;
         let fd = fd.try_clone();
         programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
     }
     Ok(ebpf)
+}
+
+/// Gives a program to the kernel.
+pub(crate) fn load_program(object: &'static str, program: &mut Program) -> Result<()> {
+    let _undisturbed = Undisturbed::begin();
+    let mut attempts = 1;
+    loop {
+        let loaded = match program {
+            Program::Xdp(program) => program.load(),
+            Program::SchedClassifier(program) => program.load(),
+            Program::CgroupSockAddr(program) => program.load(),
+            _ => Ok(()),
+        };
+        match loaded {
+            Err(e) if was_interrupted(&e) && attempts < LOAD_ATTEMPTS => attempts += 1,
+            loaded => return loaded.map_err(|e| failed(object, &e)),
+        }
+    }
 }
 
 /// A thread that gets no signals: each one would end the verifier's walk, and a process that starts others gets many. They
@@ -369,7 +383,7 @@ fn was_interrupted(error: &ProgramError) -> bool {
 }
 
 /// The whole chain of causes; a refusal for want of rights gets its own error.
-fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
+pub(crate) fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
     let mut reason = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -418,7 +432,7 @@ pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
         source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,
         frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
         node_size: pins.open_map(&spec("node_names"), flags)?.1,
-        flows: Flows::open(|name| pins.open_map(&spec(name), flags).map(|(fd, _)| Some(fd)))?,
+        flows: Flows::open_pinned(pins, flags == 0)?,
         former_flows: Flows::default(),
     })
 }

@@ -38,6 +38,8 @@ pod!(
     abi::Addr,
     abi::Affinity,
     abi::AffinityKey,
+    abi::AwaitedSet4,
+    abi::AwaitedSet6,
     abi::Backend,
     abi::BackendCounters,
     abi::Config,
@@ -58,6 +60,8 @@ pod!(
     abi::LocalEndpoint,
     abi::LocalKey,
     abi::NodeName,
+    abi::OpeningSet4,
+    abi::OpeningSet6,
     abi::OtherNode,
     abi::Pace,
     abi::Reply,
@@ -65,6 +69,7 @@ pod!(
     abi::ServiceCounters,
     abi::ServiceName,
     abi::Shortcut,
+    abi::SnatCounter,
     abi::SnatNext,
     abi::SnatPorts,
     abi::SocketKey,
@@ -91,11 +96,6 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// Wraps a map; the caller has checked its layout.
     pub(crate) const fn new(name: &'static str, fd: OwnedFd) -> Self {
         Self { name, fd, types: PhantomData }
-    }
-
-    /// Name of the map.
-    pub(crate) const fn name(&self) -> &'static str {
-        self.name
     }
 
     /// Reads an entry.
@@ -216,7 +216,11 @@ impl<T: Pod> Mapped<T> {
         self.len == 0
     }
 
-    fn words(&self, slot: u32) -> Result<&[AtomicU32]> {
+    /// A slot as the words that it is made of.
+    ///
+    /// # Errors
+    /// [`Error::NoSlot`] beyond the end.
+    pub(crate) fn words(&self, slot: u32) -> Result<&[AtomicU32]> {
         if slot >= self.len {
             return Err(Error::NoSlot { map: self.name, slot, size: self.len });
         }

@@ -18,9 +18,6 @@ use crate::sys;
 /// Where pins live unless told otherwise.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/weir";
 
-/// `f_type` of bpffs, `BPF_FS_MAGIC` of linux/magic.h.
-const BPFFS_MAGIC: i64 = 0xcafe_4a11;
-
 /// The directory that holds everything that must outlive the agent.
 #[derive(Clone, Debug)]
 pub struct PinDir {
@@ -163,5 +160,5 @@ impl PinDir {
 fn on_bpffs(path: &Path) -> Result<bool> {
     let stat = nix::sys::statfs::statfs(path)
         .map_err(|e| Error::io(format!("cannot inspect the file system of {}", path.display()), e.into()))?;
-    Ok(stat.filesystem_type().0 == BPFFS_MAGIC)
+    Ok(stat.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC)
 }

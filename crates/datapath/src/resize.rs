@@ -3,19 +3,41 @@
 use std::os::fd::BorrowedFd;
 
 use aya_obj::generated::bpf_map_type;
+use weir_abi as abi;
 
 use crate::error::{Error, Result};
+use crate::flow_table::FlowTable;
 use crate::layout::MapSpec;
+use crate::map::Pod;
 use crate::sys;
 
 const NOEXIST: u64 = 1;
 const BATCH: usize = 1024;
 
+/// Flows that begin have another place where there are more or fewer sets; `seed` is that of the configuration.
+fn copy_openings<K: Pod + Eq, V: Pod>(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, seed: u64) -> Result<()>
+where
+    abi::OpeningSet<K, V>: Pod,
+{
+    let open = |fd: BorrowedFd<'_>, writable| {
+        let fd = fd.try_clone_to_owned().map_err(|e| Error::io(format!("cannot open map {}", spec.name), e))?;
+        FlowTable::<K, V>::new(spec.name, fd, writable)
+    };
+    open(new, true)?.add_openings(&open(old, false)?, seed)
+}
+
 /// Copies entries. The first time all of them; afterwards only those of the kernel's own tables that are not there yet.
 ///
 /// # Errors
 /// When a map cannot be read or written; entries for which the new map has no room are left out.
-pub(crate) fn copy(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, first: bool) -> Result<()> {
+pub(crate) fn copy(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, first: bool, seed: u64) -> Result<()> {
+    match spec.name {
+        "openings4" => return copy_openings::<abi::FlowKey4, abi::Flow>(spec, old, new, seed),
+        "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow>(spec, old, new, seed),
+        "awaited4" => return copy_openings::<abi::FlowKey4, abi::Reply>(spec, old, new, seed),
+        "awaited6" => return copy_openings::<abi::FlowKey6, abi::Reply>(spec, old, new, seed),
+        _ => {}
+    }
     let failed = |e| Error::io(format!("cannot copy map {}", spec.name), e);
     let kernels_own = spec.kind == bpf_map_type::BPF_MAP_TYPE_LRU_HASH;
     if !first && !kernels_own {

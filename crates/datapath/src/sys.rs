@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info};
 
 /// Where a link is attached to.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +78,46 @@ pub(crate) fn map_info(fd: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
 /// The program and the target of a link.
 pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
     info(fd)
+}
+
+/// Name, tag, id and statistics of a program.
+pub(crate) fn program_info(fd: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
+    info(fd)
+}
+
+/// Opens a program by its number in the kernel. It takes CAP_SYS_ADMIN.
+pub(crate) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
+}
+
+/// Runs a program once on a frame, which nothing sends anywhere. Returns what the program returns and the frame that it leaves
+/// behind, which may have grown by `room` bytes; of XDP with its metadata in front.
+pub(crate) fn test_run(
+    program: BorrowedFd<'_>,
+    context: &mut [u8],
+    frame: &[u8],
+    room: usize,
+) -> io::Result<(u32, Vec<u8>)> {
+    let size = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+    let mut out = vec![0u8; frame.len() + room];
+    let mut attr = attr();
+    attr.test.prog_fd = fd_of(program);
+    attr.test.repeat = 1;
+    attr.test.data_in = frame.as_ptr() as u64;
+    attr.test.data_size_in = size(frame.len());
+    attr.test.data_out = out.as_mut_ptr() as u64;
+    attr.test.data_size_out = size(out.len());
+    attr.test.ctx_in = context.as_ptr() as u64;
+    attr.test.ctx_size_in = size(context.len());
+    attr.test.ctx_out = context.as_mut_ptr() as u64;
+    attr.test.ctx_size_out = size(context.len());
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
+    // SAFETY: the kernel wrote its answer into the same member that was set above.
+    let done = unsafe { attr.test };
+    out.truncate(done.data_size_out as usize);
+    Ok((done.retval, out))
 }
 
 /// Reads an entry. `None` if there is none.

@@ -11,10 +11,12 @@ use weir_core::source_ports::PortSet;
 
 use crate::counters::Counters;
 use crate::error::{Error, Result};
+use crate::flow_table::FlowTable;
 use crate::flows::Flows;
 use crate::layout::{MAPS, MapSpec, spec};
 use crate::load::{mapped, open_store, table};
 use crate::map::{Mapped, Table};
+use crate::openings;
 use crate::pins::PinDir;
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
@@ -49,8 +51,8 @@ pub struct View {
     store: KernelStore,
     config: Mapped<abi::Config>,
     counters: Counters,
-    replies4: [Table<abi::FlowKey4, abi::Reply>; 2],
-    replies6: [Table<abi::FlowKey6, abi::Reply>; 2],
+    replies4: [FlowTable<abi::FlowKey4, abi::Reply>; 2],
+    replies6: [FlowTable<abi::FlowKey6, abi::Reply>; 2],
     affinities: Table<abi::AffinityKey, abi::Affinity>,
     fragments: Table<abi::FragmentKey, abi::Fragment>,
     held_pieces: Mapped<abi::HeldPiece>,
@@ -76,8 +78,8 @@ impl View {
             store: open_store(&pins, READ_ONLY)?,
             config: mapped(&pins, "config", READ_ONLY)?,
             counters: Counters::open(pins.clone())?,
-            replies4: [table(&pins, "replies4", READ_ONLY)?, table(&pins, "awaited4", READ_ONLY)?],
-            replies6: [table(&pins, "replies6", READ_ONLY)?, table(&pins, "awaited6", READ_ONLY)?],
+            replies4: [FlowTable::open(&pins, "replies4", false)?, FlowTable::open(&pins, "awaited4", false)?],
+            replies6: [FlowTable::open(&pins, "replies6", false)?, FlowTable::open(&pins, "awaited6", false)?],
             affinities: table(&pins, "affinities", READ_ONLY)?,
             fragments: table(&pins, "fragments", READ_ONLY)?,
             held_pieces: mapped(&pins, "held_pieces", READ_ONLY)?,
@@ -128,6 +130,22 @@ impl View {
     /// For a slot that does not exist.
     pub fn service(&self, id: u32) -> Result<abi::Service> {
         self.store.services.get(id)
+    }
+
+    /// Who has which slot of the services, with names cut to what the maps hold.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn service_names(&self) -> Result<Vec<(u32, abi::ServiceName)>> {
+        self.store.service_names.entries()
+    }
+
+    /// What a backend's `node` stands for, with its zone; None of a number that is not given out.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn node_name(&self, number: u32) -> Result<Option<abi::NodeName>> {
+        self.store.node_names.get(&number)
     }
 
     /// Counters of a service.
@@ -183,8 +201,8 @@ impl View {
         let limits = IdleLimits::of(&self.config()?);
         let mut uses = BTreeMap::new();
         for name in Flows::names() {
-            let (_, capacity) = self.pins.open_map(&spec(name), READ_ONLY)?;
-            uses.insert(name, TableUse { capacity, ..TableUse::default() });
+            let (_, entries) = self.pins.open_map(&spec(name), READ_ONLY)?;
+            uses.insert(name, TableUse { capacity: entries * spec(name).ways, ..TableUse::default() });
         }
         self.store.flows.visit_tables(|table, protocol, flow| {
             uses.entry(table).or_default().count(limits.is_open(protocol, flow, tick));
@@ -358,7 +376,8 @@ impl View {
             bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => spec.value.next_multiple_of(8) * self.counters.cpus(),
             _ => spec.value,
         };
-        self.raw_entries(spec, value).map(Some)
+        let entries = self.raw_entries(spec, value)?;
+        Ok(Some(if spec.ways == 1 { entries } else { openings::raw(name, &entries) }))
     }
 
     fn raw_entries(&self, spec: &MapSpec, value_size: usize) -> Result<Vec<RawEntry>> {

@@ -255,6 +255,7 @@ impl Model {
             generation: flow.generation,
             last_seen: self.now.ticks,
             asked,
+            asked_again: false,
             bytes: 0,
             held: 0,
         }

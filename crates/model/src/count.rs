@@ -65,6 +65,10 @@ impl Model {
 
 /// Counts the first answer to a flow. TCP may say other things before. The delay is the clock's matter.
 fn count_answer(counters: &mut abi::BackendCounters, reply: &mut Reply, p: &Packet) {
+    if reply.asked_again {
+        (reply.asked, reply.asked_again) = (None, false);
+        return;
+    }
     let counter = match (p.protocol == UDP || p.syn_ack, p.reset) {
         (true, _) => &mut counters.answered,
         (false, true) => &mut counters.refused,

@@ -11,6 +11,8 @@ use crate::{Model, Reason};
 
 /// A SYN that is back sooner was not sent again, but doubled on its way: 100 ms in units of delay.
 const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
+/// The same of a flow that was answered once: a backend that is there says so at least every half a second.
+const SYN_AGAIN_GOING: u32 = 900_000_000 >> abi::DELAY_SHIFT;
 /// Backends that are tried after the first one.
 const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
 
@@ -80,10 +82,10 @@ impl Model {
     fn check_reply(&mut self, p: &Packet, flow: &Flow) -> Step {
         let key = self.reply_key_of(p, flow);
         let known = self.tables.replies.find(&key);
-        if let Some((_, reply)) = known
+        if let Some((stage, reply)) = known
             && reply.is_of(&p.key(), flow)
         {
-            return if p.syn { self.step_of_syn(flow, &reply) } else { Step::On };
+            return if p.syn { self.step_of_syn(flow, (stage, &key), &reply) } else { Step::On };
         }
         // It has nothing left to go on with.
         if p.syn && flow.closing {
@@ -103,21 +105,24 @@ impl Model {
         Step::On
     }
 
-    fn step_of_syn(&self, flow: &Flow, reply: &Reply) -> Step {
+    fn step_of_syn(&mut self, flow: &Flow, at: (Stage, &Key), reply: &Reply) -> Step {
         // At rest after one side has closed, its client has begun anew. Else the backend tells whether it still knows of it.
         let at_rest = (flow.closing || reply.closing) && self.is_silent(flow, reply, self.config.tcp_linger);
         if has_ended(flow, reply) || at_rest {
             return Step::Over;
         }
-        match reply.asked {
-            Some(asked) if self.now.delay.wrapping_sub(asked) >= SYN_AGAIN => {
-                if flow.retries >= RETRIES {
-                    Step::GiveUp
-                } else {
-                    Step::Elsewhere
-                }
-            }
-            Some(_) | None => Step::On,
+        let Some(asked) = reply.asked else {
+            let again = Reply { asked: Some(self.now.delay), asked_again: true, ..*reply };
+            self.tables.replies.put(at.0, *at.1, again);
+            return Step::On;
+        };
+        let limit = if reply.asked_again { SYN_AGAIN_GOING } else { SYN_AGAIN };
+        if self.now.delay.wrapping_sub(asked) < limit {
+            Step::On
+        } else if flow.opening && flow.retries >= RETRIES {
+            Step::GiveUp
+        } else {
+            Step::Elsewhere
         }
     }
 

@@ -58,7 +58,7 @@ impl Model {
                 Err(if resets { abi::REASON_STALE_RESET } else { abi::REASON_STALE })
             }
             (Some(_), Step::GiveUp) => Err(self.give_up(p, place.is_xdp())),
-            (Some((stage, flow)), Step::Elsewhere) => match self.begin_elsewhere(p, flow, from_outside, place)? {
+            (Some((stage, flow)), Step::Elsewhere) => match self.begin_elsewhere(p, past(flow), from_outside, place)? {
                 Begun::Flow(new) => self.go_with(p, Some(flow), new, place),
                 Begun::Stays => self.go_on(p, stage, flow, place),
             },
@@ -194,3 +194,8 @@ pub(crate) const fn wrapper_size(family: Family) -> u32 {
 
 /// The kernel lets a frame be longer than its device's MTU by this: Ethernet's header and a tag.
 const LINK_ROOM: u32 = 14 + 4;
+
+/// What an earlier connection has cost is past.
+fn past(flow: Flow) -> Flow {
+    Flow { retries: if flow.opening { flow.retries } else { 0 }, ..flow }
+}

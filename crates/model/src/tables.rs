@@ -91,6 +91,8 @@ pub struct Reply {
     pub last_seen: u32,
     /// Since when a first answer is awaited.
     pub asked: Option<u32>,
+    /// It is that of a SYN for what was answered before.
+    pub asked_again: bool,
     /// Of its packets.
     pub bytes: u32,
     /// Those of them that the backend's counters lack.

@@ -1,7 +1,11 @@
 //! Entries of the tables that the programs write, made older or taken away: what otherwise only time does.
 
+use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
+
+use aya::maps::{Array, Map, MapData};
+use weir_abi as abi;
 
 use crate::node::Node;
 
@@ -29,11 +33,18 @@ fn stages(map: &str) -> impl Iterator<Item = &str> {
 
 /// Makes all entries of a table look as if they were last seen so many ticks earlier. `last_seen`: offset of that field.
 pub(crate) fn age(node: &Node, map: &str, last_seen: usize, ticks: u32) {
+    let older = |value: &mut [u8]| {
+        let field = &mut value[last_seen..last_seen + size_of::<u32>()];
+        let seen = u32::from_ne_bytes(field.try_into().unwrap());
+        field.copy_from_slice(&seen.wrapping_sub(ticks).to_ne_bytes());
+    };
     for map in stages(map) {
+        if is_of_sets(map) {
+            edit_sets(node, map, older);
+            continue;
+        }
         for (key, mut value) in node.view.raw(map).unwrap().unwrap() {
-            let field = &mut value[last_seen..last_seen + size_of::<u32>()];
-            let seen = u32::from_ne_bytes(field.try_into().unwrap());
-            field.copy_from_slice(&seen.wrapping_sub(ticks).to_ne_bytes());
+            older(&mut value);
             bpftool("update", &node.pin(map), &[("key", &key), ("value", &value)]);
         }
     }
@@ -42,8 +53,63 @@ pub(crate) fn age(node: &Node, map: &str, last_seen: usize, ticks: u32) {
 /// Removes all entries of a table, as the kernel does with the oldest ones of a full one.
 pub(crate) fn evict(node: &Node, map: &str) {
     for map in stages(map) {
+        if is_of_sets(map) {
+            empty_sets(node, map);
+            continue;
+        }
         for (key, _) in node.view.raw(map).unwrap().unwrap() {
             bpftool("delete", &node.pin(map), &[("key", &key)]);
+        }
+    }
+}
+
+/// Whether a table of flows is one of those that begin.
+pub(crate) fn is_of_sets(map: &str) -> bool {
+    ["openings4", "openings6", "awaited4", "awaited6"].contains(&map)
+}
+
+/// Changes the values of a table of flows that begin.
+pub(crate) fn edit_sets(node: &Node, map: &str, mut edit: impl FnMut(&mut [u8])) {
+    change_sets(node, map, |set, values| {
+        let size = (set.len() - values) / abi::OPENING_WAYS;
+        let used: Vec<_> = set.chunks_exact(4).take(abi::OPENING_WAYS).map(|tag| tag != [0; 4]).collect();
+        let values = set[values..].chunks_exact_mut(size).zip(used);
+        values.filter(|(_, used)| *used).for_each(|(value, _)| edit(value));
+    });
+}
+
+/// Removes all entries of a table of flows that begin.
+pub(crate) fn empty_sets(node: &Node, map: &str) {
+    change_sets(node, map, |set, _| set.fill(0));
+}
+
+/// Shows `change` each set that is not empty, with where its values begin.
+fn change_sets(node: &Node, map: &str, change: impl FnMut(&mut [u8], usize)) {
+    match map {
+        "openings4" => {
+            change_each::<{ size_of::<abi::OpeningSet4>() }>(node, map, offset_of!(abi::OpeningSet4, value), change);
+        }
+        "openings6" => {
+            change_each::<{ size_of::<abi::OpeningSet6>() }>(node, map, offset_of!(abi::OpeningSet6, value), change);
+        }
+        "awaited4" => {
+            change_each::<{ size_of::<abi::AwaitedSet4>() }>(node, map, offset_of!(abi::AwaitedSet4, value), change);
+        }
+        "awaited6" => {
+            change_each::<{ size_of::<abi::AwaitedSet6>() }>(node, map, offset_of!(abi::AwaitedSet6, value), change);
+        }
+        other => panic!("{other} has no sets"),
+    }
+}
+
+fn change_each<const N: usize>(node: &Node, map: &str, values: usize, mut change: impl FnMut(&mut [u8], usize)) {
+    let pinned = Map::from_map_data(MapData::from_pin(node.pin(map)).unwrap()).unwrap();
+    let mut array: Array<_, [u8; N]> = pinned.try_into().unwrap();
+    for slot in 0..array.len() {
+        let mut set = array.get(&slot, 0).unwrap();
+        if set[..size_of::<u32>() * abi::OPENING_WAYS].iter().any(|byte| *byte != 0) {
+            change(&mut set, values);
+            array.set(slot, set, 0).unwrap();
         }
     }
 }

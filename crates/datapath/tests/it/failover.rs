@@ -121,6 +121,52 @@ fn a_syn_that_nobody_answers_is_refused_in_the_end_and_may_begin_anew() {
     }
 }
 
+/// A connection that went on, and then a SYN from the same port: its client has begun anew without a word.
+fn begin_anew<'a>(node: &'a Node, case: Case, way: Way) -> Talk<'a> {
+    let before = open(node, case, way);
+    before.accept();
+    before.client_goes_on();
+    let next = Talk::open_with(node, case, way, before.first.clone());
+    assert_eq!(next.seen.destination, before.seen.destination, "its endpoint tells whether it still knows of it");
+    next
+}
+
+#[test]
+fn an_endpoint_that_died_since_its_last_answer_is_left_as_well() {
+    let Some(mut node) = Node::new("ports that are used again, of dead endpoints") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            let dead = begin_anew(&node, case, way);
+            let alive = again(&dead);
+            assert_ne!(alive.seen.destination, dead.seen.destination, "{way:?}");
+            alive.accept();
+            alive.client_goes_on();
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_says_anything_keeps_its_connection() {
+    let Some(mut node) = Node::new("SYNs for connections that go on") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            let mut talk = begin_anew(&node, case, way);
+            let before = talk.counters();
+            for _ in 0..3 {
+                // RFC 5961, 4: a SYN in the middle of a connection is asked about.
+                talk.endpoint_sends(&talk.endpoint_tcp(TcpHeader { ack: true, ..TcpHeader::default() }));
+                let asked = Talk::open_with(&node, case, way, talk.first.clone());
+                assert_eq!(asked.seen.destination, talk.seen.destination, "{way:?}");
+                talk = asked;
+            }
+            let after = talk.counters();
+            assert_eq!((after.answered, after.unanswered), (before.answered, before.unanswered));
+        }
+    }
+}
+
 fn ends(packet: &Packet) -> (SocketAddr, SocketAddr) {
     (packet.source_socket(), packet.destination_socket())
 }

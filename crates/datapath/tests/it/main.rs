@@ -25,6 +25,7 @@ mod pins;
 mod pod_sockets;
 mod pods;
 mod refusals;
+mod rehearsal;
 mod sctp;
 mod selectors;
 mod service_networks;

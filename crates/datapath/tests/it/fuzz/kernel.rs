@@ -18,6 +18,7 @@ use weir_model::{
 use weir_testbed::prog_run::{Context, prog_run};
 
 use super::world::{BACKENDS, LINES, SERVICES};
+use crate::entries;
 use crate::node::Node;
 
 /// What a program did.
@@ -121,7 +122,7 @@ pub(super) fn run(node: &Node, hook: Hook, device: u32, frame: &[u8]) -> Option<
 /// Makes everything look as if it had happened so much earlier.
 pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     for (name, last_seen, asked, created) in AGEING {
-        for (key, mut value) in node.view.raw(name).unwrap().unwrap() {
+        let older = |value: &mut [u8]| {
             let mut earlier = |at: usize, by: u32, even_zero: bool| {
                 let field = &mut value[at..at + 4];
                 let then = u32::from_ne_bytes(field.try_into().unwrap());
@@ -132,6 +133,13 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
             earlier(last_seen, ticks, true);
             created.into_iter().for_each(|at| earlier(at, ticks, true));
             asked.into_iter().for_each(|at| earlier(at, delay, false));
+        };
+        if entries::is_of_sets(name) {
+            entries::edit_sets(node, name, older);
+            continue;
+        }
+        for (key, mut value) in node.view.raw(name).unwrap().unwrap() {
+            older(&mut value);
             put(node, name, &key, value.len(), Some(&value));
         }
     }
@@ -184,6 +192,9 @@ fn put(node: &Node, name: &str, key: &[u8], size: usize, value: Option<&[u8]>) {
 
 /// Removes all entries of a table.
 pub(super) fn clear(node: &Node, name: &str) {
+    if entries::is_of_sets(name) {
+        return entries::empty_sets(node, name);
+    }
     for (key, value) in node.view.raw(name).unwrap().unwrap() {
         put(node, name, &key, value.len(), None);
     }
@@ -316,6 +327,7 @@ fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
         replied: flags & abi::FLOW_REPLIED != 0,
         moved: flags & abi::FLOW_MOVED != 0,
         opening: flags & abi::FLOW_OPENING != 0,
+        asked_again: flags & abi::FLOW_ASKED_AGAIN != 0,
         backend: f.u32(),
         generation: f.u32(),
         last_seen: clocks.tick(f.u32()),

@@ -1,0 +1,122 @@
+//! A table of flows or of their answers, of either kind: the kernel's own, or sets of those that begin.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya_obj::generated::bpf_map_type;
+use weir_abi as abi;
+
+use crate::error::{Error, Result};
+use crate::layout::spec;
+use crate::map::{Pod, Table};
+use crate::openings::Openings;
+use crate::pins::PinDir;
+use crate::sys;
+use crate::view::READ_ONLY;
+
+/// A table by name.
+#[derive(Debug)]
+pub(crate) struct FlowTable<K, V> {
+    name: &'static str,
+    entries: Entries<K, V>,
+}
+
+#[derive(Debug)]
+enum Entries<K, V> {
+    Going(Table<K, V>),
+    Opening(Openings<K, V>),
+}
+
+impl<K: Pod + Eq, V: Pod> FlowTable<K, V>
+where
+    abi::OpeningSet<K, V>: Pod,
+{
+    /// Opens a pinned table.
+    ///
+    /// # Errors
+    /// No pin there, no right to open it, or another layout.
+    pub(crate) fn open(pins: &PinDir, name: &'static str, writable: bool) -> Result<Self> {
+        // The kernel maps memory only of descriptors that may write.
+        let flags = if writable || is_opening(name) { 0 } else { READ_ONLY };
+        Self::new(name, pins.open_map(&spec(name), flags)?.0, writable)
+    }
+
+    /// Wraps a map; the caller has checked its layout.
+    ///
+    /// # Errors
+    /// When the memory of sets cannot be mapped.
+    pub(crate) fn new(name: &'static str, fd: OwnedFd, writable: bool) -> Result<Self> {
+        let entries = if is_opening(name) {
+            let info = sys::map_info(fd.as_fd()).map_err(|e| Error::io(format!("cannot inspect map {name}"), e))?;
+            Entries::Opening(Openings::new(name, &fd, info.max_entries, writable)?)
+        } else {
+            Entries::Going(Table::new(name, fd))
+        };
+        Ok(Self { name, entries })
+    }
+
+    /// Name of the map.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Shows all entries to `visit`, in no order. Entries that come and go meanwhile may be missed.
+    ///
+    /// # Errors
+    /// When the map cannot be read, after some entries were visited.
+    pub(crate) fn visit(&self, visit: impl FnMut(&K, &V)) -> Result<()> {
+        match &self.entries {
+            Entries::Going(table) => table.visit(visit),
+            Entries::Opening(openings) => openings.visit(visit),
+        }
+    }
+
+    /// All entries, as [`FlowTable::visit`].
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub(crate) fn entries(&self) -> Result<Vec<(K, V)>> {
+        let mut all = Vec::new();
+        self.visit(|key, value| all.push((*key, *value)))?;
+        Ok(all)
+    }
+
+    /// Removes the entries for which `gone` says so.
+    ///
+    /// # Errors
+    /// When the map cannot be read or written; some entries may be removed then.
+    pub(crate) fn remove(&self, gone: impl Fn(&K, &V) -> bool) -> Result<()> {
+        match &self.entries {
+            Entries::Going(table) => {
+                let mut all = table.entries()?.into_iter().filter(|(key, value)| gone(key, value));
+                all.try_for_each(|(key, _)| table.remove(&key).map(drop))
+            }
+            Entries::Opening(openings) => openings.remove(gone),
+        }
+    }
+
+    /// Writes an entry, where a table of flows that begin has room for it and none with the same key. `seed` is that of the
+    /// configuration.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub(crate) fn put(&self, key: &K, value: &V, seed: u64) -> Result<()> {
+        match &self.entries {
+            Entries::Going(table) => table.put(key, value, 0),
+            Entries::Opening(openings) => openings.add(key, value, seed).map(drop),
+        }
+    }
+
+    /// Adds what another table of flows that begin has. What finds no room is left out.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub(crate) fn add_openings(&self, from: &Self, seed: u64) -> Result<()> {
+        let Entries::Opening(to) = &self.entries else { return Ok(()) };
+        from.entries()?.iter().try_for_each(|(key, value)| to.add(key, value, seed).map(drop))
+    }
+}
+
+/// Whether a table is one of sets.
+pub(crate) fn is_opening(name: &'static str) -> bool {
+    spec(name).kind == bpf_map_type::BPF_MAP_TYPE_ARRAY
+}

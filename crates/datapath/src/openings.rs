@@ -1,0 +1,152 @@
+//! Tables of flows that begin: sets of a few entries, which the programs and we read and write as memory
+//! (`bpf/lib/openings.h`).
+
+use std::mem::{align_of, offset_of, size_of};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use weir_abi as abi;
+
+use crate::error::Result;
+use crate::map::{Mapped, Pod};
+use crate::view::RawEntry;
+
+/// Of a word.
+const WORD: usize = size_of::<u32>();
+
+/// A table of flows that begin, or of what their answers must look like.
+#[derive(Debug)]
+pub(crate) struct Openings<K, V>(Mapped<abi::OpeningSet<K, V>>);
+
+impl<K: Pod + Eq, V: Pod> Openings<K, V>
+where
+    abi::OpeningSet<K, V>: Pod,
+{
+    /// Maps a table of so many sets; the caller has checked its layout.
+    ///
+    /// # Errors
+    /// When its memory cannot be mapped.
+    pub(crate) fn new(name: &'static str, fd: &OwnedFd, sets: u32, writable: bool) -> Result<Self> {
+        Mapped::new(name, fd, sets, writable).map(Self)
+    }
+
+    /// Shows all entries to `visit`.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn visit(&self, mut visit: impl FnMut(&K, &V)) -> Result<()> {
+        for slot in 0..self.0.len() {
+            if self.tags(slot)? == [abi::OPENING_FREE; abi::OPENING_WAYS] {
+                continue;
+            }
+            let abi::OpeningSet { head, key, value } = self.0.get(slot)?;
+            let all = head.tag.iter().zip(key.iter().zip(&value));
+            all.filter(|(tag, _)| is_used(**tag)).for_each(|(_, (key, value))| visit(key, value));
+        }
+        Ok(())
+    }
+
+    /// Removes the entries for which `gone` says so, and which nobody replaces in that moment.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn remove(&self, gone: impl Fn(&K, &V) -> bool) -> Result<()> {
+        for slot in 0..self.0.len() {
+            let tags = self.tags(slot)?;
+            for (way, tag) in tags.into_iter().enumerate().filter(|(_, tag)| is_used(*tag)) {
+                let set = self.0.get(slot)?;
+                if gone(&set.key[way], &set.value[way]) {
+                    let word = &self.0.words(slot)?[way];
+                    // Another tag: the place is another's by now.
+                    let _ = word.compare_exchange(tag, abi::OPENING_FREE, Ordering::AcqRel, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an entry unless there is one with its key. Says whether it did: the set may be full, too.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn add(&self, key: &K, value: &V, seed: u64) -> Result<bool> {
+        let hash = hash(words(key), seed);
+        let (slot, tag) = (set_of(hash, self.0.len()), tag_of(hash));
+        let set = self.0.get(slot)?;
+        if set.head.tag.iter().zip(&set.key).any(|(known, other)| *known == tag && other == key) {
+            return Ok(false);
+        }
+        let memory = self.0.words(slot)?;
+        let take = |way: &usize| {
+            let word = &memory[*way];
+            word.compare_exchange(abi::OPENING_FREE, abi::OPENING_BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let Some(way) = (0..abi::OPENING_WAYS).find(take) else { return Ok(false) };
+        let keys = offset_of!(abi::OpeningSet<K, V>, key) / WORD + way * (size_of::<K>() / WORD);
+        let values = offset_of!(abi::OpeningSet<K, V>, value) / WORD + way * (size_of::<V>() / WORD);
+        for (at, from) in [(keys, words(key)), (values, words(value))] {
+            memory[at..].iter().zip(from).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+        }
+        memory[way].store(tag, Ordering::Release);
+        Ok(true)
+    }
+
+    /// The tags of a set, which come first in it.
+    fn tags(&self, slot: u32) -> Result<[u32; abi::OPENING_WAYS]> {
+        let words = self.0.words(slot)?;
+        Ok(std::array::from_fn(|way| words[way].load(Ordering::Acquire)))
+    }
+}
+
+/// Entries as bytes, of a table by name, out of its sets as bytes.
+pub(crate) fn raw(name: &str, sets: &[RawEntry]) -> Vec<RawEntry> {
+    let key = if name.ends_with('4') { size_of::<abi::FlowKey4>() } else { size_of::<abi::FlowKey6>() };
+    let mut entries = Vec::new();
+    for (_, set) in sets {
+        let (head, rest) = set.split_at(size_of::<abi::OpeningHead>());
+        let (keys, values) = rest.split_at(key * abi::OPENING_WAYS);
+        let tags = head.chunks_exact(WORD).map(|tag| u32::from_ne_bytes([tag[0], tag[1], tag[2], tag[3]]));
+        let pairs = keys.chunks_exact(key).zip(values.chunks_exact(values.len() / abi::OPENING_WAYS));
+        let used = tags.zip(pairs).filter(|(tag, _)| is_used(*tag));
+        entries.extend(used.map(|(_, (key, value))| (key.to_vec(), value.to_vec())));
+    }
+    entries
+}
+
+const fn is_used(tag: u32) -> bool {
+    tag != abi::OPENING_FREE && tag != abi::OPENING_BUSY
+}
+
+/// The words of a key or a value.
+fn words<T: Pod>(value: &T) -> &[u32] {
+    const { assert!(size_of::<T>().is_multiple_of(WORD) && align_of::<T>() >= align_of::<u32>()) };
+    // SAFETY: Pod types have no padding, and this one is made of whole words.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>() / WORD) }
+}
+
+/// `opening_hash()`.
+fn hash(key: &[u32], seed: u64) -> u64 {
+    let mut odd = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut hash = seed;
+    for pair in key.chunks_exact(2) {
+        let (first, second) = (u64::from(pair[0]), u64::from(pair[1]));
+        let product = first.wrapping_add(seed ^ odd).wrapping_mul(second.wrapping_add(seed ^ odd.wrapping_mul(3)));
+        hash = hash.wrapping_add(product);
+        odd = odd.wrapping_mul(5);
+    }
+    hash ^ hash >> 32
+}
+
+/// `opening_tag()`.
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+const fn tag_of(hash: u64) -> u32 {
+    match hash as u32 {
+        tag @ (abi::OPENING_FREE | abi::OPENING_BUSY) => tag + 2,
+        tag => tag,
+    }
+}
+
+/// `opening_set()`.
+const fn set_of(hash: u64, sets: u32) -> u32 {
+    (((hash >> 32) * sets as u64) >> 32) as u32
+}
