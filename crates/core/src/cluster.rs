@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::intern::Interner;
 use crate::last_resort::{LastResort, is_api_server};
-use crate::model::{Node, ObjectName, Proxy, Service, ServiceCidr, Slice};
+use crate::model::{Node, ObjectName, Service, ServiceCidr, Slice};
+use crate::stage::Stage;
 
 /// A change of the cluster. The plurals are the whole new list of a kind: what is missing from them is gone.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -72,6 +73,7 @@ impl Dirty {
 pub struct Cluster {
     names: Interner,
     services: BTreeMap<ObjectName, Service>,
+    stage: Stage,
     /// How many services are another proxy's.
     others: usize,
     /// By service; each list is sorted by the slices' own names.
@@ -139,6 +141,23 @@ impl Cluster {
         dirty
     }
 
+    /// Another stage is in force from now on. Says what that touched.
+    pub fn set_stage(&mut self, stage: Stage) -> Dirty {
+        let had_other_proxy = self.has_other_proxy();
+        let before = std::mem::replace(&mut self.stage, stage);
+        let moved =
+            self.services.values().filter(|service| before.serves(service.proxy) != stage.serves(service.proxy));
+        let services = moved.map(|service| service.name.clone()).collect();
+        self.others = self.services.values().filter(|service| !stage.serves(service.proxy)).count();
+        Dirty { services, nodes: false, service_networks: self.has_other_proxy() != had_other_proxy }
+    }
+
+    /// Whether clients find a service here.
+    #[must_use]
+    pub const fn serves(&self, service: &Service) -> bool {
+        self.stage.serves(service.proxy)
+    }
+
     /// A service by its name.
     #[must_use]
     pub fn service(&self, name: &ObjectName) -> Option<&Service> {
@@ -201,14 +220,14 @@ impl Cluster {
         self.share(&mut service.name);
         service.ports.iter_mut().for_each(|port| self.names.share(&mut port.name));
         dirty.services.insert(service.name.clone());
-        self.others += usize::from(service.proxy == Proxy::Other);
+        self.others += usize::from(!self.serves(&service));
         let before = self.services.insert(service.name.clone(), service);
-        self.others -= usize::from(before.is_some_and(|before| before.proxy == Proxy::Other));
+        self.others -= usize::from(before.is_some_and(|before| !self.serves(&before)));
     }
 
     fn remove_service(&mut self, name: &ObjectName, dirty: &mut Dirty) {
         if let Some(service) = self.services.remove(name) {
-            self.others -= usize::from(service.proxy == Proxy::Other);
+            self.others -= usize::from(!self.serves(&service));
             dirty.services.insert(service.name);
         }
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::cluster::Cluster;
 use crate::endpoints;
-use crate::model::{Family, ObjectName, Proxy, Service, TrafficPolicy};
+use crate::model::{Family, ObjectName, Service, TrafficPolicy};
 use crate::plan::has_family;
 
 /// The health-check node port of a service.
@@ -21,7 +21,7 @@ pub struct HealthCheck {
 #[must_use]
 pub fn health_checks(cluster: &Cluster, node: &str) -> BTreeMap<ObjectName, HealthCheck> {
     let check = |service: &Service| {
-        let served = service.proxy == Proxy::Ours && service.external_policy == TrafficPolicy::Local;
+        let served = cluster.serves(service) && service.external_policy == TrafficPolicy::Local;
         let port = service.health_check_port.filter(|_| served)?;
         Some((service.name.clone(), HealthCheck { port, local_endpoints: local_endpoints(cluster, service, node) }))
     };

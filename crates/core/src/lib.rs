@@ -6,13 +6,16 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod conntrack;
 pub mod controller;
 pub mod ejection;
+pub mod endpoint_checks;
 pub mod endpoints;
 pub mod flow_pressure;
 pub mod health;
 pub mod interfaces;
 mod intern;
+pub mod kernel_features;
 mod last_resort;
 pub mod lines;
 pub mod load;
@@ -25,10 +28,12 @@ pub mod policies;
 pub mod quantity;
 pub mod select;
 pub mod service_networks;
+pub mod service_series;
 pub mod settings;
 pub mod shortcuts;
 pub mod sockets;
 pub mod source_ports;
+pub mod stage;
 pub mod steering;
 pub mod table_sizes;
 pub mod tables;

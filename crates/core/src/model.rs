@@ -128,6 +128,9 @@ pub enum Proxy {
     /// This one.
     #[default]
     Ours,
+    /// Whoever serves what nobody is named for, and we have a name: another one, until this node has been moved to us. See
+    /// [`crate::stage`].
+    Unlabelled,
     /// Another one. Connections that began here go on as long as their endpoints do.
     Other,
 }

@@ -121,6 +121,37 @@ pub enum MapOp {
     },
 }
 
+impl MapOp {
+    /// Which map it changes, and how, as metrics call it.
+    #[must_use]
+    pub const fn names(&self) -> (&'static str, &'static str) {
+        const fn of_family(key: &FrontendKey, names: [&'static str; 2]) -> &'static str {
+            match key.address {
+                IpAddr::V4(_) => names[0],
+                IpAddr::V6(_) => names[1],
+            }
+        }
+        const FRONTENDS: [&str; 2] = ["frontends4", "frontends6"];
+        match self {
+            Self::PutBackend { .. } => ("backends", "put"),
+            Self::ResetBackendCounters { .. } => ("backend_counters", "reset"),
+            Self::PutBase { .. } => ("backend_counters", "put"),
+            Self::PutLine { .. } => ("lines", "put"),
+            Self::PutService { .. } => ("services", "put"),
+            Self::ResetServiceCounters { .. } => ("service_counters", "reset"),
+            Self::PutServiceName { .. } => ("service_names", "put"),
+            Self::DeleteServiceName { .. } => ("service_names", "delete"),
+            Self::PutNodeName { .. } => ("node_names", "put"),
+            Self::DeleteNodeName { .. } => ("node_names", "delete"),
+            Self::PutFrontend { key, .. } => (of_family(key, FRONTENDS), "put"),
+            Self::DeleteFrontend { key } => (of_family(key, FRONTENDS), "delete"),
+            Self::ForgetFlows { key } => (of_family(key, ["flows4", "flows6"]), "forget"),
+            Self::PutSourceRange { .. } => ("source_ranges", "put"),
+            Self::DeleteSourceRange { .. } => ("source_ranges", "delete"),
+        }
+    }
+}
+
 /// Everything the control plane has written: read back at a start so that slots keep their owners.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Dump {

@@ -142,10 +142,12 @@ async fn a_slice_that_cannot_be_served_has_one_event_that_describe_finds() {
     events.warn(Regarding::service(ObjectName::new("default", "web")), "AddressTaken", "ä".repeat(2000));
     events.warn(Regarding::service(ObjectName::new("default", "gone")), "AddressTaken", "");
     events.warn(Regarding::node("edge-1"), "InvalidNode", "status.addresses");
+    events.inform(Regarding::node("edge-2"), "SpillEnded", "nothing to mend");
     let regarding = async |name: &str| first_about(&admin, name).await.regarding.unwrap();
     assert_eq!(regarding("web").await.uid, web.metadata.uid, "with a note that is too long");
     assert_eq!(regarding("gone").await.uid, None);
     assert_eq!(regarding("edge-1").await.kind.as_deref(), Some("Node"));
+    assert_eq!(first_about(&admin, "edge-2").await.type_.as_deref(), Some("Normal"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

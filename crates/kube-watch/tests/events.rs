@@ -198,3 +198,13 @@ async fn a_server_that_never_answers_holds_up_nobody_and_what_does_not_fit_is_co
         start.elapsed()
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_nothing_to_mend_is_an_event_of_the_normal_kind() {
+    let api = Api::new();
+    let events = api.events();
+    events.inform(web(), "SpillEnded", "all new flows stay");
+    events.warn(web(), "SpillEnded", "all new flows stay");
+    let kinds: Vec<_> = api.sent(2).await.iter().map(|asked| asked.body["type"].clone()).collect();
+    assert_eq!(kinds, [json!("Normal"), json!("Warning")]);
+}

@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::sync::{Notify, mpsc, watch};
-use weir_core::cluster::Event;
-use weir_kube_watch::static_file::{FollowError, follow};
-use weir_kube_watch::status::{Kind, Status, StatusWriter};
+use weir_kube_watch::static_file::{Contents, FollowError, follow};
+use weir_kube_watch::status::{Status, StatusWriter};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Following {
     directory: TempDir,
     path: PathBuf,
-    events: mpsc::Receiver<Event>,
+    contents: mpsc::Receiver<Contents>,
     status: watch::Receiver<Status>,
     reload: Arc<Notify>,
 }
@@ -27,12 +26,12 @@ fn text(service: &str) -> String {
 }
 
 fn start(directory: TempDir, path: PathBuf) -> Following {
-    let (sink, events) = mpsc::channel(16);
+    let (sink, contents) = mpsc::channel(16);
     let (writer, status) = StatusWriter::new();
     let reload = Arc::new(Notify::new());
     let (file, notify) = (path.clone(), Arc::clone(&reload));
     tokio::spawn(async move { follow(&file, sink, writer, notify).await });
-    Following { directory, path, events, status, reload }
+    Following { directory, path, contents, status, reload }
 }
 
 fn following(content: &str) -> Following {
@@ -43,16 +42,10 @@ fn following(content: &str) -> Following {
 }
 
 impl Following {
-    /// The next state: a list of each kind, of which the name of the only service is returned.
+    /// The name of the only service in what the file says next.
     async fn next(&mut self) -> String {
-        let mut name = None;
-        for _ in 0..Kind::ALL.len() {
-            let event = tokio::time::timeout(PATIENCE, self.events.recv()).await.expect("no event came").unwrap();
-            if let Event::Services(services) = event {
-                name = Some(services[0].name.name.to_string());
-            }
-        }
-        name.expect("no list of services among them")
+        let contents = tokio::time::timeout(PATIENCE, self.contents.recv()).await.expect("no news came").unwrap();
+        contents.services[0].name.name.to_string()
     }
 
     async fn status(&mut self, wanted: impl FnMut(&Status) -> bool) -> Status {
@@ -90,7 +83,7 @@ async fn a_malformed_file_keeps_the_old_state_and_says_where_it_is_wrong() {
     assert!(status.synced(), "what was read before stays in force");
     let problem = status.problem().unwrap();
     assert!(problem.contains("services.yaml: line 2, column 5: ") && problem.contains("nam"), "{problem}");
-    assert!(file.events.try_recv().is_err());
+    assert!(file.contents.try_recv().is_err());
     file.replace(&text("c"));
     assert_eq!(file.next().await, "c");
     assert_eq!(file.status(Status::connected).await.problem(), None);
@@ -158,7 +151,7 @@ async fn a_reload_reads_a_file_whose_change_was_not_seen() {
 
 #[tokio::test]
 async fn a_directory_that_does_not_exist_is_an_error_that_names_it() {
-    let (sink, _events) = mpsc::channel(1);
+    let (sink, _contents) = mpsc::channel(1);
     let (writer, _status) = StatusWriter::new();
     let error = follow(Path::new("/nonexistent/services.yaml"), sink, writer, Arc::default()).await.unwrap_err();
     assert!(matches!(error, FollowError::Watch { .. }));

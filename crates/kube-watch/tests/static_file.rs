@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use weir_core::cluster::Event;
+use weir_core::endpoint_checks::{AllFail, AskedPort, Check, Get, Question};
 use weir_core::load::Share;
 use weir_core::model::{self, Family, ObjectName, Protocol, Proxy, TrafficPolicy};
 use weir_core::policies::Kind;
-use weir_kube_watch::static_file::parse;
+use weir_kube_watch::static_file::{Contents, parse};
 
 const GOOD: &str = "\
 nodes:
@@ -36,19 +38,8 @@ services:
     loadBalancerSourceRanges: [192.0.2.77/24, '2001:db8::/32']
 ";
 
-struct Parsed {
-    nodes: Vec<model::Node>,
-    services: Vec<model::Service>,
-    slices: Vec<model::Slice>,
-}
-
-fn good(text: &str) -> Parsed {
-    let [none, others @ ..] = <[Event; 4]>::try_from(parse(text).unwrap()).unwrap();
-    assert_eq!(none, Event::ServiceCidrs(Vec::new()), "no file has any");
-    match others {
-        [Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)] => Parsed { nodes, services, slices },
-        other => panic!("not three lists: {other:?}"),
-    }
+fn good(text: &str) -> Contents {
+    parse(text).unwrap()
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -57,7 +48,7 @@ fn ip(text: &str) -> IpAddr {
 
 #[test]
 fn nodes_and_services_are_what_the_file_says() {
-    let Parsed { nodes, services, .. } = good(GOOD);
+    let Contents { nodes, services, .. } = good(GOOD);
     let addresses = vec![ip("192.0.2.11"), ip("2001:db8::11")];
     let capacity = model::NodeCapacity::default();
     assert_eq!(
@@ -91,14 +82,14 @@ fn nodes_and_services_are_what_the_file_says() {
 fn source_ranges_of_ipv4_in_the_clothes_of_ipv6_guard_ipv4_as_those_of_the_api_do() {
     let written = ["::ffff:192.0.2.0/120", "::ffff:198.51.100.77/128", "2001:db8::1/32"];
     let list = written.map(|range| format!("'{range}'")).join(", ");
-    let Parsed { services, .. } = good(&GOOD.replace("192.0.2.77/24, '2001:db8::/32'", &list));
+    let Contents { services, .. } = good(&GOOD.replace("192.0.2.77/24, '2001:db8::/32'", &list));
     let read: Vec<_> = services[0].source_ranges.iter().map(ToString::to_string).collect();
     assert_eq!(read, ["192.0.2.0/24", "198.51.100.77/32", "2001:db8::/32"]);
 }
 
 #[test]
 fn endpoints_of_one_family_and_with_the_same_ports_share_a_slice() {
-    let Parsed { slices, .. } = good(GOOD);
+    let Contents { slices, .. } = good(GOOD);
     let seen: Vec<_> = slices
         .iter()
         .map(|slice| {
@@ -120,7 +111,7 @@ fn endpoints_of_one_family_and_with_the_same_ports_share_a_slice() {
 
 #[test]
 fn conditions_have_kubernetes_defaults() {
-    let Parsed { slices, .. } = good(GOOD);
+    let Contents { slices, .. } = good(GOOD);
     let conditions = |slice: usize, endpoint: usize| {
         let endpoint = &slices[slice].endpoints[endpoint];
         (endpoint.ready, endpoint.serving, endpoint.terminating)
@@ -133,8 +124,26 @@ fn conditions_have_kubernetes_defaults() {
 #[test]
 fn the_smallest_service_is_in_the_default_namespace() {
     let text = "services: [{name: a, clusterIPs: [10.0.0.1], ports: [{port: 1}]}]";
-    let Parsed { nodes, services, slices } = good(text);
+    let Contents { nodes, services, slices, checks } = good(text);
+    assert_eq!(checks, [], "who asks for no check gets none");
     assert_eq!((services[0].name.to_string(), nodes.len(), slices.len()), ("default/a".to_owned(), 0, 0));
+}
+
+#[test]
+fn a_file_is_the_whole_list_of_each_kind_and_of_service_cidrs_an_empty_one() {
+    let contents = good(GOOD);
+    let Contents { nodes, services, slices, .. } = contents.clone();
+    let lists = [Event::ServiceCidrs(vec![]), Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)];
+    assert_eq!(contents.into_events(), lists);
+}
+
+#[test]
+fn the_version_of_the_form_may_be_said_and_must_be_known_then() {
+    assert_eq!(good(&format!("apiVersion: weir.dev/v1alpha1\n{GOOD}")), good(GOOD));
+    assert_eq!(
+        mistake("apiVersion: weir.dev/v2\nservices: []"),
+        "line 1, column 13: apiVersion: \"weir.dev/v2\" is not known here; this version reads weir.dev/v1alpha1"
+    );
 }
 
 #[test]
@@ -285,7 +294,7 @@ fn bad_affinity_and_source_ranges_are_refused_with_their_place_and_field() {
 #[test]
 fn annotations_of_ours_are_settings_and_those_of_others_are_ignored() {
     let annotations = "{weir.dev/policy: rap, weir.dev/target: 0.7, example.com/owner: someone}";
-    let Parsed { services, .. } =
+    let Contents { services, .. } =
         good(&with("    namespace: shop", &format!("    namespace: shop\n    annotations: {annotations}")));
     let overrides = services[0].overrides.as_deref().unwrap();
     assert_eq!((overrides.policy, overrides.target.map(Share::get)), (Some(Kind::Rap), Some(0.7)));
@@ -305,6 +314,127 @@ fn bad_annotations_are_refused_with_their_place_and_name() {
         let mistake = mistake(&text);
         assert!(mistake.starts_with(expected), "{mistake}");
     }
+}
+
+#[test]
+fn settings_of_the_steering_are_said_without_the_prefix_of_annotations_or_with_it() {
+    let steering = "    namespace: shop\n    steering: {policy: rap, target: 0.7, relies-on: cart}";
+    let annotations = "    namespace: shop\n    annotations: {weir.dev/policy: rap, weir.dev/target: 0.7}\n    \
+                       steering: {relies-on: cart}";
+    let overrides = |lines: &str| good(&with("    namespace: shop", lines)).services[0].overrides.clone().unwrap();
+    let said = overrides(steering);
+    assert_eq!((said.policy, said.target.map(Share::get)), (Some(Kind::Rap), Some(0.7)));
+    assert_eq!(said.relies_on, Some(ObjectName::new("shop", "cart")));
+    assert_eq!(said, overrides(annotations));
+}
+
+#[test]
+fn bad_settings_of_the_steering_are_refused_with_their_place_and_name() {
+    for (lines, expected) in [
+        ("steering: {target: 70}", "line 9, column 24: steering.target: \"70\" is not a number above 0"),
+        ("steering: {targt: 1}", "line 9, column 23: steering.targt: there is no setting of this name; did you mean"),
+        (
+            "annotations: {weir.dev/policy: rap}\n    steering: {policy: rap}",
+            "line 10, column 24: steering.policy: an annotation of this service says it, too",
+        ),
+    ] {
+        let mistake = mistake(&with("    namespace: shop", &format!("    namespace: shop\n    {lines}")));
+        assert!(mistake.starts_with(expected), "{mistake}");
+    }
+}
+
+/// The check of the good file's service, written like this.
+fn checked(check: &str) -> String {
+    with("    namespace: shop", &format!("    namespace: shop\n    healthCheck: {check}"))
+}
+
+#[test]
+fn a_check_connects_to_the_first_tcp_port_unless_the_file_says_otherwise() {
+    let smallest = Check {
+        question: Question::Connect,
+        port: AskedPort::Named("http".into()),
+        interval: Duration::from_secs(2),
+        timeout: Duration::from_secs(1),
+        rise: 2,
+        fall: 3,
+        all_fail: AllFail::UseAll,
+    };
+    for written in ["{}", ""] {
+        assert_eq!(good(&checked(written)).checks, [(ObjectName::new("shop", "web"), smallest.clone())], "{written:?}");
+    }
+    let written = "{port: 9000, interval: 500ms, timeout: 0.2s, rise: 1, fall: 5, whenAllFail: refuse}";
+    let expected = Check {
+        question: Question::Connect,
+        port: AskedPort::Number(9000),
+        interval: Duration::from_millis(500),
+        timeout: Duration::from_millis(200),
+        rise: 1,
+        fall: 5,
+        all_fail: AllFail::Refuse,
+    };
+    assert_eq!(good(&checked(written)).checks[0].1, expected);
+    let quick = &good(&checked("{interval: 300ms}")).checks[0].1;
+    assert_eq!(quick.timeout, quick.interval, "never longer than the interval");
+}
+
+#[test]
+fn a_check_over_http_has_a_path_a_host_and_codes_that_pass() {
+    let question = |written: &str| good(&checked(written)).checks[0].1.question.clone();
+    let smallest = Question::Get(Get { path: "/".into(), host: None, statuses: 200..=399 });
+    assert_eq!([question("{http: {}}"), question("\n      http:")], [smallest.clone(), smallest]);
+    let whole = Get { path: "/ready?all=1".into(), host: Some("web.example".into()), statuses: 200..=299 };
+    assert_eq!(question("{http: {path: '/ready?all=1', host: web.example, status: 200-299}}"), Question::Get(whole));
+    let one = Get { path: "/".into(), host: None, statuses: 204..=204 };
+    assert_eq!(question("{http: {status: 204}}"), Question::Get(one));
+}
+
+#[test]
+fn a_check_that_cannot_be_is_refused_with_its_place_and_field() {
+    for (written, expected) in [
+        (
+            "{intervall: 2s}",
+            "line 9, column 19: unknown field `intervall`, expected one of http, port, interval, timeout",
+        ),
+        (
+            "{http: {status: 700}}",
+            "line 9, column 34: healthCheck.http.status: \"700\" is neither a status such as 200",
+        ),
+        ("{http: {status: 300-200}}", "line 9, column 34: healthCheck.http.status: \"300-200\" is neither a status"),
+        ("{http: {path: healthz}}", "line 9, column 32: healthCheck.http.path: \"healthz\" is not a path such as"),
+        ("{http: {path: '/a b'}}", "line 9, column 32: healthCheck.http.path: \"/a b\" is not a path such as"),
+        ("{http: {host: 'a b'}}", "line 9, column 32: healthCheck.http.host: \"a b\" is not the name of a host"),
+        ("{interval: 2}", "line 9, column 29: healthCheck.interval: \"2\" is not a time from 100ms to 1h, such as 2s"),
+        ("{interval: 10ms}", "line 9, column 29: healthCheck.interval: \"10ms\" is not a time from 100ms to 1h"),
+        (
+            "{timeout: 3s}",
+            "line 9, column 28: healthCheck.timeout: \"3s\" is not a time above 0 and up to the interval, 2s",
+        ),
+        ("{rise: 0}", "line 9, column 25: healthCheck.rise: 0 is not in 1..100"),
+        ("{fall: 101}", "line 9, column 25: healthCheck.fall: 101 is not in 1..100"),
+        (
+            "{port: 0}",
+            "line 9, column 25: healthCheck.port: \"0\" is neither in 1..65535 nor the name of a port of service",
+        ),
+        ("{port: dns}", "line 9, column 25: healthCheck.port: \"dns\" is not a port over TCP, which checks need"),
+        ("{whenAllFail: panic}", "line 9, column 32: healthCheck.whenAllFail: \"panic\" is neither use-all nor refuse"),
+    ] {
+        let mistake = mistake(&checked(written));
+        assert!(mistake.starts_with(expected), "{mistake}");
+    }
+    let udp = "services: [{name: a, clusterIPs: [10.0.0.1], ports: [{port: 53, protocol: UDP}], healthCheck: {}}]";
+    let mistake = mistake(udp);
+    assert!(mistake.starts_with("line 1, column 19: healthCheck: service default/a has no port over TCP"), "{mistake}");
+}
+
+#[test]
+fn processes_at_other_ports_of_one_address_are_other_endpoints() {
+    let two = with("{address: 10.0.2.8,", "{address: 10.0.1.5, ports: {http: 8090},");
+    let served: Vec<_> = good(&two)
+        .slices
+        .iter()
+        .flat_map(|slice| slice.endpoints.iter().map(|e| format!("{}:{}", e.address, slice.ports[0].port)))
+        .collect();
+    assert_eq!(served, ["10.0.1.5:8080", "10.0.2.7:8081", "10.0.1.5:8090", "fd00:1::5:8080"]);
 }
 
 #[test]

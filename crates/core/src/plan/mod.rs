@@ -16,7 +16,7 @@ use weir_abi::ticks::TickClock;
 
 use crate::cluster::Cluster;
 use crate::endpoints::{self, Categories, Location, ResolvedEndpoint};
-use crate::model::{Family, ObjectName, PodUid, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
+use crate::model::{Family, ObjectName, PodUid, Protocol, Service, ServicePort, TrafficPolicy};
 use crate::ops::FrontendKey;
 pub(crate) use frontends::has_family;
 pub use refusal::{Refusal, refusals};
@@ -91,6 +91,8 @@ pub struct ServicePlan {
     pub shares: Shares,
     /// Endpoints usable from somewhere; 0 rejects, more drops where the tiers of a class are empty.
     pub endpoints: u32,
+    /// Whether none of those is ready: those that are going serve on for want of others.
+    pub last_resort: bool,
     /// Ticks for which a client keeps its endpoint after its last new flow; 0: no affinity.
     pub affinity: u32,
     /// Whether clients of external addresses keep their own address whatever is masqueraded: policy `Local`.
@@ -164,7 +166,7 @@ pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<Se
             let frontends = frontends::frontends(service, port, family, config, &mut claimed);
             if is_served(service, family, &frontends) {
                 let plan = plan_port(cluster, config, service, port, key, frontends);
-                plans.push(if is_ours(service, config) { plan } else { without_new_flows(plan) });
+                plans.push(if is_ours(cluster, service, config) { plan } else { without_new_flows(plan) });
             }
         }
     }
@@ -172,11 +174,8 @@ pub fn plan(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<Se
 }
 
 /// Whether clients find a service here.
-fn is_ours(service: &Service, config: &PlanConfig) -> bool {
-    match service.proxy {
-        Proxy::Ours => true,
-        Proxy::Other => config.handing_over.contains(&service.name),
-    }
+fn is_ours(cluster: &Cluster, service: &Service, config: &PlanConfig) -> bool {
+    cluster.serves(service) || config.handing_over.contains(&service.name)
 }
 
 /// What is left of a plan when another proxy takes new flows. The number of endpoints stays: a packet that is on its
@@ -228,6 +227,7 @@ fn plan_port(
         selector: Selector::default(),
         shares: Shares::Planned,
         endpoints,
+        last_resort: endpoints > 0 && !merged.iter().any(|endpoint| endpoint.ready),
         external_local: service.external_policy == TrafficPolicy::Local,
         affinity: service.affinity.map_or(0, |seconds| affinity(config.clock, seconds)),
         source_ranges,

@@ -84,7 +84,9 @@ pub(super) fn can_translate(port: &ServicePort, other: u16) -> bool {
 /// What of a service cannot be served, and why. Nothing of a service that is another proxy's.
 #[must_use]
 pub fn refusals(cluster: &Cluster, config: &PlanConfig, name: &ObjectName) -> Vec<Refusal> {
-    let Some(service) = cluster.service(name).filter(|service| is_ours(service, config)) else { return Vec::new() };
+    let Some(service) = cluster.service(name).filter(|service| is_ours(cluster, service, config)) else {
+        return Vec::new();
+    };
     let of_port =
         |port| endpoints_left_out(cluster, service, port).into_iter().chain(node_port_left_out(service, port));
     service.ports.iter().flat_map(of_port).collect()

@@ -6,6 +6,7 @@
 
 mod ask;
 mod facts;
+mod news;
 mod state;
 mod target;
 mod told;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use weir_abi as abi;
 
 pub use facts::{BackendCounts, Facts, FlowRates, PodUse, ServiceCounts};
+pub use news::{Ejected, News, Reporter, Spill};
 pub use state::{EndpointState, PortState, SetState};
 pub use target::{Member, Set, Target};
 pub use told::Spilled;
@@ -27,7 +29,7 @@ use crate::controller::{Controller, Tick};
 use crate::load::{Inbound, NodeLoad, Sample, ServiceId, ServiceLoad, Share};
 use crate::model::ObjectName;
 use crate::plan::{PlanKey, TierPlan};
-use crate::policies::waterfill::constants::{SIGNIFICANT, TARGET};
+use crate::policies::waterfill::constants::SIGNIFICANT;
 use crate::policies::{Kind, Reason};
 
 /// Ticks at which a service without flows is asked about: every eighth, 2 s. Each other service costs microseconds, and
@@ -352,7 +354,7 @@ impl Steered {
     /// Whether nothing can come of it soon: the node is far below its target, nothing of it leaves that need not, and
     /// nobody is out.
     fn is_calm(&self, cpu: Option<f64>) -> bool {
-        let target = self.target.settings.parameters.target.map_or(TARGET, Share::get);
+        let target = self.target.level();
         let mut decided = self.target.sets.iter().zip(&self.last);
         cpu.is_some_and(|cpu| cpu < target - CALM_MARGIN)
             && decided.all(|(set, tick)| tick.as_ref().is_some_and(|tick| is_settled(&self.target, set, tick)))

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use weir_abi as abi;
 
-use crate::load::ServiceId;
+use crate::load::{ServiceId, Share};
 use crate::model::PodUid;
 use crate::plan::{BackendPlan, PlanKey, Selector, ServicePlan};
+use crate::policies::waterfill::constants::TARGET;
 use crate::settings::ServiceSettings;
 
 /// One port of a service in one family.
@@ -111,6 +112,12 @@ impl Target {
                 Selector::Maglev => Vec::new(),
             },
         }
+    }
+
+    /// Utilisation up to which flows stay, as a share: its owner's, else the policy's own.
+    #[must_use]
+    pub fn level(&self) -> f64 {
+        self.settings.parameters.target.map_or(TARGET, Share::get)
     }
 
     /// Whether this node has endpoints of it.

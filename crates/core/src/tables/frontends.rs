@@ -79,6 +79,11 @@ impl Frontends {
         self.insert(key, claim);
     }
 
+    /// How many keys the maps hold: of IPv4, of IPv6.
+    pub(super) const fn counts(&self) -> (u32, u32) {
+        (self.used4, self.used6)
+    }
+
     /// All conflicts: key, owner, and who waits for it.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = (FrontendKey, u32, &[Claim])> {
         let owned = |key| self.owners.get(key).filter(|claim| claim.matters()).map(|claim| claim.slot);

@@ -16,6 +16,7 @@ mod replace;
 mod source_ranges;
 mod steer;
 mod tiers;
+mod uses;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -47,6 +47,11 @@ impl NodeNumbers {
         self.entries.insert(number, Entry { name, backends: 0 });
     }
 
+    /// How many numbers cannot be taken.
+    pub(super) fn taken(&self) -> u32 {
+        self.pool.taken()
+    }
+
     pub(super) fn contains(&self, number: u32) -> bool {
         self.entries.contains_key(&number)
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 /// Slots of one map. A slot that is given up rests for two releases: a packet on its way may still hold it.
 #[derive(Debug)]
 pub(super) struct Pool {
+    start: u32,
     /// All slots from here on were never taken.
     next: u32,
     end: u32,
@@ -20,7 +21,12 @@ impl Pool {
     pub(super) fn new(start: u32, end: u32, used: &BTreeSet<u32>) -> Self {
         let next = used.last().map_or(start, |last| last.saturating_add(1).max(start));
         let free = (start..next).rev().filter(|slot| !used.contains(slot)).collect();
-        Self { next, end, free, resting: Vec::new(), rested: Vec::new() }
+        Self { start, next, end, free, resting: Vec::new(), rested: Vec::new() }
+    }
+
+    /// How many slots cannot be taken: those that are, and those that rest.
+    pub(super) fn taken(&self) -> u32 {
+        (self.next - self.start).saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
     }
 
     /// A slot that nothing refers to.
@@ -73,5 +79,18 @@ mod tests {
         let mut pool = Pool::new(1, 6, &BTreeSet::from([2, 4]));
         let taken: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
         assert_eq!(taken, [1, 3, 5]);
+    }
+
+    #[test]
+    fn a_slot_is_taken_until_it_has_rested() {
+        let mut pool = Pool::new(1, 6, &BTreeSet::from([2, 4]));
+        assert_eq!(pool.taken(), 2);
+        assert_eq!((pool.take(), pool.taken()), (Some(1), 3));
+        pool.retire(1);
+        pool.release();
+        assert_eq!(pool.taken(), 3);
+        pool.release();
+        assert_eq!(pool.taken(), 2);
+        assert_eq!((pool.take(), pool.take(), pool.take(), pool.taken()), (Some(1), Some(3), Some(5), 5));
     }
 }

@@ -8,6 +8,7 @@ mod cluster;
 mod conflicts;
 mod direct;
 mod echo_replies;
+mod endpoint_checks;
 mod endpoints;
 mod frontends;
 mod health;

@@ -4,6 +4,7 @@ use weir_abi as abi;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Endpoint, Proxy, Service};
 use weir_core::plan::{PlanConfig, TierPlan, plan};
+use weir_core::stage::Stage;
 
 use crate::build::{cluster, config, endpoint, ip, name, service, slice};
 use crate::tables::{World, key, kinds};
@@ -45,6 +46,33 @@ fn it_keeps_everything_while_it_is_handed_over() {
     let ours = plan(&snapshot(Proxy::Ours), &config(), &name("web"));
     assert_eq!(plan(&snapshot(Proxy::Other), &handing_over(), &name("web")), ours);
     assert_eq!(plan(&snapshot(Proxy::Ours), &handing_over(), &name("web")), ours);
+}
+
+#[test]
+fn a_stage_that_begins_serves_what_nobody_is_named_for_and_one_that_drains_serves_nothing() {
+    let mut cluster = cluster(vec![of(Proxy::Unlabelled), service("other", &["10.96.0.2"])], vec![]);
+    let mut other = service("another", &["10.96.0.3"]);
+    other.proxy = Proxy::Other;
+    cluster.apply(Event::Service(other));
+    let served = |cluster: &Cluster| cluster.services().map(|service| cluster.serves(service)).collect::<Vec<_>>();
+    // In the order of their names: another, other, web.
+    assert_eq!(served(&cluster), [false, true, false]);
+    let dirty = cluster.set_stage(Stage::TakeOver);
+    assert_eq!((served(&cluster), dirty.services), (vec![false, true, true], [name("web")].into()));
+    assert_eq!(cluster.set_stage(Stage::Alone).services, [].into(), "nothing is served anew");
+    let dirty = cluster.set_stage(Stage::Drain);
+    assert_eq!((served(&cluster), dirty.services), (vec![false; 3], [name("other"), name("web")].into()));
+    let ours = plan(&cluster, &config(), &name("other")).remove(0);
+    assert_eq!((ours.frontends, ours.tiers), (vec![], Default::default()));
+}
+
+#[test]
+fn a_stage_that_serves_all_has_no_other_proxy_beside_it() {
+    let mut cluster = cluster(vec![of(Proxy::Unlabelled)], vec![]);
+    assert!(cluster.has_other_proxy());
+    assert!(cluster.set_stage(Stage::Alone).service_networks && !cluster.has_other_proxy());
+    cluster.apply(Event::ServiceGone(name("web")));
+    assert!(!cluster.set_stage(Stage::Usual).service_networks && !cluster.has_other_proxy());
 }
 
 #[test]

@@ -218,3 +218,11 @@ fn the_order_of_slices_and_endpoints_does_not_matter() {
     });
     assert_eq!(plans[0], plans[1]);
 }
+
+#[test]
+fn a_port_that_only_endpoints_on_their_way_out_serve_is_at_its_last_resort() {
+    let last_resort = |endpoints| web(|_| {}, endpoints).last_resort;
+    assert!(last_resort(vec![draining("10.0.0.1", "here"), failing("10.0.0.2", "far")]));
+    assert!(!last_resort(vec![draining("10.0.0.1", "here"), endpoint("10.0.0.2", "far")]));
+    assert!(!last_resort(vec![failing("10.0.0.2", "far")]) && !last_resort(vec![]), "nobody serves it");
+}

@@ -93,6 +93,7 @@ fn plan(service: usize, port: &'static str, protocol: Protocol, family: Family) 
                 endpoints: u32::try_from(backends.len()).unwrap(),
                 backends,
                 affinity,
+                last_resort: false,
                 external_local: odd == 1,
                 source_ranges: ranges.iter().map(|host| range(*host, family)).collect(),
             }

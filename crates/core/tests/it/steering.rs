@@ -190,6 +190,19 @@ fn an_overloaded_node_spills_to_the_nearest_and_says_so() {
 }
 
 #[test]
+fn what_leaves_is_a_spill_of_who_has_endpoints_here_and_stays_while_there_is_room() {
+    let mut world = World::new(0.95);
+    world.rates = FlowRates { local: 24.0, remote: 16.0 };
+    let flows = |steering: &Steering| steering.spills().map(|spill| (spill.offered, spill.spilled)).collect::<Vec<_>>();
+    let mut waterfill = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    drop(run(&mut waterfill, &world, 3));
+    assert_eq!(flows(&waterfill), [(40.0, 16.0)]);
+    let mut random = steering(&scene(|_| {}), Kind::Random, &world);
+    drop(run(&mut random, &world, 3));
+    assert_eq!(flows(&random), [], "it sends flows away by policy");
+}
+
+#[test]
 fn a_step_of_the_load_is_followed_after_two_ticks_though_the_cpu_does_not_show_it_yet() {
     let mut world = World { cores: Some(0.6), ..World::new(0.3) };
     world.rates = FlowRates { local: 40.0, remote: 0.0 };
@@ -223,6 +236,8 @@ fn endpoints_of_a_node_that_fell_silent_get_nothing_as_long_as_it_is() {
     let writes = run(&mut steering, &world, 1);
     assert_eq!(slots(writes.last().unwrap(), 0), (vec![11], vec![12]));
     assert_eq!(steering.ejected(), 1);
+    let out: Vec<_> = steering.out(&world).map(|out| (&**out.node, out.silent)).collect();
+    assert_eq!(out, [("far", true)]);
     assert!(run(&mut steering, &world, 60).is_empty(), "nobody tries a silent node");
     world.silent.clear();
     let writes = run(&mut steering, &world, 30);
@@ -239,6 +254,8 @@ fn an_endpoint_that_fails_is_out() {
     world.selects();
     let writes = steering.tick(TICK, &world);
     assert_eq!(slots(&writes[0], 0), (vec![11], vec![13]));
+    let out: Vec<_> = steering.out(&world).map(|out| (out.address.to_string(), out.silent)).collect();
+    assert_eq!(out, [("10.0.0.2:8080".to_owned(), false)]);
 }
 
 #[test]

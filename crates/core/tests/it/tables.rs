@@ -1,5 +1,6 @@
 //! The ledger of slots, rule by rule.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use weir_abi as abi;
@@ -31,6 +32,7 @@ pub(crate) fn web(service: &str, frontend: &str, endpoints: &[&str]) -> ServiceP
         selector: Selector::Weights,
         shares: Shares::Planned,
         affinity: 0,
+        last_resort: false,
         external_local: false,
         source_ranges: vec![],
     }
@@ -379,4 +381,19 @@ fn more_endpoints_than_one_tier_can_hold_are_refused_with_the_service_s_name() {
     plan.tiers[2].remote = (0..65_537).map(|index| (index, 1)).collect();
     let message = world.try_replace("a", &[plan]).unwrap_err().to_string();
     assert!(message.contains("shop/a") && message.contains("65537"), "{message}");
+}
+
+#[test]
+fn a_slot_is_taken_until_it_has_rested_and_a_key_until_it_is_deleted() {
+    let mut world = World::new();
+    let uses = |world: &World| BTreeMap::from(world.tables.uses());
+    world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2"])]);
+    let before = uses(&world);
+    assert_eq!([before["services"], before["backends"], before["frontends4"], before["frontends6"]], [1, 2, 1, 0]);
+    assert!(before["lines"] >= 1, "{before:?}");
+    world.replace("a", &[]);
+    let after = uses(&world);
+    assert_eq!([after["services"], after["backends"], after["frontends4"]], [1, 2, 0]);
+    world.release_twice();
+    assert!(uses(&world).values().all(|taken| *taken == 0), "{:?}", uses(&world));
 }

@@ -108,16 +108,17 @@ fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
 }
 
 /// Whose object it is by its label [`PROXY_NAME_LABEL`]. With an empty `proxy_name` ours is what has no such label at
-/// all, otherwise what names us.
+/// all, otherwise what names us; what has none is told apart then.
 ///
 /// The label of a Service decides. Its slices carry it, too, if a controller made them.
 #[must_use]
 pub fn proxy(metadata: &ObjectMeta, proxy_name: &str) -> Proxy {
-    let ours = match label(metadata, PROXY_NAME_LABEL) {
-        None => proxy_name.is_empty(),
-        Some(name) => !proxy_name.is_empty() && name == proxy_name,
-    };
-    if ours { Proxy::Ours } else { Proxy::Other }
+    match label(metadata, PROXY_NAME_LABEL) {
+        None if proxy_name.is_empty() => Proxy::Ours,
+        None => Proxy::Unlabelled,
+        Some(name) if !proxy_name.is_empty() && name == proxy_name => Proxy::Ours,
+        Some(_) => Proxy::Other,
+    }
 }
 
 /// An address.

@@ -1,6 +1,6 @@
-//! Kubernetes events: what is wrong with an object, told where its owner looks (`kubectl describe`).
+//! Kubernetes events: what is wrong with an object, or worth knowing of it, told where its owner looks (`kubectl describe`).
 //!
-//! An [`Events`] only puts warnings into a queue; a task of its own publishes them. So a server that is down, slow or
+//! An [`Events`] only puts notices into a queue; a task of its own publishes them. So a server that is down, slow or
 //! unwilling costs events and nothing else.
 
 mod publish;
@@ -19,12 +19,12 @@ use weir_core::model::ObjectName;
 use crate::status::Kind;
 use throttle::{Throttle, Verdict};
 
-/// Warnings that wait for their publication.
+/// Notices that wait for their publication.
 const QUEUE: usize = 256;
 /// A queue that stays full is told again after this long.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// The object that a warning is about.
+/// The object that a notice is about.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Regarding {
     /// Its kind.
@@ -69,18 +69,18 @@ impl fmt::Display for Regarding {
     }
 }
 
-/// Takes warnings about objects. Clones share one queue.
+/// Takes notices about objects. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct Events(Option<Arc<Intake>>);
 
 impl Events {
-    /// Takes warnings and forgets them: where there is no Kubernetes to tell.
+    /// Takes notices and forgets them: where there is no Kubernetes to tell.
     #[must_use]
     pub const fn disabled() -> Self {
         Self(None)
     }
 
-    /// Starts a task that publishes warnings in the name of `node`. It ends after the last clone, when the queue is
+    /// Starts a task that publishes notices in the name of `node`. It ends after the last clone, when the queue is
     /// empty.
     ///
     /// # Panics
@@ -95,24 +95,41 @@ impl Events {
     /// Tells the owner of an object what is wrong with it. Returns at once and never fails.
     ///
     /// `reason` is a short word in CamelCase of at most 128 bytes, always the same for the same cause; `note` is for
-    /// people, and only its first KiB is kept. The same warning is published once in ten minutes, and not more than
+    /// people, and only its first KiB is kept. The same notice is published once in ten minutes, and not more than
     /// one in five seconds for each object, after a burst of 25.
     pub fn warn(&self, object: Regarding, reason: &'static str, note: impl Into<String>) {
+        self.take(Notice { severity: Severity::Warning, object, reason, note: note.into() });
+    }
+
+    /// Tells the owner of an object what is worth knowing and nothing to mend. As [`Events::warn`] else.
+    pub fn inform(&self, object: Regarding, reason: &'static str, note: impl Into<String>) {
+        self.take(Notice { severity: Severity::Normal, object, reason, note: note.into() });
+    }
+
+    fn take(&self, notice: Notice) {
         if let Some(intake) = &self.0 {
-            intake.take(Warning { object, reason, note: note.into() }, Instant::now());
+            intake.take(notice, Instant::now());
         }
     }
 
-    /// Warnings that were lost because the queue was full.
+    /// Notices that were lost because the queue was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.0.as_ref().map_or(0, |intake| intake.ledger.lock().unwrap_or_else(PoisonError::into_inner).dropped)
     }
 }
 
-/// A warning about an object.
+/// Whether there is something to mend.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Severity {
+    Normal,
+    Warning,
+}
+
+/// A notice about an object.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Warning {
+struct Notice {
+    severity: Severity,
     object: Regarding,
     reason: &'static str,
     note: String,
@@ -121,7 +138,7 @@ struct Warning {
 /// The entrance of the queue.
 #[derive(Debug)]
 struct Intake {
-    sender: mpsc::Sender<Warning>,
+    sender: mpsc::Sender<Notice>,
     ledger: Mutex<Ledger>,
 }
 
@@ -135,33 +152,33 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Counts a warning that found no place, and tells the log now and then.
-    fn lose(&mut self, warning: &Warning, now: Instant) {
+    /// Counts a notice that found no place, and tells the log now and then.
+    fn lose(&mut self, notice: &Notice, now: Instant) {
         self.dropped += 1;
         if self.told.is_some_and(|told| now.duration_since(told) < REPEAT) {
             return;
         }
         self.told = Some(now);
-        let (Warning { object, reason, note: _ }, dropped) = (warning, self.dropped);
+        let (Notice { severity: _, object, reason, note: _ }, dropped) = (notice, self.dropped);
         tracing::warn!(%object, reason, dropped, "too many Kubernetes events are waiting; this one is lost");
     }
 }
 
 impl Intake {
-    fn take(&self, warning: Warning, now: Instant) {
+    fn take(&self, notice: Notice, now: Instant) {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        // First a place, then the verdict: a warning that finds no place must not count as given.
+        // First a place, then the verdict: a notice that finds no place must not count as given.
         let place = match self.sender.try_reserve() {
             Ok(place) => place,
-            Err(TrySendError::Full(())) => return ledger.lose(&warning, now),
+            Err(TrySendError::Full(())) => return ledger.lose(&notice, now),
             // The runtime is shutting down.
             Err(TrySendError::Closed(())) => return,
         };
-        match ledger.throttle.admit(&warning, now) {
-            Verdict::New => place.send(warning),
+        match ledger.throttle.admit(&notice, now) {
+            Verdict::New => place.send(notice),
             Verdict::Repeated => {}
             Verdict::TooOften => {
-                let Warning { object, reason, note } = &warning;
+                let Notice { severity: _, object, reason, note } = &notice;
                 tracing::debug!(%object, reason, note, "too many Kubernetes events about one object; left out");
             }
         }
@@ -172,7 +189,7 @@ impl Intake {
 mod tests {
     use super::*;
 
-    fn intake() -> (Events, mpsc::Receiver<Warning>) {
+    fn intake() -> (Events, mpsc::Receiver<Notice>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (Events(Some(Arc::new(Intake { sender, ledger: Mutex::default() }))), receiver)
     }
@@ -188,7 +205,7 @@ mod tests {
             events.warn(service(number), "AddressTaken", "10.96.0.10 port 80");
         }
         assert_eq!(events.clone().dropped(), 2);
-        assert_eq!(queue.recv().await.map(|warning| warning.object), Some(service(0)));
+        assert_eq!(queue.recv().await.map(|notice| notice.object), Some(service(0)));
         events.warn(service(QUEUE), "AddressTaken", "10.96.0.10 port 80");
         assert_eq!((events.dropped(), queue.len()), (2, QUEUE));
     }

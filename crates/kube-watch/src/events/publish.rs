@@ -1,4 +1,4 @@
-//! The task that publishes warnings, one after the other.
+//! The task that publishes notices, one after the other.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use tokio::sync::mpsc;
 use weir_core::model::ObjectName;
 
-use super::{Regarding, Warning};
+use super::{Notice, Regarding, Severity};
 use crate::status::Kind;
 
 /// Who reports.
@@ -29,10 +29,10 @@ const INSTANCE_LIMIT: usize = 128;
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Publishes what comes until all senders are gone.
-pub(super) async fn publish(client: Client, node: String, mut queue: mpsc::Receiver<Warning>) {
+pub(super) async fn publish(client: Client, node: String, mut queue: mpsc::Receiver<Notice>) {
     let mut publisher = Publisher { client, instance: shortened(&node, INSTANCE_LIMIT), told: HashSet::new() };
-    while let Some(warning) = queue.recv().await {
-        publisher.publish(&warning).await;
+    while let Some(notice) = queue.recv().await {
+        publisher.publish(&notice).await;
     }
 }
 
@@ -70,8 +70,8 @@ impl Failure {
 }
 
 impl Publisher {
-    async fn publish(&mut self, warning: &Warning) {
-        let Warning { object, reason, note } = warning;
+    async fn publish(&mut self, notice: &Notice) {
+        let Notice { severity, object, reason, note } = notice;
         let uid = match retried(|| uid(&self.client, object)).await {
             Ok(uid) => uid,
             Err(failure) => {
@@ -83,7 +83,10 @@ impl Publisher {
         };
         let reference = reference(object, uid);
         let event = Event {
-            type_: EventType::Warning,
+            type_: match severity {
+                Severity::Normal => EventType::Normal,
+                Severity::Warning => EventType::Warning,
+            },
             reason: (*reason).to_owned(),
             note: Some(shortened(note, NOTE_LIMIT)),
             action: ACTION.to_owned(),

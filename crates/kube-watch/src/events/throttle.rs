@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Regarding, Warning};
+use super::{Notice, Regarding};
 
-/// The same warning is given again after this long, so that one is there while the mistake is: the server forgets
+/// The same notice is given again after this long, so that one is there while the mistake is: the server forgets
 /// events after an hour.
 const REPEAT: Duration = Duration::from_secs(600);
-/// One warning about an object in this time …
+/// One notice about an object in this time …
 const PAUSE: Duration = Duration::from_secs(5);
 /// … after as many as this at once.
 const BURST: u32 = 25;
 /// Below this size nothing is forgotten: looking through the memory costs more than it.
 const SMALL: usize = 1024;
 
-/// What becomes of a warning.
+/// What becomes of a notice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
     /// It is given.
@@ -28,11 +28,11 @@ pub(super) enum Verdict {
     TooOften,
 }
 
-/// The warnings that were given.
+/// The notices that were given.
 #[derive(Debug)]
 pub(super) struct Throttle {
     /// When each was given.
-    given: HashMap<Warning, Instant>,
+    given: HashMap<Notice, Instant>,
     /// When the bucket of each object will be full again: a bucket is this one number.
     full_at: HashMap<Regarding, Instant>,
     /// Size at which both are cleared of what is over.
@@ -46,18 +46,18 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// Decides about a warning and remembers it if it is to be given.
-    pub(super) fn admit(&mut self, warning: &Warning, now: Instant) -> Verdict {
-        if self.given.get(warning).is_some_and(|at| now.duration_since(*at) < REPEAT) {
+    /// Decides about a notice and remembers it if it is to be given.
+    pub(super) fn admit(&mut self, notice: &Notice, now: Instant) -> Verdict {
+        if self.given.get(notice).is_some_and(|at| now.duration_since(*at) < REPEAT) {
             return Verdict::Repeated;
         }
-        let full_at = self.full_at.get(&warning.object).copied().unwrap_or(now).max(now);
+        let full_at = self.full_at.get(&notice.object).copied().unwrap_or(now).max(now);
         if full_at.duration_since(now) > PAUSE * (BURST - 1) {
             return Verdict::TooOften;
         }
         self.tidy(now);
-        self.full_at.insert(warning.object.clone(), full_at + PAUSE);
-        self.given.insert(warning.clone(), now);
+        self.full_at.insert(notice.object.clone(), full_at + PAUSE);
+        self.given.insert(notice.clone(), now);
         Verdict::New
     }
 
@@ -75,11 +75,12 @@ impl Throttle {
 mod tests {
     use weir_core::model::ObjectName;
 
+    use super::super::Severity;
     use super::*;
 
-    fn warning(service: &str, note: impl std::fmt::Display) -> Warning {
+    fn warning(service: &str, note: impl std::fmt::Display) -> Notice {
         let object = Regarding::service(ObjectName::new("shop", service));
-        Warning { object, reason: "InvalidService", note: note.to_string() }
+        Notice { severity: Severity::Warning, object, reason: "InvalidService", note: note.to_string() }
     }
 
     #[test]
@@ -97,8 +98,10 @@ mod tests {
         assert_eq!(throttle.admit(&warning("web", "bad"), start), Verdict::New);
         assert_eq!(throttle.admit(&warning("web", "worse"), start), Verdict::New);
         assert_eq!(throttle.admit(&warning("dns", "bad"), start), Verdict::New);
-        let other = Warning { reason: "AddressTaken", ..warning("web", "bad") };
+        let other = Notice { reason: "AddressTaken", ..warning("web", "bad") };
         assert_eq!(throttle.admit(&other, start), Verdict::New);
+        let milder = Notice { severity: Severity::Normal, ..warning("web", "bad") };
+        assert_eq!(throttle.admit(&milder, start), Verdict::New);
     }
 
     #[test]

@@ -1,48 +1,50 @@
 //! The file's meaning: checks every value and makes the objects of the model.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_saphyr::{Location, Spanned};
-use weir_core::cluster::Event;
 use weir_core::model::{
     Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
     TrafficPolicy,
 };
-use weir_core::settings::Overrides;
+use weir_core::settings::{ANNOTATION_PREFIX, Key, Overrides, Scope};
 
-use super::schema;
+use super::health_check::health_check;
+use super::{API_VERSION, Contents, schema};
 use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS, parse_range};
 use crate::file::FileError;
 
 /// The namespace of a Service that names none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-type Result<T> = std::result::Result<T, FileError>;
+pub(super) type Result<T> = std::result::Result<T, FileError>;
 
-/// The lists of all kinds. No file names ServiceCIDRs: that there are none takes those of an agent before out of force.
-pub(super) fn events(document: &schema::Document) -> Result<Vec<Event>> {
+/// All that the file says.
+pub(super) fn contents(document: &schema::Document) -> Result<Contents> {
+    if let Some(version) = document.api_version.as_ref().filter(|version| version.value != API_VERSION) {
+        let message = format!("apiVersion: \"{}\" is not known here; this version reads {API_VERSION}", version.value);
+        return Err(FileError::at(version.referenced, message));
+    }
     let nodes = document.nodes.iter().map(node).collect::<Result<Vec<_>>>()?;
     let mut names = Unique::new("node");
     for node in &document.nodes {
         names.claim(node.name.value.clone(), &node.name.value, node.name.referenced)?;
     }
-    let mut services = Vec::new();
-    let mut slices = Vec::new();
+    let mut contents = Contents { nodes, ..Contents::default() };
     let mut names = Unique::new("service");
     let mut frontends = Frontends::default();
     for written in &document.services {
         let service = service(written)?;
         names.claim(service.name.clone(), &service.name, written.name.referenced)?;
         frontends.claim(&service, written)?;
-        slices.extend(endpoints(written, &service, &nodes)?);
-        services.push(service);
+        contents.slices.extend(endpoints(written, &service, &contents.nodes)?);
+        contents.checks.extend(health_check(written, &service)?.map(|check| (service.name.clone(), check)));
+        contents.services.push(service);
     }
-    let none = Event::ServiceCidrs(Vec::new());
-    Ok(vec![none, Event::Nodes(nodes), Event::Services(services), Event::Slices(slices)])
+    Ok(contents)
 }
 
 /// Refuses what is used twice.
@@ -124,7 +126,7 @@ fn service(written: &schema::Service) -> Result<Service> {
     let namespace = written.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let name = ObjectName::new(namespace, name("services[].name", &written.name)?);
     let service = Service {
-        overrides: overrides(&name, &written.annotations)?,
+        overrides: overrides(&name, written)?,
         name,
         cluster_ips: addresses("clusterIPs", &written.cluster_ips)?,
         external_ips: addresses("externalIPs", &written.external_ips)?,
@@ -158,16 +160,26 @@ fn service(written: &schema::Service) -> Result<Service> {
     Ok(service)
 }
 
-/// What the annotations want of the steering. Those of others are ignored.
-fn overrides(service: &ObjectName, written: &BTreeMap<String, Spanned<String>>) -> Result<Option<Box<Overrides>>> {
-    for (annotation, value) in written {
+/// What is wanted of the steering. Annotations of others are ignored.
+fn overrides(service: &ObjectName, written: &schema::Service) -> Result<Option<Box<Overrides>>> {
+    let schema::Service { annotations, steering, .. } = written;
+    for (annotation, value) in annotations {
         let (_, wrong) = Overrides::of_annotations(service, [(annotation.as_str(), value.value.as_str())]);
         if let Some(wrong) = wrong.first() {
             return Err(FileError::at(value.referenced, format!("annotations: {wrong}")));
         }
     }
-    let annotations = written.iter().map(|(annotation, value)| (annotation.as_str(), value.value.as_str()));
-    Ok(Overrides::of_annotations(service, annotations).0)
+    let annotated = annotations.iter().map(|(annotation, value)| (annotation.as_str(), value.value.as_str()));
+    let mut own = Overrides::of_annotations(service, annotated).0.unwrap_or_default();
+    for (name, value) in steering {
+        let wrong = |why: &dyn std::fmt::Display| FileError::at(value.referenced, format!("steering.{name}: {why}"));
+        let key: Key = name.parse().map_err(|unknown| wrong(&unknown))?;
+        if annotations.contains_key(&format!("{ANNOTATION_PREFIX}{name}")) {
+            return Err(wrong(&"an annotation of this service says it, too; leave one of the two out"));
+        }
+        own.set(key, &value.value, Scope::Service(service)).map_err(|why| wrong(&why))?;
+    }
+    Ok((*own != Overrides::default()).then_some(own))
 }
 
 /// For how many seconds a client keeps its endpoint.
@@ -228,9 +240,11 @@ fn endpoints(written: &schema::Service, service: &Service, nodes: &[Node]) -> Re
     let mut seen = Unique::new("endpoint");
     for one in &written.endpoints {
         let endpoint = endpoint(one, nodes)?;
-        seen.claim(endpoint.address, &endpoint.address, one.address.referenced)?;
         let family = Family::of(endpoint.address);
         let ports = endpoint_ports(one, written, service)?;
+        // Two processes of one machine are two endpoints.
+        let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
+        seen.claim((endpoint.address, numbers), &endpoint.address, one.address.referenced)?;
         let same = slices.iter_mut().find(|slice| slice.family == family && slice.ports == ports);
         if let Some(slice) = same {
             slice.endpoints.push(endpoint);

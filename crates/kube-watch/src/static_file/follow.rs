@@ -4,9 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, mpsc};
-use weir_core::cluster::Event;
 
-use super::parse;
+use super::{Contents, parse};
 use crate::file::{Changes, FollowError, Reading, Source};
 use crate::status::{Kind, StatusWriter};
 
@@ -18,7 +17,7 @@ use crate::status::{Kind, StatusWriter};
 /// If the file's directory cannot be watched: there would be no news ever.
 pub async fn follow(
     path: &Path,
-    sink: mpsc::Sender<Event>,
+    sink: mpsc::Sender<Contents>,
     status: StatusWriter,
     reload: Arc<Notify>,
 ) -> Result<(), FollowError> {
@@ -26,12 +25,11 @@ pub async fn follow(
     let mut changes = Changes::of(path)?;
     let mut source = Source::new(path.to_owned(), "services", None);
     loop {
-        for event in read(&mut source, &status).await {
-            let kind = kind(&event);
-            if sink.send(event).await.is_err() {
+        if let Some(contents) = read(&mut source, &status).await {
+            if sink.send(contents).await.is_err() {
                 return Ok(());
             }
-            status.delivered(kind, true);
+            Kind::ALL.into_iter().for_each(|kind| status.delivered(kind, true));
         }
         tokio::select! {
             () = changes.next() => {}
@@ -42,28 +40,17 @@ pub async fn follow(
 }
 
 /// What the file says, if that is news.
-async fn read(source: &mut Source, status: &StatusWriter) -> Vec<Event> {
-    let events = match source.read(parse).await {
-        Reading::New(events) => events,
-        Reading::Known => Vec::new(),
+async fn read(source: &mut Source, status: &StatusWriter) -> Option<Contents> {
+    let news = match source.read(parse).await {
+        Reading::New(contents) => Some(contents),
+        Reading::Known => None,
         Reading::Refused(error) => {
-            for kind in Kind::ALL {
-                status.failed(kind, &error);
-            }
-            return Vec::new();
+            Kind::ALL.into_iter().for_each(|kind| status.failed(kind, &error));
+            return None;
         }
     };
     for kind in Kind::ALL {
         status.connected(kind);
     }
-    events
-}
-
-const fn kind(event: &Event) -> Kind {
-    match event {
-        Event::Service(_) | Event::ServiceGone(_) | Event::Services(_) => Kind::Services,
-        Event::Slice(_) | Event::SliceGone(_) | Event::Slices(_) => Kind::Slices,
-        Event::Node(_) | Event::NodeGone(_) | Event::Nodes(_) => Kind::Nodes,
-        Event::ServiceCidr(_) | Event::ServiceCidrGone(_) | Event::ServiceCidrs(_) => Kind::ServiceCidrs,
-    }
+    news
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
 /// The file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Document {
+    pub(super) api_version: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) nodes: Vec<Node>,
     pub(super) services: Vec<Service>,
@@ -32,6 +33,9 @@ pub(super) struct Service {
     pub(super) name: Spanned<String>,
     #[serde(default)]
     pub(super) annotations: BTreeMap<String, Spanned<String>>,
+    /// What annotations say, without their prefix.
+    #[serde(default)]
+    pub(super) steering: BTreeMap<String, Spanned<String>>,
     #[serde(default, rename = "clusterIPs")]
     pub(super) cluster_ips: Vec<Spanned<String>>,
     #[serde(default, rename = "externalIPs")]
@@ -44,6 +48,8 @@ pub(super) struct Service {
     pub(super) session_affinity_seconds: Option<Spanned<i64>>,
     #[serde(default)]
     pub(super) load_balancer_source_ranges: Vec<Spanned<String>>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) health_check: Option<HealthCheck>,
     pub(super) ports: Vec<Port>,
     #[serde(default)]
     pub(super) endpoints: Vec<Endpoint>,
@@ -74,4 +80,35 @@ pub(super) struct Endpoint {
     /// Where it serves a port of the Service, by the port's name, if not at the `targetPort`.
     #[serde(default)]
     pub(super) ports: BTreeMap<String, Spanned<i64>>,
+}
+
+/// How the endpoints of a Service are checked. All may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct HealthCheck {
+    /// An HTTP request; without it they are connected to.
+    #[serde(default, deserialize_with = "present")]
+    pub(super) http: Option<HttpCheck>,
+    /// A number, or the name of one of the Service's ports.
+    pub(super) port: Option<Spanned<String>>,
+    pub(super) interval: Option<Spanned<String>>,
+    pub(super) timeout: Option<Spanned<String>>,
+    pub(super) rise: Option<Spanned<i64>>,
+    pub(super) fall: Option<Spanned<i64>>,
+    pub(super) when_all_fail: Option<Spanned<String>>,
+}
+
+/// An HTTP request. All may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct HttpCheck {
+    pub(super) path: Option<Spanned<String>>,
+    pub(super) host: Option<Spanned<String>>,
+    /// A code, or the first and the last one of a range.
+    pub(super) status: Option<Spanned<String>>,
+}
+
+/// A field that is written with nothing after it is wanted, with all that may be left out left out.
+fn present<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<Option<T>, D::Error> {
+    Ok(Some(Option::deserialize(field)?.unwrap_or_default()))
 }

@@ -90,7 +90,7 @@ fn a_service_belongs_to_the_proxy_that_its_label_names() {
     assert_eq!(proxy("", &labelled("")), Proxy::Other, "the label counts, even without a value");
     assert_eq!(proxy("weir", &labelled("weir")), Proxy::Ours);
     assert_eq!(proxy("weir", &labelled("other")), Proxy::Other);
-    assert_eq!(proxy("weir", &json!({})), Proxy::Other, "with a name of our own only what carries it");
+    assert_eq!(proxy("weir", &json!({})), Proxy::Unlabelled, "with a name of our own only what carries it");
 }
 
 #[test]

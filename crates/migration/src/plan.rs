@@ -1,0 +1,425 @@
+//! Which steps lead from kube-proxy to Weir and back, and how far a node is. A step is done when the facts say so: nothing
+//! else is remembered, so whoever was interrupted begins where it was, and doing it twice does nothing.
+
+use weir_core::stage::Stage;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Direction {
+    /// From kube-proxy to Weir.
+    ToWeir,
+    /// From Weir to kube-proxy.
+    ToKubeProxy,
+}
+
+/// What was found on the node.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Facts {
+    /// An agent holds the pin directory.
+    pub agent_runs: bool,
+    /// Weir's maps are pinned.
+    pub pinned: bool,
+    /// What the file says.
+    pub stage: Stage,
+    /// Whether the maps show it in force.
+    pub in_force: bool,
+    /// How kube-proxy makes the rules that were found: `iptables`, `nftables`; none if there are no rules.
+    pub modes: Vec<&'static str>,
+    /// Virtual servers of IPVS were found.
+    pub has_ipvs: bool,
+    /// Processes called kube-proxy in the node's network namespace.
+    pub kube_proxies: Vec<u32>,
+    /// Whatever keeps the other side from having all that it needs, in words, in the direction that was asked for.
+    pub differences: Vec<String>,
+    /// How many of these may come from kube-proxy's rules being older than Weir's maps.
+    pub of_age: usize,
+    /// Frontends in Weir's maps.
+    pub frontends: usize,
+    /// Whether what keeps kube-proxy's connections alive is there.
+    pub has_keeper: bool,
+    /// Connections that kube-proxy has begun and that go on; `None` if the kernel does not show them.
+    pub theirs: Option<usize>,
+    /// Flows that Weir has begun and that go on.
+    pub ours: usize,
+}
+
+/// What the operator has decided.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Consent {
+    /// Connections of the proxy before need not end first: they break.
+    pub finish: bool,
+    /// Differences, and a kube-proxy that is not seen, are no obstacle.
+    pub force: bool,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum StepKind {
+    /// An agent runs; kube-proxy's rules are of a kind that is known.
+    Preflight,
+    /// Weir serves, beside kube-proxy's rules.
+    TakeOver,
+    /// Weir's maps have all that kube-proxy's rules have.
+    Verify,
+    /// kube-proxy has been stopped.
+    StopKubeProxy,
+    /// kube-proxy's rules are gone.
+    RemoveRules,
+    /// kube-proxy's connections have ended; Weir serves alone.
+    Finish,
+    /// kube-proxy runs, and its rules have all that Weir's maps have.
+    RulesComplete,
+    /// Weir takes no new flows.
+    Drain,
+    /// Weir's flows have ended.
+    Drained,
+    /// The agent has been stopped.
+    StopAgent,
+    /// Weir's programs and maps are gone.
+    Detach,
+}
+
+impl StepKind {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Preflight => "preflight",
+            Self::TakeOver => "take-over",
+            Self::Verify => "verify",
+            Self::StopKubeProxy => "stop-kube-proxy",
+            Self::RemoveRules => "remove-rules",
+            Self::Finish => "finish",
+            Self::RulesComplete => "rules-complete",
+            Self::Drain => "drain",
+            Self::Drained => "drained",
+            Self::StopAgent => "stop-agent",
+            Self::Detach => "detach",
+        }
+    }
+}
+
+/// How a step stands.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Standing {
+    /// It is done; with what shows it.
+    Done(String),
+    /// To be done by us; what that would be.
+    Due(String),
+    /// It takes time, or somebody else; for what.
+    Waits(String),
+}
+
+/// A step and how it stands.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Step {
+    /// Which.
+    pub kind: StepKind,
+    /// How it stands, by the facts as they are.
+    pub standing: Standing,
+}
+
+/// The agent looks at the file now and then.
+const NOT_FOLLOWED: &str = "the agent has not followed yet: does it run, and is its --state-dir the same?";
+
+/// The first differences, which say enough.
+const SHOWN: usize = 3;
+
+/// All steps in their order. The first that is not done comes next.
+#[must_use]
+pub fn steps(direction: Direction, facts: &Facts, consent: Consent) -> Vec<Step> {
+    let kinds: &[StepKind] = match direction {
+        Direction::ToWeir => &[
+            StepKind::Preflight,
+            StepKind::TakeOver,
+            StepKind::Verify,
+            StepKind::StopKubeProxy,
+            StepKind::RemoveRules,
+            StepKind::Finish,
+        ],
+        Direction::ToKubeProxy => {
+            &[StepKind::RulesComplete, StepKind::Drain, StepKind::Drained, StepKind::StopAgent, StepKind::Detach]
+        }
+    };
+    kinds.iter().map(|kind| Step { kind: *kind, standing: standing(*kind, facts, consent) }).collect()
+}
+
+/// The step that comes next; `None`: all are done.
+#[must_use]
+pub fn next(steps: &[Step]) -> Option<&Step> {
+    steps.iter().find(|step| !matches!(step.standing, Standing::Done(_)))
+}
+
+fn standing(kind: StepKind, facts: &Facts, consent: Consent) -> Standing {
+    match kind {
+        StepKind::Preflight => preflight(facts),
+        StepKind::TakeOver => take_over(facts),
+        StepKind::Verify => verify(facts, consent),
+        StepKind::StopKubeProxy => stop_kube_proxy(facts),
+        StepKind::RemoveRules => remove_rules(facts),
+        StepKind::Finish => finish(facts, consent),
+        StepKind::RulesComplete => rules_complete(facts, consent),
+        StepKind::Drain => drain(facts),
+        StepKind::Drained => drained(facts, consent),
+        StepKind::StopAgent => stop_agent(facts),
+        StepKind::Detach => detach(facts),
+    }
+}
+
+fn done(what: impl Into<String>) -> Standing {
+    Standing::Done(what.into())
+}
+
+fn due(what: impl Into<String>) -> Standing {
+    Standing::Due(what.into())
+}
+
+fn waits(what: impl Into<String>) -> Standing {
+    Standing::Waits(what.into())
+}
+
+fn preflight(facts: &Facts) -> Standing {
+    if !(facts.agent_runs && facts.pinned) {
+        return waits("no agent runs on this node: start weir-agent with --service-proxy-name weir, beside kube-proxy");
+    }
+    if facts.has_ipvs {
+        return waits(
+            "kube-proxy is in mode ipvs, which drops connections when its virtual servers go: run it in mode nftables or \
+             iptables first",
+        );
+    }
+    let modes = if facts.modes.is_empty() { "no rules of kube-proxy".to_owned() } else { facts.modes.join(" and ") };
+    done(format!("an agent runs; {modes}"))
+}
+
+fn take_over(facts: &Facts) -> Standing {
+    match facts.stage {
+        Stage::Usual | Stage::Drain => due("have Weir take new connections to all Services, beside kube-proxy's rules"),
+        Stage::TakeOver if !facts.in_force => waits(NOT_FOLLOWED),
+        Stage::TakeOver | Stage::Alone => done(format!("Weir serves {} frontends", facts.frontends)),
+    }
+}
+
+fn shown(differences: &[String]) -> String {
+    let mut text = differences.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    if differences.len() > SHOWN {
+        text.push_str(&format!("; and {} more", differences.len() - SHOWN));
+    }
+    text
+}
+
+fn verify(facts: &Facts, consent: Consent) -> Standing {
+    if facts.modes.is_empty() {
+        return done("nothing to compare");
+    }
+    if facts.differences.is_empty() {
+        return done("Weir's maps have every frontend and endpoint of kube-proxy's rules");
+    }
+    // Whoever does not follow the cluster any more has endpoints that are gone.
+    let old = facts.kube_proxies.is_empty() && facts.of_age == facts.differences.len();
+    if old || consent.force {
+        return done(format!("let pass: {}", shown(&facts.differences)));
+    }
+    waits(shown(&facts.differences))
+}
+
+fn stop_kube_proxy(facts: &Facts) -> Standing {
+    match facts.kube_proxies.first() {
+        None => done("no kube-proxy runs on this node"),
+        Some(process) => waits(format!(
+            "kube-proxy runs (process {process}) and would put its rules back: take it off this node, for example by a label that \
+             its DaemonSet's affinity keeps away from"
+        )),
+    }
+}
+
+fn remove_rules(facts: &Facts) -> Standing {
+    if facts.modes.is_empty() {
+        return done("no rules of kube-proxy");
+    }
+    due(format!("remove kube-proxy's rules ({}) and nothing else", facts.modes.join(" and ")))
+}
+
+fn finish(facts: &Facts, consent: Consent) -> Standing {
+    if facts.stage == Stage::Alone {
+        return match (facts.has_keeper, facts.in_force) {
+            (true, _) => due("remove what has kept kube-proxy's connections alive"),
+            (false, false) => waits(NOT_FOLLOWED),
+            (false, true) => done("Weir serves alone"),
+        };
+    }
+    match facts.theirs {
+        _ if consent.finish => due("have Weir serve alone; connections that kube-proxy has begun break"),
+        Some(0) => due("have Weir serve alone: kube-proxy's last connection is over"),
+        Some(count) => waits(format!(
+            "{count} connections that kube-proxy has begun go on, or ended less than two minutes ago; run this again, or cut \
+             them by --finish"
+        )),
+        None => waits("the kernel does not show /proc/net/nf_conntrack: once old connections have ended, say --finish"),
+    }
+}
+
+fn rules_complete(facts: &Facts, consent: Consent) -> Standing {
+    if facts.frontends == 0 {
+        return done("Weir serves nothing");
+    }
+    if facts.kube_proxies.is_empty() && !consent.force {
+        return waits("kube-proxy does not run on this node: start it; it makes its rules beside Weir");
+    }
+    if facts.modes.is_empty() {
+        return waits("kube-proxy has made no rules yet");
+    }
+    if facts.differences.is_empty() {
+        return done("kube-proxy's rules have every frontend and endpoint of Weir's maps");
+    }
+    if consent.force {
+        return done(format!("let pass: {}", shown(&facts.differences)));
+    }
+    waits(shown(&facts.differences))
+}
+
+fn drain(facts: &Facts) -> Standing {
+    if facts.stage != Stage::Drain {
+        return due("leave new connections to kube-proxy; Weir carries its own on");
+    }
+    // Without an agent nobody follows; what is served nevertheless must not be taken away.
+    if facts.pinned && (!facts.in_force || facts.frontends > 0) {
+        return waits(NOT_FOLLOWED);
+    }
+    done("new connections are kube-proxy's")
+}
+
+fn drained(facts: &Facts, consent: Consent) -> Standing {
+    if facts.ours == 0 {
+        return done("no flow of Weir's goes on");
+    }
+    if consent.finish {
+        return done(format!("{} flows of Weir's break", facts.ours));
+    }
+    waits(format!("{} flows that Weir has begun go on; run this again, or cut them by --finish", facts.ours))
+}
+
+fn stop_agent(facts: &Facts) -> Standing {
+    if facts.agent_runs {
+        return waits("weir-agent runs: take it off this node; it would attach its programs again");
+    }
+    done("no agent runs on this node")
+}
+
+fn detach(facts: &Facts) -> Standing {
+    if facts.pinned || facts.has_keeper {
+        return due("detach Weir's programs and remove its maps");
+    }
+    done("nothing of Weir's is left")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Beside kube-proxy, before anything was done.
+    fn beside() -> Facts {
+        Facts {
+            agent_runs: true,
+            pinned: true,
+            in_force: true,
+            modes: vec!["nftables"],
+            kube_proxies: vec![7],
+            theirs: Some(2),
+            ..Facts::default()
+        }
+    }
+
+    fn taken_over() -> Facts {
+        Facts { stage: Stage::TakeOver, frontends: 12, ..beside() }
+    }
+
+    fn alone() -> Facts {
+        Facts { stage: Stage::Alone, modes: vec![], kube_proxies: vec![], theirs: Some(0), ours: 5, ..taken_over() }
+    }
+
+    /// The step that comes next and whether it is ours to do.
+    fn next_of(direction: Direction, facts: &Facts, consent: Consent) -> Option<(StepKind, bool)> {
+        let steps = steps(direction, facts, consent);
+        next(&steps).map(|step| (step.kind, matches!(step.standing, Standing::Due(_))))
+    }
+
+    fn to_weir(facts: &Facts) -> Option<(StepKind, bool)> {
+        next_of(Direction::ToWeir, facts, Consent::default())
+    }
+
+    fn back(facts: &Facts) -> Option<(StepKind, bool)> {
+        next_of(Direction::ToKubeProxy, facts, Consent::default())
+    }
+
+    #[test]
+    fn on_the_way_to_weir_nothing_is_removed_before_weir_serves_all_of_it_and_kube_proxy_is_stopped() {
+        assert_eq!(to_weir(&Facts { agent_runs: false, ..beside() }), Some((StepKind::Preflight, false)));
+        assert_eq!(to_weir(&Facts { has_ipvs: true, ..beside() }), Some((StepKind::Preflight, false)));
+        assert_eq!(to_weir(&beside()), Some((StepKind::TakeOver, true)));
+        assert_eq!(to_weir(&Facts { in_force: false, ..taken_over() }), Some((StepKind::TakeOver, false)));
+        let lacking = Facts { differences: vec!["x".into()], ..taken_over() };
+        assert_eq!(to_weir(&lacking), Some((StepKind::Verify, false)));
+        assert_eq!(to_weir(&taken_over()), Some((StepKind::StopKubeProxy, false)));
+        let stopped = Facts { kube_proxies: vec![], ..taken_over() };
+        assert_eq!(to_weir(&stopped), Some((StepKind::RemoveRules, true)));
+        let removed = Facts { modes: vec![], has_keeper: true, ..stopped };
+        assert_eq!(to_weir(&removed), Some((StepKind::Finish, false)), "two connections go on");
+        assert_eq!(to_weir(&Facts { theirs: Some(0), ..removed.clone() }), Some((StepKind::Finish, true)));
+        assert_eq!(to_weir(&Facts { theirs: None, ..removed.clone() }), Some((StepKind::Finish, false)));
+        let told = Facts { stage: Stage::Alone, in_force: false, ..removed };
+        assert_eq!(to_weir(&told), Some((StepKind::Finish, true)), "the keeper is to go");
+        assert_eq!(to_weir(&Facts { has_keeper: false, ..told }), Some((StepKind::Finish, false)));
+        assert_eq!(to_weir(&alone()), None);
+    }
+
+    #[test]
+    fn rules_that_grew_old_since_kube_proxy_stopped_are_let_pass_but_no_frontend_that_weir_lacks() {
+        let stopped = Facts { kube_proxies: vec![], differences: vec!["x".into()], of_age: 1, ..taken_over() };
+        assert_eq!(to_weir(&stopped), Some((StepKind::RemoveRules, true)));
+        let lacking = Facts { of_age: 0, ..stopped.clone() };
+        assert_eq!(to_weir(&lacking), Some((StepKind::Verify, false)));
+        let consent = Consent { force: true, finish: false };
+        assert_eq!(next_of(Direction::ToWeir, &lacking, consent), Some((StepKind::RemoveRules, true)));
+        let follows = Facts { kube_proxies: vec![7], ..stopped };
+        assert_eq!(to_weir(&follows), Some((StepKind::Verify, false)), "its rules are as new as they can be");
+    }
+
+    #[test]
+    fn on_the_way_back_weir_lets_go_when_kube_proxy_has_all_and_leaves_when_its_flows_have_ended() {
+        assert_eq!(back(&alone()), Some((StepKind::RulesComplete, false)));
+        let runs = Facts { kube_proxies: vec![7], ..alone() };
+        assert_eq!(back(&runs), Some((StepKind::RulesComplete, false)), "no rules yet");
+        let rules = Facts { modes: vec!["iptables"], ..runs };
+        assert_eq!(
+            back(&Facts { differences: vec!["x".into()], ..rules.clone() }),
+            Some((StepKind::RulesComplete, false))
+        );
+        assert_eq!(back(&rules), Some((StepKind::Drain, true)));
+        let told = Facts { stage: Stage::Drain, ..rules };
+        assert_eq!(back(&told), Some((StepKind::Drain, false)), "the agent has not followed");
+        let drains = Facts { frontends: 0, ..told };
+        assert_eq!(back(&drains), Some((StepKind::Drained, false)));
+        let ended = Facts { ours: 0, ..drains.clone() };
+        assert_eq!(back(&ended), Some((StepKind::StopAgent, false)));
+        let consent = Consent { finish: true, force: false };
+        assert_eq!(next_of(Direction::ToKubeProxy, &drains, consent), Some((StepKind::StopAgent, false)));
+        let stopped = Facts { agent_runs: false, ..ended };
+        assert_eq!(back(&stopped), Some((StepKind::Detach, true)));
+        assert_eq!(back(&Facts { pinned: false, ..stopped }), None);
+    }
+
+    #[test]
+    fn who_has_turned_back_may_turn_again() {
+        let drains = Facts { stage: Stage::Drain, frontends: 0, ..beside() };
+        assert_eq!(to_weir(&drains), Some((StepKind::TakeOver, true)));
+        let halfway = Facts { has_keeper: true, modes: vec![], kube_proxies: vec![], ..taken_over() };
+        assert_eq!(back(&halfway), Some((StepKind::RulesComplete, false)));
+    }
+
+    #[test]
+    fn of_many_differences_the_first_are_told() {
+        let differences: Vec<_> = (1..=5).map(|number| number.to_string()).collect();
+        assert_eq!(shown(&differences), "1; 2; 3; and 2 more");
+    }
+}
