@@ -185,7 +185,10 @@ impl Mesh {
     /// Every peer with its distance, for people.
     #[must_use]
     pub fn peers(&self, now: Now) -> Vec<PeerState> {
-        self.peers.iter().map(|(id, peer)| peer.state(self.schedule.is_near(*id), now.steady)).collect()
+        let state = |(id, peer): (&NodeId, &Peer)| {
+            peer.state(self.schedule.is_near(*id), self.remotes.sends(*id, now.steady), now.steady)
+        };
+        self.peers.iter().map(state).collect()
     }
 
     /// Sums since the start.

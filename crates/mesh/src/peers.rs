@@ -87,6 +87,8 @@ pub struct PeerState {
     pub heard: Option<Duration>,
     /// Whether it told last that it takes clients' packets that are wrapped, and answers the clients itself.
     pub unwraps: bool,
+    /// New flows per second that it told within the last 5 s to send to this node, of all services.
+    pub sends: f64,
 }
 
 impl PeerState {
@@ -222,7 +224,7 @@ impl Peer {
         self.load.map(|(_, came, age)| now.saturating_sub(came) + age)
     }
 
-    pub(crate) fn state(&self, near: bool, now: Duration) -> PeerState {
+    pub(crate) fn state(&self, near: bool, sends: f64, now: Duration) -> PeerState {
         PeerState {
             node: Arc::clone(&self.name),
             address: self.address,
@@ -234,6 +236,7 @@ impl Peer {
             report_age: self.report_age(now),
             heard: self.heard.map(|heard| now.saturating_sub(heard)),
             unwraps: self.unwraps,
+            sends,
         }
     }
 }

@@ -89,6 +89,12 @@ impl Remotes {
         inbound
     }
 
+    /// What a node spills to this one, of all services: new flows per second.
+    pub(crate) fn sends(&self, id: NodeId, now: Duration) -> f64 {
+        let spilled = self.known.get(&id).into_iter().flat_map(|remote| remote.spilled.fresh(SPILL_LIFE, now));
+        spilled.map(|(_, rate)| rate).sum()
+    }
+
     /// Forgets who was silent for so long that the time in its old packets protects from them: a packet may be `skew`
     /// ahead of this node's clock when it comes, and is refused when it is `skew` behind.
     fn sweep(&mut self, now: Duration) {

@@ -1,21 +1,24 @@
 //! Sockets that listen, and the connections behind them, bounded in number and time: whoever can reach the port must not
 //! be able to make the process run out of memory or file descriptors.
 
-use std::io::ErrorKind;
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::http1::{self, Parts};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -23,9 +26,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+pub(crate) const BACKLOG: i32 = 128;
 /// How long answers that are under way may take after the stop.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The answer to a request whose header did not come in time.
+const TOO_SLOW: &[u8] = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 /// Pause when the system gives us no connection, as without file descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -66,6 +71,33 @@ impl Limits {
         connection: Duration::from_secs(3),
         ..Self::DEFAULT
     };
+
+    /// For people at the [admin socket](crate::admin): a question is a line, an answer may be megabytes.
+    pub const ADMIN: Self = Self {
+        connections: 16,
+        keep_alive: false,
+        header: Duration::from_secs(2),
+        connection: Duration::from_secs(10),
+        header_bytes: 8192,
+    };
+}
+
+/// Ends the connection that a request came over, at once and whatever is still to be sent: for an answer without end whose
+/// client does not read it. Handlers get it as an extension.
+#[derive(Clone, Debug, Default)]
+pub struct HangUp(CancellationToken);
+
+impl HangUp {
+    /// Does it.
+    pub fn now(&self) {
+        self.0.cancel();
+    }
+
+    /// Whether somebody did.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.0.is_cancelled()
+    }
 }
 
 /// Places for connections. Clones share them, and so do all listeners in one room, however many those are: a place that
@@ -93,7 +125,7 @@ pub struct BindError {
     /// The address.
     pub address: SocketAddr,
     /// Why.
-    pub cause: std::io::Error,
+    pub cause: io::Error,
 }
 
 /// Sockets that listen; connections queue until they are [served](Self::serve).
@@ -142,7 +174,7 @@ impl Listeners {
     }
 }
 
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -155,37 +187,65 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-async fn accept(socket: TcpListener, router: Router, room: Room, stop: CancellationToken) {
+/// A socket that connections come from.
+pub(crate) trait Door: Send + Sync + 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+    /// Who is at its other end: handlers get it as `ConnectInfo`.
+    type Peer: Clone + Send + Sync + Unpin + 'static;
+
+    /// The next connection.
+    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Self::Stream>>;
+
+    /// None if the client has gone.
+    fn peer(stream: &Self::Stream) -> Option<Self::Peer>;
+}
+
+impl Door for TcpListener {
+    type Stream = TcpStream;
+    type Peer = SocketAddr;
+
+    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+        Self::poll_accept(self, context).map_ok(|(stream, _)| stream)
+    }
+
+    fn peer(stream: &TcpStream) -> Option<SocketAddr> {
+        stream.peer_addr().ok()
+    }
+}
+
+/// Answers whoever comes through a door until `stop`, then finishes what is under way.
+pub(crate) async fn accept<D: Door>(door: D, router: Router, room: Room, stop: CancellationToken) {
     let Room { limits, places } = room;
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = next(&socket, &places) => accepted,
+            accepted = next(&door, &places) => accepted,
             () = stop.cancelled() => break,
         };
         let Some((place, stream)) = accepted else { break };
         while connections.try_join_next().is_some() {}
-        let answered = answer(stream, router.clone(), limits, stop.clone());
+        let answered = answer::<D>(stream, router.clone(), limits, stop.clone());
         connections.spawn(async move {
             answered.await;
             drop(place);
         });
     }
-    drop(socket);
+    drop(door);
     while connections.join_next().await.is_some() {}
 }
 
 /// The next connection, once there is a place for it. A socket that nobody asks takes none.
-async fn next(socket: &TcpListener, places: &Arc<Semaphore>) -> Option<(OwnedSemaphorePermit, TcpStream)> {
-    let stream = incoming(socket).await;
+async fn next<D: Door>(door: &D, places: &Arc<Semaphore>) -> Option<(OwnedSemaphorePermit, D::Stream)> {
+    let stream = incoming(door).await;
     let place = Arc::clone(places).acquire_owned().await.ok()?;
     Some((place, stream))
 }
 
-async fn incoming(socket: &TcpListener) -> TcpStream {
+async fn incoming<D: Door>(door: &D) -> D::Stream {
     loop {
-        match socket.accept().await {
-            Ok((stream, _)) => return stream,
+        match poll_fn(|context| door.poll_accept(context)).await {
+            Ok(stream) => return stream,
             // The client has gone before we came.
             Err(cause) if matches!(cause.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
             Err(cause) => {
@@ -196,15 +256,18 @@ async fn incoming(socket: &TcpListener) -> TcpStream {
     }
 }
 
-async fn answer(stream: TcpStream, router: Router, limits: Limits, stop: CancellationToken) {
+async fn answer<D: Door>(stream: D::Stream, router: Router, limits: Limits, stop: CancellationToken) {
     // The client has gone before we came.
-    let Ok(peer) = stream.peer_addr() else { return };
+    let Some(peer) = D::peer(&stream) else { return };
     let router = TowerToHyperService::new(router);
+    let hang_up = HangUp::default();
+    let extension = hang_up.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
-        router.call(request)
+        request.extensions_mut().insert(ConnectInfo(peer.clone()));
+        request.extensions_mut().insert(extension.clone());
+        Box::pin(router.call(request))
     });
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(limits.keep_alive)
         .header_read_timeout(limits.header)
@@ -212,13 +275,30 @@ async fn answer(stream: TcpStream, router: Router, limits: Limits, stop: Cancell
         // As Go writes them, for whoever compares.
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
     tokio::select! {
-        // Whatever went wrong with it is the client's own matter.
-        _ = connection.as_mut() => return,
+        done = poll_fn(|context| connection.poll_without_shutdown(context)) => {
+            let Parts { io, read_buf, .. } = connection.into_parts();
+            // Whatever else went wrong with it is the client's own matter. Who idles between two requests has sent nothing.
+            let slow = done.is_err_and(|cause| cause.is_timeout()) && !read_buf.is_empty();
+            return close(io.into_inner(), slow).await;
+        }
         () = tokio::time::sleep(limits.connection) => {}
+        () = hang_up.0.cancelled() => return,
         () = stop.cancelled() => {}
     }
+    let mut connection = pin!(connection);
     connection.as_mut().graceful_shutdown();
     let _ = tokio::time::timeout(DRAIN, connection).await;
+}
+
+/// Ends a connection; who was too slow with a request learns it first, which hyper does not say.
+async fn close(mut stream: impl AsyncWrite + Unpin, slow: bool) {
+    let end = async {
+        if slow {
+            stream.write_all(TOO_SLOW).await?;
+        }
+        stream.shutdown().await
+    };
+    // A client that is gone by now is told nothing.
+    let _ = tokio::time::timeout(DRAIN, end).await;
 }

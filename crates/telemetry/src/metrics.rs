@@ -21,14 +21,9 @@ impl Metrics {
         Self::default()
     }
 
-    /// The whole registry, for metrics whose names are somebody else's convention, such as `kubeproxy_...`.
+    /// The registry, for collectors. Metrics are registered by their [`Definition`](crate::catalogue::Definition).
     pub const fn root(&mut self) -> &mut Registry {
         &mut self.registry
-    }
-
-    /// The part whose names begin with `weir_`.
-    pub fn weir(&mut self) -> &mut Registry {
-        self.registry.sub_registry_with_prefix("weir")
     }
 
     /// All metrics as OpenMetrics text.
@@ -48,23 +43,23 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
+    use crate::catalogue;
 
     #[test]
     fn metrics_are_encoded_as_openmetrics() {
         let mut metrics = Metrics::new();
         let events = Counter::<u64>::default();
-        metrics.weir().register("watch_events", "Events of watches", events.clone());
-        let pending = Gauge::<i64>::default();
-        metrics.root().register("kubeproxy_sync_proxy_rules_service_changes_pending", "Pending changes", pending);
+        catalogue::WATCH_EVENTS.register(&mut metrics, events.clone());
+        catalogue::SERVICE_CHANGES_PENDING.register(&mut metrics, Gauge::<i64>::default());
         events.inc_by(3);
         assert_eq!(
             metrics.encode().unwrap(),
-            "# HELP kubeproxy_sync_proxy_rules_service_changes_pending Pending changes.\n\
-             # TYPE kubeproxy_sync_proxy_rules_service_changes_pending gauge\n\
-             kubeproxy_sync_proxy_rules_service_changes_pending 0\n\
-             # HELP weir_watch_events Events of watches.\n\
+            "# HELP weir_watch_events Events of a kind.\n\
              # TYPE weir_watch_events counter\n\
              weir_watch_events_total 3\n\
+             # HELP kubeproxy_sync_proxy_rules_service_changes_pending Pending proxy rules Service changes.\n\
+             # TYPE kubeproxy_sync_proxy_rules_service_changes_pending gauge\n\
+             kubeproxy_sync_proxy_rules_service_changes_pending 0\n\
              # EOF\n"
         );
     }

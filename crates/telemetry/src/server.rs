@@ -15,9 +15,9 @@ use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 
+use crate::catalogue;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
 /// Where kube-proxy answers health checks.
@@ -74,12 +74,11 @@ struct Code {
 }
 
 impl ProbeCounters {
-    /// Counters at zero, registered at the root of the registry.
-    pub fn register(registry: &mut Registry) -> Self {
+    /// Counters at zero, registered.
+    pub fn register(metrics: &mut Metrics) -> Self {
         let counters = Self::default();
-        let healthz = "Answers to /healthz by status code";
-        registry.register("kubeproxy_proxy_healthz", healthz, counters.healthz.clone());
-        registry.register("kubeproxy_proxy_livez", "Answers to /livez by status code", counters.livez.clone());
+        catalogue::PROXY_HEALTHZ.register(metrics, counters.healthz.clone());
+        catalogue::PROXY_LIVEZ.register(metrics, counters.livez.clone());
         // A family without members is not told at all.
         for answers in [&counters.healthz, &counters.livez] {
             for code in [code(true), code(false)] {

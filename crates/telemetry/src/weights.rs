@@ -3,9 +3,11 @@
 //!
 //! Shares are 0 to 1, times and ages are seconds, rates are new flows per second; None is unknown.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-/// Path of the document, on the address of metrics.
+/// Path of the document, at the [admin socket](crate::admin).
 pub const PATH: &str = "/weights";
 
 /// Everything that stands.
@@ -18,6 +20,9 @@ pub struct Weights {
     pub mesh: bool,
     /// The other nodes that may be probed.
     pub peers: Vec<Peer>,
+    /// Packets of the mesh that were refused, by reason as `weir_mesh_refused_total` has it; those at zero are left out.
+    #[serde(default)]
+    pub mesh_refused: BTreeMap<String, u64>,
     /// Where the signals come from.
     pub sources: Vec<Source>,
     /// Service ports that are steered.

@@ -103,6 +103,8 @@ fn a_node_knows_how_many_spill_how_much_to_it() {
     };
     assert_eq!(inbound(&world, 0), BTreeMap::from([(web, told(2, 40.0)), (dns, told(1, 2.5))]));
     assert_eq!(inbound(&world, 1), BTreeMap::from([(web, told(1, 5.0))]));
+    let sends = |world: &World| [1, 2, 3].map(|of| world.peer(0, of).sends);
+    assert_eq!(sends(&world), [12.5, 30.0, 0.0]);
 
     world.nodes[1].mesh.spill(&name(0), [(dns, 4.0)]);
     world.run(millis(1000));
@@ -110,6 +112,7 @@ fn a_node_knows_how_many_spill_how_much_to_it() {
     world.cut = vec![1, 2];
     world.run(millis(6000));
     assert_eq!(inbound(&world, 0), BTreeMap::new(), "they are silent");
+    assert_eq!(sends(&world), [0.0; 3]);
 }
 
 #[test]

@@ -110,7 +110,7 @@ async fn readyz_names_every_component_and_the_reason_of_those_that_are_not_ready
 #[tokio::test]
 async fn metrics_are_served_as_openmetrics_and_count_health_checks() {
     let mut metrics = Metrics::new();
-    let counters = ProbeCounters::register(metrics.root());
+    let counters = ProbeCounters::register(&mut metrics);
     let probes: Arc<dyn Probes> = answers(vec![], true, true);
     let router = health_router(probes, &counters).merge(metrics_router(Arc::new(metrics), "weir"));
     let server = start(router, "127.0.0.1:0");
