@@ -12,6 +12,9 @@ use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
 use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
 
+use crate::admin::AdminOptions;
+use crate::man::ManOptions;
+use crate::metrics::MetricsOptions;
 use crate::node_ports::NodePortAddresses;
 
 /// Serves Kubernetes Services on this node with eBPF, on the node where traffic arrives first.
@@ -27,6 +30,8 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) source: SourceOptions,
     #[command(flatten)]
+    pub(crate) stage: crate::stage::StageOptions,
+    #[command(flatten)]
     pub(crate) service: ServiceOptions,
     #[command(flatten)]
     pub(crate) steering: SteeringOptions,
@@ -35,7 +40,11 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) sizes: SizeOptions,
     #[command(flatten)]
+    pub(crate) page: crate::page::PageOptions,
+    #[command(flatten)]
     pub(crate) process: ProcessOptions,
+    #[command(flatten)]
+    pub(crate) man: ManOptions,
 }
 
 /// Where Services come from.
@@ -52,7 +61,8 @@ pub(crate) struct SourceOptions {
     /// the address of a Service: that one is served only after the API server was reached
     #[arg(long, env = "WEIR_API_SERVERS", value_name = "URL", value_delimiter = ',', conflicts_with = "static_file")]
     pub(crate) api_server: Vec<String>,
-    /// Read Services, endpoints and nodes from this file in place of the Kubernetes API; read again when it changes
+    /// Read Services, endpoints and nodes from this file in place of the Kubernetes API; read again when it changes.
+    /// `weir config check` says beforehand what is wrong with it. Its form, and health checks: docs/bare-metal.md
     #[arg(long = "static", env = "WEIR_STATIC", value_name = "FILE")]
     pub(crate) static_file: Option<PathBuf>,
     /// Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, beside the proxy of all
@@ -285,7 +295,7 @@ pub(crate) struct SizeOptions {
     #[arg(long, value_name = "N", value_parser = size())]
     max_flows: Option<u32>,
     /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of [default: half of
-    /// --max-flows]
+    /// --max-flows, at most 65536]
     #[arg(long, value_name = "N", value_parser = size())]
     max_openings: Option<u32>,
     /// Sockets of processes on the host, and of pods with --pod-sockets on [default: half of --max-flows]
@@ -349,9 +359,13 @@ pub(crate) struct ProcessOptions {
     /// Addresses for /healthz, /livez and /readyz
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [HEALTH_ADDRESS])]
     pub(crate) health_address: Vec<SocketAddr>,
-    /// Addresses for /metrics and /proxyMode; /weights is told over loopback alone, whatever they are
+    /// Addresses for /metrics and /proxyMode
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [METRICS_ADDRESS])]
     pub(crate) metrics_address: Vec<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsOptions,
+    #[command(flatten)]
+    pub(crate) admin: AdminOptions,
     /// What to log: error, warn, info, debug, trace, also by module
     #[arg(long, env = "WEIR_LOG", value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,

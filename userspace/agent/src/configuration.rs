@@ -9,14 +9,14 @@ use tokio::sync::{Notify, watch};
 use tracing::info;
 use weir_core::settings::Settings;
 use weir_kube_watch::settings_file::{Reading, SettingsFile};
+use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
 
 /// Whether the file is good: it is, and so is no file. Registered.
 pub(crate) fn good(metrics: &mut Metrics) -> Gauge {
     let good = Gauge::default();
     good.set(1);
-    let help = "Whether the configuration file is in force as it stands (1) or refused (0); 1 without a file";
-    metrics.weir().register("config_good", help, good.clone());
+    catalogue::CONFIG_GOOD.register(metrics, good.clone());
     good
 }
 

@@ -13,6 +13,7 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::time::{ClockId, clock_getres, clock_gettime};
 use tracing::warn;
 use weir_abi::ticks::TickClock;
+use weir_core::kernel_features::KernelFacts;
 
 /// The host's name in the form that the kubelet registers: lower case.
 pub(crate) fn name() -> Result<String> {
@@ -101,15 +102,15 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Warns of settings under which traffic would be lost.
-pub(crate) fn check() {
-    for (path, name) in [
-        ("/proc/sys/net/ipv4/ip_forward", "net.ipv4.ip_forward"),
-        ("/proc/sys/net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding"),
-    ] {
-        if fs::read_to_string(path).is_ok_and(|value| value.trim() == "0") {
-            warn!("{name} is 0: pods and other nodes cannot be reached; set it with `sysctl -w {name}=1`");
-        }
+/// What this node's kernel offers; what only attaching shows is the caller's to say.
+pub(crate) fn kernel_facts(tcx_refused: bool, cgroup2: bool) -> KernelFacts {
+    let is_on = |path: &str| fs::read_to_string(path).ok().map(|value| value.trim() != "0");
+    KernelFacts {
+        tcx_refused,
+        cgroup2,
+        forwards4: is_on("/proc/sys/net/ipv4/ip_forward"),
+        forwards6: is_on("/proc/sys/net/ipv6/conf/all/forwarding"),
+        compiles: is_on("/proc/sys/net/core/bpf_jit_enable"),
     }
 }
 

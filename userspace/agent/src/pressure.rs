@@ -12,6 +12,7 @@ use tracing::{debug, warn};
 use weir_core::flow_pressure::{Alarm, TableUse};
 use weir_datapath::View;
 use weir_kube_watch::events::{Events, Regarding};
+use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
 
 use crate::host;
@@ -29,7 +30,7 @@ type Uses = BTreeMap<&'static str, TableUse>;
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct PerState {
-    table: &'static str,
+    map: &'static str,
     state: &'static str,
 }
 
@@ -41,16 +42,14 @@ impl PressureMetrics {
     /// Without a count, registered.
     pub(crate) fn register(metrics: &mut Metrics) -> Self {
         let entries = Family::default();
-        let help = "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is \
-                    free; weir_map_max_entries is the room";
-        metrics.weir().register("flow_entries", help, entries.clone());
+        catalogue::FLOW_ENTRIES.register(metrics, entries.clone());
         Self(entries)
     }
 
     fn set(&self, uses: &Uses) {
         for (table, TableUse { open, over, capacity: _ }) in uses {
             for (state, count) in [("open", *open), ("over", *over)] {
-                self.0.get_or_create(&PerState { table, state }).set(i64::from(count));
+                self.0.get_or_create(&PerState { map: table, state }).set(i64::from(count));
             }
         }
     }
@@ -126,10 +125,9 @@ mod tests {
         let uses = Uses::from([("flows4", TableUse { open: 7, over: 3, capacity: 16 })]);
         PressureMetrics::register(&mut metrics).set(&uses);
         let text = metrics.encode().unwrap();
-        for line in [
-            r#"weir_flow_entries{table="flows4",state="open"} 7"#,
-            r#"weir_flow_entries{table="flows4",state="over"} 3"#,
-        ] {
+        for line in
+            [r#"weir_flow_entries{map="flows4",state="open"} 7"#, r#"weir_flow_entries{map="flows4",state="over"} 3"#]
+        {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
     }

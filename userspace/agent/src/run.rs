@@ -26,17 +26,19 @@ use weir_datapath::{AttachOptions, Counters, Datapath, HookedPods, PinDir, Socke
 use weir_kube_watch::client::{self, ClientOptions};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
+use weir_kube_watch::watch as kube;
 use weir_kube_watch::watch::{WatchOptions, pods};
-use weir_kube_watch::{static_file, watch as kube};
 use weir_signals::NodeOptions;
 use weir_signals::cgroup::kubelet::KubeletRoot;
 use weir_signals::metrics_api::MetricsApi;
+use weir_telemetry::effective::Value;
 use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::metrics::Metrics;
 use weir_telemetry::server::{ProbeCounters, Probes, health_router, metrics_router};
 
 use crate::args::{DatapathOptions, ExternalModeArg, MasqueradeArg, Options, PodSocketsArg, SourceOptions};
 use crate::configuration::{self, Configuration};
+use crate::endpoint_checks::{self, CheckMetrics};
 use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
 use crate::node_ports::NodePortAddresses;
@@ -45,9 +47,10 @@ use crate::pressure::{PressureMetrics, PressureWatch};
 use crate::probes::{AgentProbes, WriterStatus};
 use crate::sockets::{SocketMetrics, SocketSweeper};
 use crate::source_ports::PortWatch;
+use crate::stage::{CurrentStage, StageFile};
 use crate::steering::{Ends, Key, SteeringLoop, SteeringOptions};
 use crate::writer::{Outlets, Settings, Steered, Writer};
-use crate::{args, host, netlink};
+use crate::{admin, args, effective, host, netlink, page, service_manager};
 
 /// Events that wait for the writer. A watch that is ahead of it waits, and the API server with it.
 const QUEUE: usize = 1024;
@@ -60,13 +63,13 @@ const TCP_LINGER: Duration = Duration::from_secs(4);
 const FRAGMENT_IDLE: Duration = Duration::from_secs(30);
 
 /// The agent's life.
-pub(crate) fn run(options: Options) -> Result<()> {
+pub(crate) fn run(options: Options, values: Vec<Value>) -> Result<()> {
     // One thread for everybody but the writer.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    runtime.context("cannot start the runtime")?.block_on(serve(options))
+    runtime.context("cannot start the runtime")?.block_on(serve(options, values))
 }
 
-async fn serve(options: Options) -> Result<()> {
+async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     let stop = CancellationToken::new();
     host::raise_file_limit();
     // From here on a signal is no sudden death; what is under way gets done first.
@@ -82,7 +85,9 @@ async fn serve(options: Options) -> Result<()> {
     let (changes, inbox) = mpsc::channel(QUEUE);
     let (source_status, source) = StatusWriter::new();
     let (pod_watch, hooked) = pod_sockets(&options)?.unzip();
-    let opened = open_source(options.source.clone(), &node, changes, source_status, reload_services, pod_watch);
+    let checks = CheckMetrics::new();
+    let feeding = (changes, source_status, reload_services);
+    let opened = open_source(options.source.clone(), &node, feeding, checks.clone(), pod_watch);
     let Source { events, feed, metrics_api } = opened.await?;
     let cgroup = cgroup_dir(options.datapath.cgroup.clone())?;
     if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
@@ -92,16 +97,16 @@ async fn serve(options: Options) -> Result<()> {
     let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
     let capacity = options.sizes.capacity(host::memory()?);
-    host::check();
 
     let pins = PinDir::new(&options.datapath.pin_dir);
     let datapath = Datapath::open(pins.clone(), &capacity)?;
     info!(node, pins = %pins.root().display(), adopted = datapath.adopted(), "weir-agent starts");
 
     let mut metrics = Metrics::new();
+    checks.register(&mut metrics);
     let writer_metrics = WriterMetrics::register(&mut metrics);
     let kube_proxy = KubeProxyMetrics::register(&mut metrics);
-    let probe_counters = ProbeCounters::register(metrics.root());
+    let probe_counters = ProbeCounters::register(&mut metrics);
     let configuration = configuration.follow(reload_configuration, configuration::good(&mut metrics));
     let (status, writer) = watch::channel(WriterStatus::default());
     let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
@@ -117,21 +122,27 @@ async fn serve(options: Options) -> Result<()> {
         }
         (None, _) => None,
     };
-    register_collectors(&mut metrics, Counters::open(pins.clone())?, source.clone());
+    let programs = datapath.programs()?;
+    register_collectors(&mut metrics, Counters::open(pins.clone())?, programs, source.clone(), events.clone());
 
-    let (steering, Ends { feed: steer, writes, open, direct }) = steering(&options, &node, &pins, metrics_api)?;
+    let (steering, Ends { feed: steer, writes, open, direct }) =
+        steering(&options, &node, &pins, metrics_api, events.clone())?;
     steering.register(&mut metrics, View::open(pins.clone())?);
-    let weights = steering.router();
+    let values = effective::found(values, &effective::on_node(&node, cgroup.as_deref(), &capacity));
+    let file = options.service.config.as_deref();
+    let weights = steering.router().merge(effective::router(values, file, in_force.clone(), steering.in_force()));
 
     let pressure = PressureMetrics::register(&mut metrics);
     let pressure = PressureWatch::new(View::open(pins.clone())?, pressure, events.clone(), &node);
-    let (port_watch, host_ports) = PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node);
-    let settings = settings(&options, &node, cgroup, capacity, &datapath, host_ports)?;
+    let (stage_file, stage) = StageFile::open(&options.stage, !options.source.service_proxy_name.is_empty())?;
+    let (port_watch, host_ports) =
+        PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node, stage.clone());
+    let settings = settings(&options, &node, cgroup, capacity, &datapath, host_ports, stage)?;
     let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
     let steered = Steered::new(steer, in_force, (open, direct), all, options.service.spread.into());
     let stranded = Arc::new(Notify::new());
     let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
-    let port_watch = port_watch.run(stop.clone());
+    let port_watch = future::join(port_watch.run(stop.clone()), stage_file.run(stop.clone()));
     let pressure = pressure.run(stop.clone());
     let outlets = Outlets {
         status,
@@ -147,13 +158,17 @@ async fn serve(options: Options) -> Result<()> {
 
     let source_name = if options.source.static_file.is_some() { "static-file" } else { "api-server" };
     let probes: Arc<dyn Probes> = Arc::new(AgentProbes { source, writer, source_name });
+    let admin = admin::open(&options.process.admin, &pins);
+    let admin = admin::serve(admin, Arc::clone(&probes), weights, stop.clone());
+    let manager = service_manager::tell(Arc::clone(&probes), stop.clone())?;
     let service_health = HealthCheckServers::new(&node, Arc::clone(&probes), events);
     let service_health = service_health.run(wanted_health_checks, stop.clone());
     let health = health.serve(health_router(probes, &probe_counters), stop.clone());
-    let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir").merge(weights), stop.clone());
+    let scrapes = scrapes.serve(metrics_router(Arc::new(metrics), "weir"), stop.clone());
+    let page = page::serve(options.page.clone(), steering.picture(), stop.clone());
     let pod_sockets = OptionFuture::from(pod_sockets);
     let servers = tokio::spawn(async move {
-        tokio::join!(health, scrapes, service_health, sweeper, pod_sockets, port_watch, pressure)
+        tokio::join!(health, scrapes, admin, page, service_health, sweeper, pod_sockets, port_watch, pressure, manager)
     });
 
     // A thread of its own: whatever system call holds the writer up, health checks are answered and tell of it.
@@ -251,13 +266,12 @@ struct Source {
 async fn open_source(
     options: SourceOptions,
     node: &str,
-    changes: mpsc::Sender<Event>,
-    status: StatusWriter,
-    reload: Arc<Notify>,
+    (changes, status, reload): (mpsc::Sender<Event>, StatusWriter, Arc<Notify>),
+    checks: CheckMetrics,
     pod_watch: Option<PodWatch>,
 ) -> Result<Source> {
     if let Some(path) = options.static_file {
-        let feed = async move { Ok(static_file::follow(&path, changes, status, reload).await?) }.boxed();
+        let feed = endpoint_checks::follow(path, changes, status, reload, checks).boxed();
         return Ok(Source { feed, events: Events::disabled(), metrics_api: None });
     }
     let client = ClientOptions {
@@ -290,6 +304,7 @@ fn steering(
     node: &str,
     pins: &PinDir,
     metrics_api: Option<MetricsApi>,
+    events: Events,
 ) -> Result<(SteeringLoop, Ends)> {
     let args::SteeringOptions { mesh_key_file, mesh_port, node_cgroup, kubelet_cgroup_root } = options.steering.clone();
     let steering = SteeringOptions {
@@ -298,6 +313,8 @@ fn steering(
         kubelet_root: kubelet_cgroup_root,
         idle: host::tick_clock()?.ticks(Duration::from_secs(options.datapath.udp_idle.into())),
         metrics_api,
+        events,
+        metrics_services: options.process.metrics.metrics_services,
     };
     let key = mesh_key_file.map(|file| Key { file, port: mesh_port });
     SteeringLoop::new(steering, || View::open(pins.clone()), key)
@@ -310,6 +327,7 @@ fn settings(
     capacity: Capacity,
     datapath: &Datapath,
     host_ports: watch::Receiver<PortSet>,
+    stage: CurrentStage,
 ) -> Result<Settings> {
     let DatapathOptions {
         pin_dir: _,
@@ -333,7 +351,7 @@ fn settings(
     let idle = |seconds: u32| ticks.ticks(Duration::from_secs(seconds.into())).max(1);
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     // Whoever serves Services by name leaves the others to another proxy, and their connections, too.
-    let beside = !options.source.service_proxy_name.is_empty();
+    let beside = stage.is_beside();
     Ok(Settings {
         plan: PlanConfig {
             node: node.into(),
@@ -353,6 +371,7 @@ fn settings(
         direct: options.service.external_mode == ExternalModeArg::Dsr,
         snat_ports: snat_ports.0..=snat_ports.1,
         host_ports,
+        stage,
         config: abi::Config {
             netns_cookie: host::netns_cookie()?,
             hash_seed: hash_seed(datapath)?,
@@ -393,16 +412,8 @@ fn cgroup_dir(option: Option<PathBuf>) -> Result<Option<PathBuf>> {
             bail!("--cgroup {}: not a directory of a cgroup v2 hierarchy; see `mount -t cgroup2`", dir.display())
         }
         Some(dir) => Ok(Some(dir)),
-        None => {
-            let found = host::cgroup_root();
-            if found.is_none() {
-                warn!(
-                    "no cgroup v2 hierarchy is mounted: processes on the host cannot reach services; mount one with \
-                       `mount -t cgroup2 none DIR` and pass --cgroup DIR"
-                );
-            }
-            Ok(found)
-        }
+        // Where there is none the writer says what that means.
+        None => Ok(host::cgroup_root()),
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use weir_datapath::Sockets;
+use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
 
 use diag::Diag;
@@ -35,12 +36,8 @@ impl SocketMetrics {
     /// Metrics at zero, registered.
     pub(crate) fn register(metrics: &mut Metrics) -> Self {
         let new = Self { destroyed: Counter::default(), failures: Counter::default() };
-        let registry = metrics.weir();
-        let destroyed =
-            "Connected UDP sockets of processes on the host that were destroyed when their endpoint was gone";
-        registry.register("sockets_destroyed", destroyed, new.destroyed.clone());
-        let failures = "Searches for such sockets that failed, so that some stay with an endpoint that is gone";
-        registry.register("socket_sweep_failures", failures, new.failures.clone());
+        catalogue::SOCKETS_DESTROYED.register(metrics, new.destroyed.clone());
+        catalogue::SOCKET_SWEEP_FAILURES.register(metrics, new.failures.clone());
         new
     }
 

@@ -13,11 +13,13 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use weir_abi as abi;
+use weir_core::conntrack::masquerade_ports;
 use weir_core::source_ports::{PortSet, local_port_range, reserved_ports};
 use weir_datapath::Counters;
 use weir_kube_watch::events::{Events, Regarding};
 
 use crate::sockets::diag::Diag;
+use crate::stage::CurrentStage;
 
 /// From one look to the next. Nobody tells of bound ports, and until the next look only a process suffers that speaks to an
 /// endpoint from the port that it has just bound. A look takes two small files and four listings of a host's few sockets.
@@ -26,13 +28,15 @@ const LOOK: Duration = Duration::from_secs(5);
 const REPEAT: Duration = Duration::from_secs(60);
 /// Linux' own `net.ipv4.ip_local_port_range`.
 const USUAL_EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
+/// Connections that the kernel tracks in our network namespace.
+const CONNTRACK: &str = "/proc/self/net/nf_conntrack";
 /// More than the kernel prints of any set of ports: each other one, with a comma. It prints to a first read only.
 const SYSCTL_MOST: usize = 256 << 10;
 
 /// What a look at the host found.
 #[derive(Debug)]
 pub(crate) struct Look {
-    /// The ephemeral range, reserved ports, and ports of sockets.
+    /// The ephemeral range, reserved ports, ports of sockets, and those that another proxy beside us has masqueraded to.
     pub(crate) used: PortSet,
     /// What could not be seen, and why.
     troubles: Vec<String>,
@@ -40,7 +44,7 @@ pub(crate) struct Look {
 
 impl Look {
     /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as usual.
-    pub(crate) fn now() -> Self {
+    pub(crate) fn now(beside: bool) -> Self {
         let mut troubles = Vec::new();
         let mut seen = |result: Result<PortSet>, otherwise: PortSet| {
             result.unwrap_or_else(|cause| {
@@ -51,6 +55,9 @@ impl Look {
         let mut used = seen(ephemeral(), USUAL_EPHEMERAL.collect());
         used.add(&seen(reserved(), PortSet::default()));
         used.add(&seen(bound(), PortSet::default()));
+        if beside {
+            used.add(&seen(masqueraded(), PortSet::default()));
+        }
         Self { used, troubles }
     }
 }
@@ -69,6 +76,16 @@ fn reserved() -> Result<PortSet> {
 fn bound() -> Result<PortSet> {
     let diag = Diag::open().context("cannot open a sock_diag socket")?;
     Ok(diag.bound_ports().context("cannot list the ports of sockets")?.into_iter().collect())
+}
+
+/// Of connections that another proxy has begun; ours are not tracked at ports of ours.
+fn masqueraded() -> Result<PortSet> {
+    match std::fs::read_to_string(CONNTRACK) {
+        Ok(table) => Ok(masquerade_ports(&table)),
+        // Nothing on this node asks for tracking, so nothing is masqueraded; or CONFIG_NF_CONNTRACK_PROCFS is missing.
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(PortSet::default()),
+        Err(cause) => Err(cause).with_context(|| format!("cannot read {CONNTRACK}")),
+    }
 }
 
 fn sysctl(name: &str) -> Result<String> {
@@ -112,16 +129,22 @@ pub(crate) struct PortWatch {
     shortage: Shortage,
     events: Events,
     node: String,
+    stage: CurrentStage,
 }
 
 impl PortWatch {
     /// With a first look, and a receiver of what the host uses from then on. Complaints go to the log, and to `events` about
     /// `node`.
-    pub(crate) fn begin(counters: Counters, events: Events, node: &str) -> (Self, watch::Receiver<PortSet>) {
-        let Look { used, troubles } = Look::now();
+    pub(crate) fn begin(
+        counters: Counters,
+        events: Events,
+        node: &str,
+        stage: CurrentStage,
+    ) -> (Self, watch::Receiver<PortSet>) {
+        let Look { used, troubles } = Look::now(stage.is_beside());
         let (used, receiver) = watch::channel(used);
         let shortage = Shortage { counted: dropped(&counters), told: None };
-        let mut watch = Self { used, troubles: Vec::new(), counters, shortage, events, node: node.to_owned() };
+        let mut watch = Self { used, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
         watch.tell(troubles);
         (watch, receiver)
     }
@@ -132,8 +155,12 @@ impl PortWatch {
             let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
             look.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                look.tick().await;
-                if let Ok(Look { used, troubles }) = tokio::task::spawn_blocking(Look::now).await {
+                tokio::select! {
+                    _ = look.tick() => {}
+                    () = self.stage.changed() => {}
+                }
+                let beside = self.stage.is_beside();
+                if let Ok(Look { used, troubles }) = tokio::task::spawn_blocking(move || Look::now(beside)).await {
                     self.tell(troubles);
                     self.used.send_if_modified(|known| {
                         let changed = *known != used;
@@ -192,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_hands_out_by_itself_is_used() {
-        let Look { used, troubles } = Look::now();
+        let Look { used, troubles } = Look::now(true);
         assert_eq!(troubles, Vec::<String>::new());
         let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         assert!(used.contains(port), "{port} in {used}");

@@ -32,6 +32,7 @@ use crate::host;
 use crate::metrics::{KubeProxyMetrics, WriterMetrics};
 use crate::node_ports::NodePortAddresses;
 use crate::probes::WriterStatus;
+use crate::stage::CurrentStage;
 use complaints::Complaints;
 use handover::Handovers;
 use no_local::NoLocalServices;
@@ -51,6 +52,7 @@ mod service_networks;
 mod services;
 mod shortcuts;
 mod source_ports;
+mod stage;
 mod steered;
 mod waiting;
 
@@ -74,6 +76,8 @@ pub(crate) struct Settings {
     pub(crate) snat_ports: RangeInclusive<u16>,
     /// Those that the host uses.
     pub(crate) host_ports: watch::Receiver<PortSet>,
+    /// Whose Services are served.
+    pub(crate) stage: CurrentStage,
     /// All of the configuration but the node's addresses.
     pub(crate) config: abi::Config,
 }
@@ -131,11 +135,13 @@ impl Writer {
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
         let Outlets { status, health_checks, events, metrics, kube_proxy, stranded, steered } = outlets;
+        let mut cluster = Cluster::default();
+        cluster.set_stage(settings.stage.get());
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut writer = Self {
             settings,
             datapath,
-            cluster: Cluster::default(),
+            cluster,
             tables,
             steered,
             dirty: Dirty::default(),
@@ -181,6 +187,7 @@ impl Writer {
     ) -> Result<()> {
         let mut settings = self.steered.settings.clone();
         let mut host_ports = self.settings.host_ports.clone();
+        let mut stage = self.settings.stage.clone();
         let mut open = self.steered.open.clone();
         let mut direct = self.steered.direct.clone();
         let mut grace = tokio::time::interval(GRACE);
@@ -218,8 +225,10 @@ impl Writer {
                 Ok(()) = open.changed() => self.write_bases()?,
                 Ok(()) = direct.changed() => self.update_direct()?,
                 Ok(()) = host_ports.changed() => self.update_source_ports()?,
+                () = stage.changed() => self.stage_changed()?,
                 _ = grace.tick() => {
                     self.tables.release();
+                    self.metrics.map_entries(self.tables.uses());
                     self.retry()?;
                     if !self.unattached.is_empty() {
                         self.attach();
@@ -334,7 +343,8 @@ impl Writer {
             error!(%cause, "writing to the maps failed");
             return Err(cause.into());
         }
-        self.metrics.map_ops(ops.len());
+        self.metrics.map_ops(ops);
+        self.metrics.map_entries(self.tables.uses());
         if ops.iter().any(may_strand) {
             self.stranded.notify_one();
         }
@@ -342,8 +352,10 @@ impl Writer {
     }
 
     fn publish(&self) {
-        self.metrics.attached(self.attached.len());
+        self.metrics.attached(self.attached.len(), self.unattached.len());
         let failed = self.complaints.failed();
+        self.metrics.unwritten(failed.len());
+        self.metrics.last_resort(self.complaints.last_resort());
         let (refused, refusal) = self.complaints.refused();
         self.metrics.refused(refused);
         let unsteered = self.complaints.unsteered();

@@ -183,7 +183,7 @@ fn a_restart_without_a_change_writes_nothing_and_flows_and_counters_survive() {
     busy.start_again();
     busy.await_ready();
     for agent in &busy.cluster.agents {
-        assert_eq!(agent.metric(&busy.cluster.world, "weir_map_operations_total"), 0.0, "{}", agent.log());
+        assert_eq!(agent.map_ops(&busy.cluster.world), 0.0, "{}", agent.log());
     }
     assert_eq!(seen(&busy), before);
 }

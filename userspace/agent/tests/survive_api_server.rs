@@ -105,7 +105,7 @@ fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
     let after: Vec<_> = busy.cluster.agents.iter().map(seen).collect();
     assert_eq!(after, before);
     for agent in &busy.cluster.agents {
-        assert_eq!(agent.metric(&busy.cluster.world, "weir_map_operations_total"), 0.0);
+        assert_eq!(agent.map_ops(&busy.cluster.world), 0.0);
     }
     busy.cluster.api.start_again().unwrap();
     let back = Instant::now();
@@ -153,6 +153,6 @@ fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_
     // That nothing happens takes its time.
     std::thread::sleep(LET_GO);
     assert_eq!(agent.view().dump().unwrap(), before, "{}", agent.log());
-    assert_eq!(agent.metric(&cluster.world, "weir_map_operations_total"), 0.0);
+    assert_eq!(agent.map_ops(&cluster.world), 0.0);
     served().unwrap();
 }

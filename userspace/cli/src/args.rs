@@ -1,19 +1,25 @@
 //! The command line's definition: help, completion and `docs/cli.md` come from here.
 
 use std::ffi::OsStr;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use weir_datapath::DEFAULT_PIN_DIR;
+use weir_telemetry::admin::default_path;
 
-const EXIT_CODES: &str = "\
+use crate::doctor::DoctorArgs;
+use crate::top::TopArgs;
+use crate::trace::TraceArgs;
+
+use crate::config::ConfigCommand;
+
+pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  the command did what it was asked
   1  the answer is no: degraded, or no such object
   2  wrong usage, or an error while it ran
-  3  the kernel refused: run it as root on the node
-  4  nothing is pinned: weir-agent has not been set up on this node";
+  3  not allowed: run it as root on the node
+  4  nothing is pinned on this node, or no weir-agent answers where only it knows";
 
 /// Shows and cleans up what Weir does on this node.
 ///
@@ -36,6 +42,9 @@ pub(crate) struct Global {
     /// Directory of the pins, on a BPF file system
     #[arg(long, global = true, env = "WEIR_PIN_DIR", default_value = DEFAULT_PIN_DIR, value_name = "DIR")]
     pub(crate) pin_dir: PathBuf,
+    /// Unix socket of weir-agent [default: that of the pin directory, /run/weir/agent.sock]
+    #[arg(long, global = true, env = "WEIR_ADMIN_SOCKET", value_name = "FILE")]
+    pub(crate) socket: Option<PathBuf>,
     /// Form of the answer; tables are for people and may change, json and yaml are for scripts
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORM")]
     pub(crate) output: Format,
@@ -45,6 +54,13 @@ pub(crate) struct Global {
     /// Colour the answer; NO_COLOR is honoured
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
     pub(crate) color: Color,
+}
+
+impl Global {
+    /// Where the agent answers.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| default_path(&self.pin_dir))
+    }
 }
 
 /// Form of an answer.
@@ -97,12 +113,32 @@ pub(crate) enum Command {
     /// Show how new flows are divided among nodes by their load, as the agent last decided
     #[command(after_help = "Examples:\n  weir weights -A -w\n  weir weights shop/web -o json")]
     Weights(WeightsArgs),
+    /// Watch nodes, services and refused packets live, on the whole terminal; `?` explains the keys
+    #[command(after_help = "Examples:\n  weir top\n  weir top --interval 5")]
+    Top(TopArgs),
     /// Say in words and numbers why a service's new flows go where they go
     #[command(after_help = "Examples:\n  weir explain shop/web\n  weir explain web -n shop -o json")]
     Explain(ExplainArgs),
+    /// Check what Weir needs of this node, and what may be in its way: each line says how to mend it
+    #[command(after_help = "Exit code 1: something fails.\n\nExamples:\n  weir doctor\n  weir doctor --quiet -o json")]
+    Doctor(DoctorArgs),
+    /// Try what the programs in the kernel do with a packet, and say why; nothing is sent, and nothing of it stays
+    #[command(
+        after_help = "Exit code 1: the packet is not translated.\n\nExamples:\n  weir trace 10.244.1.7 10.96.0.20:80/tcp\n  weir trace 192.0.2.7 203.0.113.7:53/udp --hook nic_in -o json"
+    )]
+    Trace(TraceArgs),
     /// Look into the kernel's maps
     #[command(subcommand)]
     Map(MapCommand),
+    /// Check the agent's files before an agent reads them
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Mount the file systems that Weir needs, where the node lacks them
+    #[command(after_help = "Example:\n  weir mount")]
+    Mount(crate::mount::MountArgs),
+    /// Move this node from kube-proxy to Weir, or back, while connections go on: docs/migration.md
+    #[command(after_help = "Examples:\n  weir migrate --dry-run\n  weir migrate --wait 300\n  weir migrate --rollback")]
+    Migrate(crate::migrate::MigrateArgs),
     /// Detach every program and remove every pin; services are no longer served on this node
     #[command(after_help = "Examples:\n  weir cleanup --dry-run\n  weir cleanup --yes")]
     Cleanup(CleanupArgs),
@@ -112,6 +148,12 @@ pub(crate) enum Command {
         /// The shell
         #[arg(value_enum)]
         shell: clap_complete::Shell,
+    },
+    /// Write manual pages; packages have them
+    #[command(hide = true)]
+    Man {
+        /// A directory
+        directory: PathBuf,
     },
     /// Print the version of this program and of the maps that it reads
     Version,
@@ -123,9 +165,9 @@ pub(crate) struct StatusArgs {
     /// One line: ok, or what is degraded
     #[arg(long)]
     pub(crate) brief: bool,
-    /// Where the agent answers health checks
-    #[arg(long, default_value = "127.0.0.1:10256", value_name = "ADDRESS")]
-    pub(crate) agent: SocketAddr,
+    /// Where the stage of a migration is kept.
+    #[command(flatten)]
+    pub(crate) state: crate::migrate::StateDir,
 }
 
 /// Options of `services`.
@@ -184,9 +226,6 @@ pub(crate) struct WeightsArgs {
     /// How often.
     #[command(flatten)]
     pub(crate) watch: Watch,
-    /// Whom to ask.
-    #[command(flatten)]
-    pub(crate) agent: AgentAddress,
 }
 
 /// Options of `explain`.
@@ -197,17 +236,6 @@ pub(crate) struct ExplainArgs {
     /// Its namespace
     #[arg(short, long, default_value = "default")]
     pub(crate) namespace: String,
-    /// Whom to ask.
-    #[command(flatten)]
-    pub(crate) agent: AgentAddress,
-}
-
-/// Where the agent answers.
-#[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct AgentAddress {
-    /// Where the agent serves metrics
-    #[arg(long = "agent", default_value = "127.0.0.1:10249", value_name = "ADDRESS")]
-    pub(crate) address: SocketAddr,
 }
 
 /// Options of `drops`.
@@ -263,10 +291,13 @@ pub(crate) struct CleanupArgs {
     pub(crate) force: bool,
 }
 
+/// What users of the plug-in write.
+pub(crate) const PLUG_IN: &str = "kubectl weir";
+
 /// What the program is called by: users of the kubectl plug-in see `kubectl weir`.
 pub(crate) fn invoked_as(program: Option<&OsStr>) -> &'static str {
     let file = program.and_then(|program| Path::new(program).file_stem());
-    if file.is_some_and(|file| file == "kubectl-weir") { "kubectl weir" } else { "weir" }
+    if file.is_some_and(|file| file == "kubectl-weir") { PLUG_IN } else { "weir" }
 }
 
 #[cfg(test)]

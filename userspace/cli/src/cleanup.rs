@@ -96,6 +96,17 @@ pub(crate) fn run(pins: &PinDir, args: &CleanupArgs, output: &Output) -> Result<
     Ok(Answer::Yes)
 }
 
+/// Detaches and removes everything, unless an agent runs.
+pub(crate) fn remove(pins: &PinDir) -> Result<()> {
+    require_ours(pins)?;
+    let _lock = if pins.root().is_dir() { lock(pins, false)? } else { None };
+    for interface in interfaces()? {
+        detach_clsact(&interface);
+    }
+    pins.remove_all(false)?;
+    Ok(())
+}
+
 /// The right to write, or with `force` none where an agent has it.
 fn lock(pins: &PinDir, force: bool) -> Result<Option<impl Sized + use<>>> {
     match pins.lock() {
@@ -162,7 +173,7 @@ mod tests {
         KIND   NAME       INTERFACE   PATH                                ACTION
         link   nic_in     eth2        /sys/fs/bpf/weir/links/nic_in-2     would detach
         link   connect4   <none>      /sys/fs/bpf/weir/links/connect4     would detach
-        map    services   <none>      /sys/fs/bpf/weir/maps-v4/services   would remove
+        map    services   <none>      /sys/fs/bpf/weir/maps-v5/services   would remove
         ");
     }
 

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use weir_datapath::Error as Datapath;
 
+use crate::agent::NoAnswer;
 use crate::index::NoSuchService;
+use crate::kubectl::NoPod;
 
 /// How a command that ran to its end answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -14,6 +16,8 @@ pub(crate) enum Answer {
     Yes,
     /// Degraded, or nothing of the kind.
     No,
+    /// As the same program answered elsewhere: its exit code.
+    Of(u8),
 }
 
 impl Answer {
@@ -22,6 +26,7 @@ impl Answer {
         match self {
             Self::Yes => ExitCode::SUCCESS,
             Self::No => ExitCode::from(1),
+            Self::Of(code) => ExitCode::from(code),
         }
     }
 }
@@ -32,8 +37,17 @@ pub(crate) fn code_of(error: &anyhow::Error) -> Option<u8> {
         if cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
             return None;
         }
+        if cause.is::<NoPod>() {
+            return Some(4);
+        }
         if cause.is::<NoSuchService>() {
             return Some(1);
+        }
+        if let Some(silent) = cause.downcast_ref::<NoAnswer>() {
+            return Some(match silent {
+                NoAnswer::Absent { .. } => 4,
+                NoAnswer::Refused { .. } => 3,
+            });
         }
         if let Some(datapath) = cause.downcast_ref::<Datapath>() {
             match datapath {

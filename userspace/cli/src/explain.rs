@@ -1,6 +1,7 @@
 //! `weir explain SERVICE`: why its new flows go where they go, in words and numbers.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -19,9 +20,9 @@ struct Explanation<'a> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ExplainArgs, output: &Output) -> Result<Answer> {
+pub(crate) fn run(args: &ExplainArgs, socket: &Path, output: &Output) -> Result<Answer> {
     let name = full_name(&args.service, &args.namespace);
-    let weights = agent::weights(args.agent.address, Some(&name))?;
+    let weights = agent::weights(socket, Some(&name))?;
     if weights.services.is_empty() {
         eprintln!(
             "{name} is not steered on this node: it does not exist, or its shares are fixed; `weir endpoints {name}` shows \

@@ -3,15 +3,24 @@
 mod agent;
 mod args;
 mod cleanup;
+mod config;
+mod config_view;
 mod decode;
+mod doctor;
 mod drops;
 mod endpoints;
 mod exit;
 mod explain;
 mod flows;
 mod index;
+mod interfaces;
+mod kubectl;
+mod leftovers;
 mod links;
+mod man;
 mod maps;
+mod migrate;
+mod mount;
 mod output;
 #[cfg(test)]
 mod reference;
@@ -21,14 +30,17 @@ mod services;
 mod share;
 mod status;
 mod time;
+mod top;
+mod trace;
 mod watch;
 mod weights;
 
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use serde::Serialize;
 use weir_datapath::{PinDir, View};
 
@@ -39,12 +51,12 @@ use output::Output;
 fn main() -> ExitCode {
     let program = std::env::args_os().next();
     let name = args::invoked_as(program.as_deref());
-    let matches = Cli::command().bin_name(name).get_matches();
+    let matches = definition(name).get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    match run(&cli, name) {
+    match run(&cli, &matches, name) {
         Ok(answer) => answer.code(),
         Err(error) => match exit::code_of(&error) {
             None => ExitCode::SUCCESS,
@@ -56,12 +68,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli, name: &str) -> Result<Answer> {
+/// The command line of the program by this name.
+fn definition(name: &'static str) -> clap::Command {
+    let definition = Cli::command().bin_name(name);
+    if name == args::PLUG_IN { kubectl::with_options(definition) } else { definition }
+}
+
+fn run(cli: &Cli, matches: &ArgMatches, name: &'static str) -> Result<Answer> {
     let output = Output::new(&cli.global);
+    if name == args::PLUG_IN {
+        let given: Vec<OsString> = std::env::args_os().skip(1).collect();
+        if let Some(answer) = kubectl::run(matches, &cli.command, &given, &output)? {
+            return Ok(answer);
+        }
+    }
     let pins = PinDir::new(&cli.global.pin_dir);
+    let socket = cli.global.socket();
     let open = || View::open(pins.clone());
     match &cli.command {
-        Command::Status(args) => status::run(&open()?, args, &output),
+        Command::Status(args) => status::run(&open()?, args, &socket, &output),
         Command::Services(args) => services::run(&open()?, args, &output),
         Command::Endpoints(args) => endpoints::run(&open()?, args, &output),
         Command::Flows(args @ FlowsArgs { watch: Watch { watch: false, .. }, .. }) => {
@@ -83,13 +108,24 @@ fn run(cli: &Cli, name: &str) -> Result<Answer> {
             output.print(&text)?;
             Ok(Answer::Yes)
         }
-        Command::Weights(args @ WeightsArgs { watch: Watch { watch: false, .. }, .. }) => weights::run(args, &output),
-        Command::Weights(args) => forever(watch::repeat(args.watch, output, |output| weights::frame(args, output))?),
-        Command::Explain(args) => explain::run(args, &output),
+        Command::Weights(args @ WeightsArgs { watch: Watch { watch: false, .. }, .. }) => {
+            weights::run(args, &socket, &output)
+        }
+        Command::Weights(args) => {
+            forever(watch::repeat(args.watch, output, |output| weights::frame(args, &socket, output))?)
+        }
+        Command::Top(args) => top::run(*args, &pins, &socket, &output),
+        Command::Explain(args) => explain::run(args, &socket, &output),
+        Command::Doctor(args) => doctor::run(&pins, args, &socket, &output),
+        Command::Trace(args) => trace::run(&pins, args, &socket, &output),
         Command::Map(MapCommand::List) => maps::list(&open()?, &output),
         Command::Map(MapCommand::Dump { name, raw }) => maps::dump(&open()?, name, *raw, &output),
+        Command::Config(command) => config::run(command, &socket, &output),
+        Command::Mount(args) => mount::run(args, &output),
+        Command::Migrate(args) => migrate::run(&pins, args, &output),
         Command::Cleanup(args) => cleanup::run(&pins, args, &output),
         Command::Completion { shell } => completion(*shell, name, &output),
+        Command::Man { directory } => man::write(&Cli::command(), directory).map(|()| Answer::Yes),
         Command::Version => version(&output),
     }
 }
@@ -98,10 +134,10 @@ const fn forever(never: Infallible) -> Result<Answer> {
     match never {}
 }
 
-fn completion(shell: clap_complete::Shell, name: &str, output: &Output) -> Result<Answer> {
+fn completion(shell: clap_complete::Shell, name: &'static str, output: &Output) -> Result<Answer> {
     let mut script = Vec::new();
     // What the shell completes is the name of the file.
-    clap_complete::generate(shell, &mut Cli::command(), name.replace(' ', "-"), &mut script);
+    clap_complete::generate(shell, &mut definition(name), name.replace(' ', "-"), &mut script);
     output.print(&String::from_utf8_lossy(&script))?;
     Ok(Answer::Yes)
 }

@@ -105,9 +105,23 @@ impl Output {
         matches!(self.format, Format::Json | Format::Yaml)
     }
 
+    /// Whether the answer is JSON.
+    pub(crate) const fn is_json(&self) -> bool {
+        matches!(self.format, Format::Json)
+    }
+
     /// Whether answers can replace one another on the screen.
     pub(crate) fn is_screen(&self) -> bool {
         self.is_table() && io::stdout().is_terminal()
+    }
+
+    /// Whether there may be colours on the screen.
+    pub(crate) fn is_colored(&self) -> bool {
+        match self.color {
+            ColorChoice::Auto => AutoStream::choice(&io::stdout()) != ColorChoice::Never,
+            ColorChoice::AlwaysAnsi | ColorChoice::Always => true,
+            ColorChoice::Never => false,
+        }
     }
 
     /// A list as text.

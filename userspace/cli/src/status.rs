@@ -1,12 +1,14 @@
 //! `weir status`: one line for each part. The kernel's part is read from the pins, the rest is asked of the agent.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
 use weir_abi as abi;
 use weir_core::flow_pressure::TableUse;
 use weir_core::ops::Dump;
+use weir_core::stage::Stage;
 use weir_datapath::{MapUse, View};
 
 use crate::agent::{self, Agent};
@@ -16,6 +18,7 @@ use crate::flows;
 use crate::index::Index;
 use crate::links::{Links, SOCKET_PROGRAMS, interface_name};
 use crate::maps::{NEARLY_FULL, is_nearly_full};
+use crate::migrate::StageFile;
 use crate::output::{Output, Row, Tone};
 use crate::time::Now;
 
@@ -93,14 +96,16 @@ struct Facts {
     uses: BTreeMap<&'static str, TableUse>,
     links: Links,
     agent: Agent,
+    stage: Stage,
 }
 
 fn subsystems(facts: &Facts) -> Vec<Subsystem> {
-    let Facts { maps_dir, config, maps, dump, flows, uses, links, agent } = facts;
+    let Facts { maps_dir, config, maps, dump, flows, uses, links, agent, stage } = facts;
     let mut all = vec![maps_line(maps_dir, config, maps), links_line(links)];
     all.extend(table_lines(maps, dump));
     all.push(flows_line(maps, flows, uses));
     all.extend(agent_lines(agent));
+    all.extend(stage_line(*stage));
     all
 }
 
@@ -188,13 +193,24 @@ fn agent_lines(agent: &Agent) -> Vec<Subsystem> {
     }
 }
 
+/// Of a node whose migration was begun.
+fn stage_line(stage: Stage) -> Option<Subsystem> {
+    let detail = match stage {
+        Stage::Usual => return None,
+        Stage::TakeOver => "Weir serves beside kube-proxy's connections; `weir migrate` says what comes next",
+        Stage::Alone => "Weir serves alone, labelled Services and others",
+        Stage::Drain => "Weir takes no new flows; `weir migrate --rollback` says what comes next",
+    };
+    Some(Subsystem::new("migration", true, detail))
+}
+
 fn brief(subsystems: &[Subsystem]) -> String {
     let degraded: Vec<_> = subsystems.iter().filter(|s| s.state == State::Degraded).map(|s| s.name.as_str()).collect();
     if degraded.is_empty() { "ok\n".to_owned() } else { format!("degraded: {}\n", degraded.join(", ")) }
 }
 
 /// Runs the command.
-pub(crate) fn run(view: &View, args: &StatusArgs, output: &Output) -> Result<Answer> {
+pub(crate) fn run(view: &View, args: &StatusArgs, socket: &Path, output: &Output) -> Result<Answer> {
     let dump = view.dump()?;
     let flows = flows::states(view, &Index::new(&dump))?;
     let facts = Facts {
@@ -204,7 +220,8 @@ pub(crate) fn run(view: &View, args: &StatusArgs, output: &Output) -> Result<Ans
         flows,
         uses: view.flow_uses(Now::read()?.tick())?,
         links: Links::new(&view.pins().link_names()?, interface_name),
-        agent: agent::ask(args.agent)?,
+        agent: agent::ask(socket)?,
+        stage: StageFile::in_dir(&args.state.state_dir).read()?,
         dump,
     };
     let subsystems = subsystems(&facts);
@@ -248,6 +265,7 @@ mod tests {
             uses: BTreeMap::from([("flows4", TableUse { open: 899, over: 101, capacity: 1000 })]),
             links: Links::new(&pins, |index| format!("eth{index}")),
             agent,
+            stage: Stage::TakeOver,
         }
     }
 
@@ -256,12 +274,13 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 4
+        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 5
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
         services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines
         flows       ok         2000 of 2000: 1 new, 1999 replied
         agent       degraded   not running: traffic is served as last programmed, changes are not (127.0.0.1:10256: connection refused)
+        migration   ok         Weir serves beside kube-proxy's connections; `weir migrate` says what comes next
         ");
         assert_eq!(brief(&subsystems), "degraded: links, services, agent\n");
     }

@@ -1,6 +1,7 @@
 //! `weir weights`: how the agent divides new flows among nodes, with the load that it knows of each.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -143,9 +144,9 @@ fn set_rows(weights: &Weights, service: &Service, set: &EndpointSet) -> Vec<Weig
     nodes.into_iter().map(row).collect()
 }
 
-fn asked(args: &WeightsArgs) -> Result<Weights> {
+fn asked(args: &WeightsArgs, socket: &Path) -> Result<Weights> {
     let service = args.service.as_deref().map(|name| full_name(name, &args.scope.namespace));
-    let mut weights = agent::weights(args.agent.address, service.as_deref())?;
+    let mut weights = agent::weights(socket, service.as_deref())?;
     let everywhere = args.scope.all_namespaces || service.is_some();
     weights.services.retain(|service| everywhere || service.namespace == args.scope.namespace);
     Ok(weights)
@@ -157,14 +158,14 @@ pub(crate) fn full_name(name: &str, namespace: &str) -> String {
 }
 
 /// One answer.
-pub(crate) fn frame(args: &WeightsArgs, output: &Output) -> Result<String> {
-    let weights = asked(args)?;
+pub(crate) fn frame(args: &WeightsArgs, socket: &Path, output: &Output) -> Result<String> {
+    let weights = asked(args, socket)?;
     output.rows(&rows(&weights), WeightRow::KIND, &weights)
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &WeightsArgs, output: &Output) -> Result<Answer> {
-    let text = frame(args, output)?;
+pub(crate) fn run(args: &WeightsArgs, socket: &Path, output: &Output) -> Result<Answer> {
+    let text = frame(args, socket, output)?;
     if text.is_empty() && output.is_table() {
         eprintln!(
             "nothing is steered: no service has had a flow since the agent started, or none is to be; see weir-agent --help"
@@ -177,6 +178,8 @@ pub(crate) fn run(args: &WeightsArgs, output: &Output) -> Result<Answer> {
 #[cfg(test)]
 pub(crate) mod tests {
     use weir_telemetry::weights::{Endpoint, Reading};
+
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::args::Format;
@@ -248,6 +251,7 @@ pub(crate) mod tests {
             node: node("edge-1", 0.8, 0.1),
             mesh: true,
             peers: vec![peer("edge-2", 0.25, 0.0008, false), peer("edge-3", 0.25, 0.012, true)],
+            mesh_refused: BTreeMap::new(),
             sources: Vec::new(),
             services: vec![service],
         }

@@ -1,7 +1,9 @@
 //! The binary against real maps.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod doctor;
 mod node;
+mod trace;
 
 use std::fs;
 use std::process::Command;
@@ -110,7 +112,7 @@ fn flows_in_the_kernel_are_joined_with_their_replies() {
     assert_eq!(flow["client"], "10.244.1.40:5000");
     assert_eq!(flow["frontend"], "10.96.0.20:80");
     assert_eq!((&flow["state"], &flow["node"]), (&"replied".into(), &"edge-1".into()));
-    let status = pins.json(&["status", "--agent", "127.0.0.1:1"]);
+    let status = pins.json(&["status"]);
     let flows = status["subsystems"].as_array().unwrap().iter().find(|part| part["name"] == "flows").unwrap();
     assert_eq!(flows["detail"], "1 of 2048: 1 replied");
 }
@@ -142,10 +144,9 @@ fn every_map_can_be_listed_and_dumped_decoded_and_raw() {
 fn status_is_degraded_without_an_agent_and_says_so() {
     let Some(pins) = Pins::new("status") else { return };
     drop(fill(&pins));
-    // Port 1 is nobody's.
-    let brief = pins.weir(&["status", "--brief", "--agent", "127.0.0.1:1"]);
+    let brief = pins.weir(&["status", "--brief"]);
     assert_eq!((brief.status.code(), text(&brief.stdout)), (Some(1), "degraded: links, agent\n".to_owned()));
-    let status = pins.json(&["status", "--agent", "127.0.0.1:1"]);
+    let status = pins.json(&["status"]);
     assert_eq!((&status["kind"], &status["state"]), (&"Status".into(), &"degraded".into()));
     assert_eq!(status["subsystems"][0]["state"], "ok");
 }
@@ -260,7 +261,10 @@ fn version_and_completion_need_no_pins() {
     let weir = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_weir")).args(args).output().unwrap();
     let version: Value = serde_json::from_slice(&weir(&["version", "-o", "json"]).stdout).unwrap();
     assert_eq!((&version["kind"], &version["abiVersion"]), (&"Version".into(), &abi::ABI_VERSION.into()));
-    assert!(text(&weir(&["completion", "bash"]).stdout).contains("complete -F _weir"));
+    for (shell, known) in [("bash", "complete -F _weir"), ("zsh", "#compdef weir"), ("fish", "complete -c weir")] {
+        let script = text(&weir(&["completion", shell]).stdout);
+        assert!(script.contains(known) && script.contains("explain") && !script.contains("all-nodes"), "{script}");
+    }
     assert_eq!(weir(&["no-such-command"]).status.code(), Some(2));
 }
 
@@ -286,7 +290,7 @@ fn links_are_shown_by_interface_and_cleanup_detaches_them() {
     let nic = nix::net::if_::if_nametoindex("nic").unwrap();
     datapath.attach_interface(nic, "nic", Role::Nic, AttachOptions { xdp: true, ..options }).unwrap();
     let links = || {
-        let status = pins.json(&["status", "--agent", "127.0.0.1:1"]);
+        let status = pins.json(&["status"]);
         let part = |part: &&Value| part["name"] == "links";
         status["subsystems"].as_array().unwrap().iter().find(part).unwrap().clone()
     };

@@ -1,10 +1,10 @@
 //! What the steering counts, read at each scrape. Series by node are bounded: a cluster may have thousands.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
@@ -13,18 +13,22 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use weir_abi as abi;
 use weir_core::load::{NodeLoad, Sample, Share};
-use weir_core::steering::Facts;
+use weir_core::service_series::Split;
+use weir_core::steering::{Facts, SetState};
 use weir_datapath::View;
 use weir_mesh::Refusal;
 use weir_signals::FailureKind;
+use weir_telemetry::catalogue;
 
+use super::selections::{ByService, Selections, Tiers};
 use super::{Brain, Shared, locked};
-use crate::metrics::encode;
 
 /// Nodes that have series of their own: this one and the nearest that are probed. The others share [`OTHER`].
 const NODES: usize = 32;
 /// What the others are called together.
 const OTHER: &str = "other";
+/// The signal that tells of waiting, not of room.
+const PRESSURE: &str = "pressure";
 
 type Number = Gauge<f64, AtomicU64>;
 
@@ -34,8 +38,20 @@ struct PerTier {
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct PerNode {
-    node: String,
+struct PerService {
+    service_namespace: String,
+    service_name: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct PerPeer {
+    peer: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct PerInput {
+    peer: String,
+    signal: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -58,7 +74,7 @@ struct PerKind {
 pub(super) struct SteeringCollector {
     brain: Shared,
     view: View,
-    selected: Mutex<Selected>,
+    selections: Mutex<Selections>,
 }
 
 impl fmt::Debug for SteeringCollector {
@@ -68,50 +84,59 @@ impl fmt::Debug for SteeringCollector {
 }
 
 impl SteeringCollector {
-    pub(super) fn new(brain: Shared, view: View) -> Self {
-        Self { brain, view, selected: Mutex::default() }
+    pub(super) fn new(brain: Shared, view: View, selections: Selections) -> Self {
+        Self { brain, view, selections: Mutex::new(selections) }
     }
 }
 
 impl Collector for SteeringCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (local, remote) = self.selected.lock().unwrap_or_else(PoisonError::into_inner).count(&self.view);
-        let selections = Family::<PerTier, Counter>::default();
-        selections.get_or_create(&PerTier { tier: "local" }).inc_by(local);
-        selections.get_or_create(&PerTier { tier: "remote" }).inc_by(remote);
-        encode(&mut encoder, "selections", "New flows by where they went: this node or another one", &selections)?;
+        let zone = locked(&self.brain).zone.clone();
+        // All endpoints are looked at, which must not hold up the loop.
+        let (tiers, services) =
+            self.selections.lock().unwrap_or_else(PoisonError::into_inner).count(&self.view, zone.as_deref());
+        selections(tiers, &mut encoder)?;
+        if let Some(services) = services {
+            by_service(&services, &mut encoder)?;
+        }
         let brain = locked(&self.brain);
         decisions(&brain, &mut encoder)?;
+        inputs(&brain, &mut encoder)?;
         signals(&brain, &mut encoder)?;
         mesh(&brain, &mut encoder)
     }
 }
 
-/// New flows of all services, summed up over the owners of a slot. Those between the last scrape and the end of a service
-/// are lost.
-#[derive(Debug, Default)]
-struct Selected {
-    seen: HashMap<u32, (u64, u64)>,
-    local: u64,
-    remote: u64,
+fn selections(tiers: Tiers, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Tiers { node, zone, other } = tiers;
+    let family = Family::<PerTier, Counter>::default();
+    for (tier, flows) in [("node", node), ("zone", zone), ("other", other)] {
+        family.get_or_create(&PerTier { tier }).inc_by(flows);
+    }
+    catalogue::SELECTIONS.encode(encoder, &family)
 }
 
-impl Selected {
-    fn count(&mut self, view: &View) -> (u64, u64) {
-        let slots = (1..).map_while(|slot| Some((slot, view.service_counters(slot).ok()?)));
-        for (slot, abi::ServiceCounters { local, remote, rejected: _, dropped: _ }) in slots {
-            let (before_local, before_remote) = self.seen.get(&slot).copied().unwrap_or_default();
-            if (local, remote) == (before_local, before_remote) {
-                continue;
-            }
-            // A slot that changed hands counts from zero.
-            let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-            self.local += since(local, before_local);
-            self.remote += since(remote, before_remote);
-            self.seen.insert(slot, (local, remote));
-        }
-        (self.local, self.remote)
+fn by_service(services: &ByService, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let ByService { flows, open } = services;
+    let (counter, gauge) = (Family::<PerService, Counter>::default(), Family::<PerService, Gauge>::default());
+    for (labels, flows) in labelled(flows) {
+        counter.get_or_create(&labels).inc_by(flows);
     }
+    for (labels, open) in labelled(open) {
+        gauge.get_or_create(&labels).set(i64::try_from(open).unwrap_or(i64::MAX));
+    }
+    catalogue::SERVICE_FLOWS.encode(encoder, &counter)?;
+    catalogue::SERVICE_OPEN_FLOWS.encode(encoder, &gauge)
+}
+
+/// No namespace has an empty name, so no Service is taken for the others.
+fn labelled(split: &Split<u64>) -> impl Iterator<Item = (PerService, u64)> {
+    let own = split.own.iter().map(|(service, number)| {
+        let (service_namespace, service_name) = (service.namespace.to_string(), service.name.to_string());
+        (PerService { service_namespace, service_name }, *number)
+    });
+    let others = PerService { service_namespace: String::new(), service_name: OTHER.to_owned() };
+    own.chain([(others, split.others)])
 }
 
 fn decisions(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -120,8 +145,9 @@ fn decisions(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     let (mut offered, mut spilled) = (0.0, 0.0);
     let mut weights: BTreeMap<String, f64> = BTreeMap::new();
     for state in brain.steering.states() {
-        // Of several sets no one knows which flows are whose; the first is that of the cluster IP.
-        let (Some(set), rate) = (state.sets.first(), state.rates.offered()) else { continue };
+        // Of several sets no one knows which flows are whose: most are to the cluster IP.
+        let is_internal = |set: &&SetState<'_>| set.classes & (1 << abi::CLASS_INTERNAL) != 0;
+        let (Some(set), rate) = (state.sets.iter().find(is_internal), state.rates.offered()) else { continue };
         offered += rate;
         spilled += rate * set.spill;
         for endpoint in &set.endpoints {
@@ -129,30 +155,71 @@ fn decisions(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
         }
     }
     let ratio = |part: f64| if offered > 0.0 { part / offered } else { 0.0 };
-    let help = "Part of the new flows of steered services that is to leave the node, by the last decision";
-    encode(encoder, "spill_ratio", help, &ConstGauge::new(ratio(spilled)))?;
-    let family = Family::<PerNode, Number>::default();
+    catalogue::SPILL.encode(encoder, &ConstGauge::new(ratio(spilled)))?;
+    let family = Family::<PerPeer, Number>::default();
     for (node, weight) in weights {
-        family.get_or_create(&PerNode { node }).set(ratio(weight));
+        family.get_or_create(&PerPeer { peer: node }).set(ratio(weight));
     }
-    encode(encoder, "weight", "Part of the new flows of steered services that is to go to a node", &family)?;
-    encode(encoder, "steered_ports", "Service ports whose shares follow the load", &number(brain.steering.len()))?;
-    encode(encoder, "weight_updates", "Decisions that moved shares", &ConstCounter::new(brain.decisions))?;
-    let help = "Endpoints that failed, or whose node is silent, and get no new flows";
-    encode(encoder, "ejected_endpoints", help, &number(brain.steering.ejected()))?;
-    encode(encoder, "ejections", "Times that an endpoint was ejected", &ConstCounter::new(brain.steering.ejections()))
+    catalogue::WEIGHT.encode(encoder, &family)?;
+    catalogue::STEERED_PORTS.encode(encoder, &number(brain.steering.len()))?;
+    catalogue::WEIGHT_UPDATES.encode(encoder, &ConstCounter::new(brain.decisions))?;
+    catalogue::SPILLING_SERVICES.encode(encoder, &number(brain.reporter.spilling()))?;
+    catalogue::SPILLS.encode(encoder, &ConstCounter::new(brain.reporter.spills()))?;
+    catalogue::EJECTED_ENDPOINTS.encode(encoder, &number(brain.steering.ejected()))?;
+    catalogue::EJECTIONS.encode(encoder, &ConstCounter::new(brain.steering.ejections()))
+}
+
+/// How busy nodes are as this agent knows it; of those without series of their own the mean.
+fn inputs(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let own = own_series(brain);
+    let mut sums: BTreeMap<(String, &'static str), (f64, f64)> = BTreeMap::new();
+    let mut levels: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    let reports = brain.world.peer_states().filter_map(|(peer, report, _)| Some((&*peer.node, report?.load)));
+    for (node, load) in reports.chain([(brain.steering.here(), brain.world.own())]) {
+        let node = if own.contains(node) { node } else { OTHER };
+        let add = |sum: &mut (f64, f64), value: f64| *sum = (sum.0 + value, sum.1 + 1.0);
+        for (signal, value) in ratios(&load) {
+            add(sums.entry((node.to_owned(), signal)).or_default(), value);
+        }
+        let level = ratios(&load).filter(|(signal, _)| *signal != PRESSURE).map(|(_, value)| value).reduce(f64::max);
+        if let Some(level) = level {
+            add(levels.entry(node.to_owned()).or_default(), level);
+        }
+    }
+    let (loads, full) = (Family::<PerInput, Number>::default(), Family::<PerPeer, Number>::default());
+    for ((node, signal), (sum, count)) in sums {
+        loads.get_or_create(&PerInput { peer: node, signal }).set(sum / count);
+    }
+    for (node, (sum, count)) in levels {
+        full.get_or_create(&PerPeer { peer: node }).set(sum / count);
+    }
+    catalogue::WEIGHT_INPUTS.encode(encoder, &loads)?;
+    catalogue::LEVEL.encode(encoder, &full)
+}
+
+/// What is known of a node's load.
+fn samples(load: &NodeLoad) -> impl Iterator<Item = (&'static str, Sample<Share>)> {
+    let NodeLoad { cpu, memory, network, pressure, capacity: _, bandwidth: _ } = *load;
+    let all = [("cpu", cpu), ("memory", memory), ("network", network), (PRESSURE, pressure)];
+    all.into_iter().filter_map(|(signal, sample)| Some((signal, sample?)))
+}
+
+fn ratios(load: &NodeLoad) -> impl Iterator<Item = (&'static str, f64)> {
+    samples(load).map(|(signal, sample)| (signal, sample.value.get()))
 }
 
 fn signals(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let NodeLoad { cpu, memory, network, pressure, capacity: _, bandwidth: _ } = brain.world.own();
-    let (ages, loads) = (Family::<PerSignal, Number>::default(), Family::<PerSignal, Number>::default());
-    for (signal, sample) in [("cpu", cpu), ("memory", memory), ("network", network), ("pressure", pressure)] {
-        let Some(Sample::<Share> { value, age }) = sample else { continue };
-        ages.get_or_create(&PerSignal { signal }).set(age.as_secs_f64());
-        loads.get_or_create(&PerSignal { signal }).set(value.get());
+    let own = brain.world.own();
+    let ages = Family::<PerSignal, Number>::default();
+    for (signal, sample) in samples(&own) {
+        ages.get_or_create(&PerSignal { signal }).set(sample.age.as_secs_f64());
     }
-    encode(encoder, "signal_ratio", "How busy this node is, of what it has", &loads)?;
-    encode(encoder, "signal_age_seconds", "Age of that; what is not told is unknown", &ages)?;
+    catalogue::SIGNAL_AGE.encode(encoder, &ages)?;
+    let oldest = samples(&own).map(|(_, sample)| sample.age).max();
+    if let Some(age) = oldest.filter(|_| !brain.steering.is_empty()) {
+        let since = Instant::now().saturating_duration_since(brain.world.looked());
+        catalogue::WEIGHT_STALENESS.encode(encoder, &ConstGauge::new((age + since).as_secs_f64()))?;
+    }
     let (reads, failures) = (Family::<PerSignal, Counter>::default(), Family::<PerFailure, Counter>::default());
     for (signal, counts, _) in brain.world.sources() {
         reads.get_or_create(&PerSignal { signal }).inc_by(counts.reads());
@@ -161,17 +228,17 @@ fn signals(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
             failures.get_or_create(&labels).inc_by(counts.failures(kind));
         }
     }
-    encode(encoder, "signal_reads", "Readings of a source", &reads)?;
-    encode(encoder, "signal_failures", "Readings of a source that failed, and how", &failures)
+    catalogue::SIGNAL_READS.encode(encoder, &reads)?;
+    catalogue::SIGNAL_FAILURES.encode(encoder, &failures)
 }
 
 fn mesh(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Some(link) = &brain.link else { return Ok(()) };
     let own = own_series(brain);
-    let (rtts, ages) = (Family::<PerNode, Number>::default(), Family::<PerNode, Number>::default());
-    let seconds = |gauge: &Family<PerNode, Number>, node: &str, time: Option<Duration>| {
+    let (rtts, ages) = (Family::<PerPeer, Number>::default(), Family::<PerPeer, Number>::default());
+    let seconds = |gauge: &Family<PerPeer, Number>, node: &str, time: Option<Duration>| {
         if let Some(time) = time {
-            gauge.get_or_create(&PerNode { node: node.to_owned() }).set(time.as_secs_f64());
+            gauge.get_or_create(&PerPeer { peer: node.to_owned() }).set(time.as_secs_f64());
         }
     };
     let (mut peers, mut silent) = (0, 0);
@@ -183,10 +250,10 @@ fn mesh(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
             seconds(&ages, &peer.node, peer.report_age);
         }
     }
-    encode(encoder, "probe_rtt_seconds", "Round-trip time to a node", &rtts)?;
-    encode(encoder, "report_age_seconds", "Age of what a node told last", &ages)?;
-    encode(encoder, "mesh_peers", "Nodes that may be probed", &number(peers))?;
-    encode(encoder, "mesh_silent_peers", "Those of them that do not answer any more", &number(silent))?;
+    catalogue::PROBE_RTT.encode(encoder, &rtts)?;
+    catalogue::REPORT_AGE.encode(encoder, &ages)?;
+    catalogue::MESH_PEERS.encode(encoder, &number(peers))?;
+    catalogue::MESH_SILENT_PEERS.encode(encoder, &number(silent))?;
     let counters = link.with(|mesh, _| *mesh.counters());
     let sent = Family::<PerKind, Counter>::default();
     for (kind, count) in [
@@ -200,13 +267,13 @@ fn mesh(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     ] {
         sent.get_or_create(&PerKind { kind }).inc_by(count);
     }
-    encode(encoder, "mesh_packets", "Packets of the mesh, by what became of them", &sent)?;
-    encode(encoder, "mesh_sent_bytes", "Bytes sent to other nodes", &ConstCounter::new(counters.bytes_sent))?;
+    catalogue::MESH_PACKETS.encode(encoder, &sent)?;
+    catalogue::MESH_SENT_BYTES.encode(encoder, &ConstCounter::new(counters.bytes_sent))?;
     let refused = Family::<PerKind, Counter>::default();
     for reason in Refusal::ALL {
         refused.get_or_create(&PerKind { kind: reason.label() }).inc_by(counters.refused(reason));
     }
-    encode(encoder, "mesh_refused", "Packets of the mesh that were dropped, and why", &refused)
+    catalogue::MESH_REFUSED.encode(encoder, &refused)
 }
 
 /// The nodes that have series of their own.

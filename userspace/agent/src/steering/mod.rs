@@ -7,10 +7,14 @@ mod counters;
 mod fallback;
 mod mesh;
 mod metrics;
+mod news;
 mod open_flows;
 mod others;
+mod picture;
 mod pods;
+mod selections;
 mod snapshot;
+mod traffic;
 mod world;
 
 use std::collections::{BTreeSet, HashSet};
@@ -26,21 +30,25 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use weir_core::model::{ObjectName, PodUid};
 use weir_core::plan::PlanKey;
-use weir_core::steering::{Facts, Steering, Target, Write};
+use weir_core::steering::{Facts, PortState, Reporter, Steering, Target, Write};
 use weir_datapath::View;
+use weir_kube_watch::events::Events;
 use weir_mesh::Link;
 use weir_signals::NodeOptions;
 use weir_signals::metrics_api::MetricsApi;
 use weir_signals::open_flows::OpenByBackend;
 use weir_telemetry::metrics::Metrics;
 
+use crate::effective::InForce;
 use fallback::{FallbackReader, Strangers};
 pub(crate) use mesh::{Key, MeshTask};
 use metrics::SteeringCollector;
 use open_flows::OpenReader;
 pub(crate) use others::OtherNode;
 use others::Others;
+pub(crate) use picture::Picture;
 use pods::PodReader;
+use selections::Selections;
 use world::{Feeds, World};
 
 /// How often shares are decided (design, section 6).
@@ -61,8 +69,10 @@ pub(crate) enum Feed {
     NotWritten(PlanKey),
     /// Whether this node takes clients' packets from others as they are.
     Unwraps(bool),
-    /// The addresses of this node, and those of the others by name.
+    /// The zone and the addresses of this node, and those of the others by name.
     Nodes {
+        /// This node's; empty if unknown.
+        zone: Arc<str>,
         /// This node's.
         own: Vec<IpAddr>,
         /// All others.
@@ -92,6 +102,10 @@ pub(crate) struct SteeringOptions {
     pub(crate) idle: u32,
     /// Who tells of nodes without an agent, if there is an API server.
     pub(crate) metrics_api: Option<MetricsApi>,
+    /// Where news of services and nodes are told.
+    pub(crate) events: Events,
+    /// Most Services with series of their own.
+    pub(crate) metrics_services: usize,
 }
 
 /// What is decided and what it rests upon. Readers hold the lock for as long as it takes to write a page.
@@ -100,6 +114,9 @@ pub(crate) struct Brain {
     world: World,
     link: Option<Link>,
     others: Others,
+    reporter: Reporter,
+    /// Of this node; empty if it has none, None before the writer has told.
+    zone: Option<Arc<str>>,
     ticks: u64,
     /// Of the mesh, on all nodes.
     port: u16,
@@ -130,6 +147,9 @@ pub(crate) struct SteeringLoop {
     mesh: Option<MeshTask>,
     addresses: watch::Sender<Vec<IpAddr>>,
     direct: watch::Sender<BTreeSet<Arc<str>>>,
+    events: Events,
+    metrics_services: usize,
+    open: watch::Receiver<OpenByBackend>,
 }
 
 impl SteeringLoop {
@@ -140,7 +160,7 @@ impl SteeringLoop {
         view: impl Fn() -> weir_datapath::Result<View>,
         key: Option<Key>,
     ) -> Result<(Self, Ends)> {
-        let SteeringOptions { node, signals, kubelet_root, idle, metrics_api } = options;
+        let SteeringOptions { node, signals, kubelet_root, idle, metrics_api, events, metrics_services } = options;
         let (feed, inbox) = mpsc::unbounded_channel();
         let (writes, decided) = mpsc::channel(WAITING);
         let (wanted, uids) = watch::channel(Vec::new());
@@ -165,6 +185,8 @@ impl SteeringLoop {
             world,
             link,
             others: Others::default(),
+            reporter: Reporter::default(),
+            zone: None,
             ticks: 0,
             port,
             decisions: 0,
@@ -182,13 +204,18 @@ impl SteeringLoop {
             mesh,
             addresses,
             direct,
+            events,
+            metrics_services,
+            open: open.clone(),
         };
         Ok((new, Ends { feed, writes: decided, open, direct: told }))
     }
 
     /// Adds what it counts to the metrics.
     pub(crate) fn register(&self, metrics: &mut Metrics, view: View) {
-        metrics.weir().register_collector(Box::new(SteeringCollector::new(Arc::clone(&self.brain), view)));
+        let selections = Selections::new(self.metrics_services, self.open.clone());
+        let collector = SteeringCollector::new(Arc::clone(&self.brain), view, selections);
+        metrics.root().register_collector(Box::new(collector));
     }
 
     /// `/weights`: everything as it stands.
@@ -196,10 +223,28 @@ impl SteeringLoop {
         snapshot::router(Arc::clone(&self.brain))
     }
 
+    /// What the page shows.
+    pub(crate) fn picture(&self) -> Picture {
+        Picture::new(Arc::clone(&self.brain))
+    }
+
+    /// What the Services that are steered are served with, as it stands when it is asked for.
+    pub(crate) fn in_force(&self) -> impl Fn() -> InForce + Clone + Send + Sync + use<> {
+        let brain = Arc::clone(&self.brain);
+        move || {
+            let brain = locked(&brain);
+            brain
+                .steering
+                .states()
+                .map(|PortState { target, .. }| (target.key.service.clone(), target.settings.clone()))
+                .collect()
+        }
+    }
+
     /// Decides until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { brain, mut feed, writes, pods, pod_reader, open_reader, counted, .. } = self;
-        let Self { fallback, strangers, mesh, addresses, direct, .. } = self;
+        let Self { fallback, strangers, mesh, addresses, direct, events, metrics_services, .. } = self;
         let turn = f64::from(random()?) / f64::from(u32::MAX);
         let readers =
             tokio::spawn(async move { tokio::join!(pod_reader.run(), open_reader.run(), fallback.run(turn)) });
@@ -232,7 +277,8 @@ impl SteeringLoop {
                 });
             }
             counted.send_if_modified(|known| {
-                std::mem::replace(known, !brain.steering.is_empty()) == brain.steering.is_empty()
+                let wanted = !brain.steering.is_empty() || metrics_services > 0;
+                std::mem::replace(known, wanted) != wanted
             });
             let decided = brain.tick(elapsed, now);
             brain.look_for_strangers(&strangers);
@@ -240,6 +286,8 @@ impl SteeringLoop {
             brain.tell_direct(&direct);
             // What peers are told is from this tick, and they are told last: nobody waits for it here.
             brain.link.iter().for_each(Link::speak);
+            let news = brain.look_for_news(now);
+            news.into_iter().for_each(|news| news::tell(&events, brain.steering.here(), news));
         }
         readers.abort();
         if let Some(probing) = probing {
@@ -259,7 +307,8 @@ impl Brain {
                     link.with(|mesh, _| mesh.set_unwraps(unwraps));
                 }
             }
-            Feed::Nodes { own, peers } => {
+            Feed::Nodes { zone, own, peers } => {
+                self.zone = Some(zone);
                 self.others.replace(peers, own.clone(), &self.steering.nodes());
                 self.probe_others();
                 addresses.send_if_modified(|known| {

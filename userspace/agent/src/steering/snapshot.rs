@@ -1,23 +1,20 @@
 //! `/weights`: what is decided, from what and why, as one document for `weir weights` and `weir explain`.
 //!
-//! It names all nodes, Services and endpoints, so it is for people on this machine: scrapers elsewhere may be let in to the
-//! metrics beside it.
+//! It names all nodes, Services and endpoints, so it is told at the admin socket.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{ConnectInfo, Query};
-use axum::http::StatusCode;
-use axum::response::IntoResponse;
+use axum::extract::Query;
 use axum::routing::get;
 use serde::Deserialize;
 use weir_abi as abi;
 use weir_core::load::{NodeLoad, PeerReport, Sample, Share};
 use weir_core::model::Protocol;
 use weir_core::steering::{EndpointState, Facts, PortState, SetState};
-use weir_mesh::PeerState;
+use weir_mesh::{PeerState, Refusal};
 use weir_telemetry::weights::{Endpoint, EndpointSet, Node, PATH, Peer, Reading, Service, Source, Weights};
 
 use super::{Brain, Shared, locked};
@@ -29,21 +26,12 @@ struct Question {
     service: Option<String>,
 }
 
-const FOR_LOOPBACK: &str =
-    "weights are told to this machine alone: ask 127.0.0.1 or [::1], one of which has to be in --metrics-address\n";
-
-/// Serves the document to who asks over loopback.
+/// Serves the document.
 pub(super) fn router(brain: Shared) -> Router {
-    let weights = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, Query(question): Query<Question>| {
+    let weights = move |Query(question): Query<Question>| {
         let brain = Arc::clone(&brain);
-        async move {
-            if !peer.ip().is_loopback() {
-                return (StatusCode::FORBIDDEN, FOR_LOOPBACK).into_response();
-            }
-            // The lock is held for as long as it takes to copy.
-            let document = weights(&locked(&brain), &question);
-            axum::Json(document).into_response()
-        }
+        // The lock is held for as long as it takes to copy.
+        async move { axum::Json(weights(&locked(&brain), &question)) }
     };
     Router::new().route(PATH, get(weights))
 }
@@ -60,9 +48,17 @@ fn weights(brain: &Brain, question: &Question) -> Weights {
         node: node(brain.steering.here(), &brain.world.own()),
         mesh: brain.link.is_some(),
         peers: brain.world.peer_states().map(peer).collect(),
+        mesh_refused: mesh_refused(brain),
         sources: brain.world.sources().map(source).collect(),
         services: brain.steering.states().filter(asked).map(|state| service(&state, brain)).collect(),
     }
+}
+
+fn mesh_refused(brain: &Brain) -> BTreeMap<String, u64> {
+    let Some(link) = &brain.link else { return BTreeMap::new() };
+    let counters = link.with(|mesh, _| *mesh.counters());
+    let all = Refusal::ALL.into_iter().map(|reason| (reason.label().to_owned(), counters.refused(reason)));
+    all.filter(|(_, count)| *count > 0).collect()
 }
 
 fn node(name: &str, load: &NodeLoad) -> Node {
@@ -82,7 +78,8 @@ fn node(name: &str, load: &NodeLoad) -> Node {
 }
 
 fn peer((state, report, silent): (&PeerState, Option<&PeerReport>, bool)) -> Peer {
-    let PeerState { node: name, address, near, rtt, held: _, unanswered, report_age, heard: _, unwraps: _ } = state;
+    let PeerState { node: name, address, near, rtt, held: _, unanswered, report_age, heard: _, unwraps: _, sends: _ } =
+        state;
     // A sample grows old with the report that brought it.
     let aged = |report: &PeerReport| {
         let NodeLoad { cpu, memory, network, pressure, capacity, bandwidth } = report.load;
@@ -102,7 +99,7 @@ fn peer((state, report, silent): (&PeerState, Option<&PeerReport>, bool)) -> Pee
     }
 }
 
-fn service(state: &PortState<'_>, brain: &Brain) -> Service {
+pub(super) fn service(state: &PortState<'_>, brain: &Brain) -> Service {
     let PortState { target, rates, inbound, open_local, sets } = state;
     let parameters = &target.settings.parameters;
     Service {

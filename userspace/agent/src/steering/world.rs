@@ -105,6 +105,11 @@ impl World {
         self.peers = peers;
     }
 
+    /// When everything was read last.
+    pub(super) const fn looked(&self) -> Instant {
+        self.now
+    }
+
     /// The nodes that are probed.
     pub(super) fn peers(&self) -> impl Iterator<Item = &str> {
         self.peers.iter().map(|peer| &*peer.node)

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{debug, error, info, warn};
 use weir_core::interfaces::{Attachment, Interface, attachment, runs_xdp};
+use weir_core::kernel_features::missing;
 use weir_datapath::{AttachOptions, Role};
 
 use super::{Settings, Writer};
+use crate::host;
 
 impl Writer {
     /// Attaches to interfaces that came, and cleans up after those that went.
@@ -51,6 +53,11 @@ impl Writer {
             error!(%cause, "flows were left behind in maps of the old size");
         }
         self.announce();
+        let facts = host::kernel_facts(
+            self.datapath.lacks_tcx(),
+            self.settings.cgroup.is_some() || host::cgroup_root().is_some(),
+        );
+        self.complaints.lacking(&self.settings.plan.node, missing(&facts));
         self.publish();
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tracing::{error, info, warn};
+use weir_core::kernel_features::Missing;
 use weir_core::model::ObjectName;
 use weir_core::plan::{PlanKey, Refusal};
 use weir_core::service_networks::LeftOut;
@@ -24,6 +25,11 @@ pub(super) struct Complaints {
     /// By service: what of it cannot be served, as it was last found. Of one cause the numbers may change without being
     /// told again.
     refusals: BTreeMap<ObjectName, BTreeMap<Cause, String>>,
+    /// Services with ports that endpoints on their way out serve alone, and how many ports. Nobody is told but who watches:
+    /// it is as its owner wants it, or about to end.
+    last_resort: BTreeMap<ObjectName, usize>,
+    /// What this node's kernel lacks.
+    lacking: Vec<Missing>,
 }
 
 /// What a refusal is about, without the numbers in it: the port's name, and the reason.
@@ -40,6 +46,8 @@ impl Complaints {
             conflicts: BTreeSet::new(),
             left_out: Vec::new(),
             refusals: BTreeMap::new(),
+            last_resort: BTreeMap::new(),
+            lacking: Vec::new(),
         }
     }
 
@@ -102,6 +110,7 @@ impl Complaints {
         self.closed.remove(name);
         self.failed.remove(name);
         self.refusals.remove(name);
+        self.last_resort.remove(name);
         self.keep_unsteered(name, |_| false);
     }
 
@@ -158,6 +167,15 @@ impl Complaints {
         self.left_out = now;
     }
 
+    /// All that the kernel of this node lacks now.
+    pub(super) fn lacking(&mut self, node: &str, now: Vec<Missing>) {
+        for missing in now.iter().filter(|missing| !self.lacking.contains(missing)) {
+            warn!("{missing}");
+            self.events.warn(Regarding::node(node), missing.reason(), missing.to_string());
+        }
+        self.lacking = now;
+    }
+
     /// All addresses that two services claim now.
     pub(super) fn conflicts(&mut self, now: Vec<FrontendConflict>) {
         // An address whose unused ports two services claim is the same conflict as that of a port, or none at all.
@@ -185,6 +203,20 @@ impl Complaints {
             let causes = now.iter().map(|refusal| (cause(refusal), refusal.to_string()));
             self.refusals.insert(name.clone(), causes.collect());
         }
+    }
+
+    /// So many ports of a service are served by endpoints on their way out alone.
+    pub(super) fn at_last_resort(&mut self, name: &ObjectName, ports: usize) {
+        if ports == 0 {
+            self.last_resort.remove(name);
+        } else {
+            self.last_resort.insert(name.clone(), ports);
+        }
+    }
+
+    /// How many ports of all services are.
+    pub(super) fn last_resort(&self) -> usize {
+        self.last_resort.values().sum()
     }
 
     /// How many ports of services cannot be served as asked, and what is wrong with one of them.
@@ -271,6 +303,18 @@ mod tests {
         assert_eq!(complaints.unsteered().keys().collect::<Vec<_>>(), [&dns]);
         complaints.forget(&name("cart"));
         assert_eq!(complaints.unsteered().len(), 0);
+    }
+
+    #[test]
+    fn ports_at_their_last_resort_are_counted_until_they_are_not_or_the_service_is_gone() {
+        let (mut complaints, cart, web) = (Complaints::new(Events::disabled()), name("cart"), name("web"));
+        complaints.at_last_resort(&cart, 2);
+        complaints.at_last_resort(&web, 1);
+        assert_eq!(complaints.last_resort(), 3);
+        complaints.at_last_resort(&cart, 0);
+        assert_eq!(complaints.last_resort(), 1);
+        complaints.forget(&web);
+        assert_eq!(complaints.last_resort(), 0);
     }
 
     #[test]

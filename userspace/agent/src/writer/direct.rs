@@ -19,7 +19,8 @@ impl Writer {
         let here = self.cluster.node(&self.settings.plan.node);
         // The others open what comes from an address that the cluster knows, and from no other one of this node.
         let families = here.into_iter().flat_map(|node| &node.addresses).map(|address| Family::of(*address)).collect();
-        let nodes = if self.settings.direct { told } else { BTreeSet::new() };
+        // A connection may be the other proxy's, which only this node knows.
+        let nodes = if self.settings.direct && !self.settings.stage.is_beside() { told } else { BTreeSet::new() };
         let ops = self.tables.set_direct(&DirectNodes { nodes, families });
         self.apply(&ops)
     }

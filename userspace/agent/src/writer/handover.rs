@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{ObjectName, Proxy, Service};
+use weir_core::model::{ObjectName, Service};
 
 /// kube-proxy writes its rules seconds after it has learnt of a Service, in a large cluster.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -30,11 +30,11 @@ impl Handovers {
     }
 
     fn note_service(&mut self, cluster: &Cluster, service: &Service, now: Instant) -> bool {
-        let was = cluster.service(&service.name).map(|known| known.proxy);
-        match (was, service.proxy) {
-            (_, Proxy::Ours) => self.0.remove(&service.name).is_some(),
-            (Some(Proxy::Ours), Proxy::Other) => self.0.insert(service.name.clone(), now + HANDOVER).is_none(),
-            (Some(Proxy::Other) | None, Proxy::Other) => false,
+        let was_served = cluster.service(&service.name).is_some_and(|known| cluster.serves(known));
+        match (was_served, cluster.serves(service)) {
+            (_, true) => self.0.remove(&service.name).is_some(),
+            (true, false) => self.0.insert(service.name.clone(), now + HANDOVER).is_none(),
+            (false, false) => false,
         }
     }
 
@@ -51,7 +51,7 @@ impl Handovers {
 
 #[cfg(test)]
 mod tests {
-    use weir_core::model::TrafficPolicy;
+    use weir_core::model::{Proxy, TrafficPolicy};
 
     use super::*;
 

@@ -93,6 +93,7 @@ mod tests {
             selector: Selector::default(),
             shares: Shares::default(),
             endpoints: 3,
+            last_resort: false,
             affinity: 0,
             external_local: false,
             source_ranges: Vec::new(),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use tracing::info;
 use weir_core::health::health_checks;
-use weir_core::model::{ObjectName, Proxy, Service};
+use weir_core::model::{ObjectName, Service};
 use weir_core::plan::{Selector, Shares, plan, refusals};
 
 use super::Writer;
@@ -32,10 +32,7 @@ impl Writer {
 
     /// A service of another proxy that was never ours takes no room.
     fn concerns_us(&self, name: &ObjectName) -> bool {
-        match self.cluster.service(name).map(|service| service.proxy) {
-            Some(Proxy::Other) => self.tables.holds(name),
-            Some(Proxy::Ours) | None => true,
-        }
+        self.cluster.service(name).is_none_or(|service| self.cluster.serves(service) || self.tables.holds(name))
     }
 
     fn forget(&mut self, name: &ObjectName) {
@@ -47,7 +44,8 @@ impl Writer {
 
     fn write_service(&mut self, name: &ObjectName) -> Result<()> {
         let mut plans = plan(&self.cluster, &self.settings.plan, name);
-        let settings = self.cluster.service(name).and_then(|service| self.steered.settings_of(service));
+        let served = self.cluster.service(name).filter(|service| self.cluster.serves(service));
+        let settings = served.and_then(|service| self.steered.settings_of(service));
         if let Some(settings) = &settings {
             let selector = settings.policy.selector();
             plans.iter_mut().for_each(|plan| (plan.selector, plan.shares) = (selector, Shares::Steered));
@@ -71,6 +69,7 @@ impl Writer {
         }
         self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
         self.no_local.replace(name, &plans);
+        self.complaints.at_last_resort(name, plans.iter().filter(|plan| plan.last_resort).count());
         self.steered.publish(&self.tables, &self.settings.plan.node, name, &plans, settings.as_ref());
         self.complaints.keep_unsteered(name, |port| self.steered.is_published(port));
         for trigger in self.pending.take_triggers(name) {

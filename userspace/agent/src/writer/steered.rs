@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use tokio::sync::{mpsc, watch};
-use weir_core::model::{Node, ObjectName, Proxy, Service};
+use weir_core::model::{Node, ObjectName, Service};
 use weir_core::plan::{PlanKey, ServicePlan, Spread};
 use weir_core::policies::Kind;
 use weir_core::settings::{ServiceSettings, Settings};
@@ -60,12 +60,8 @@ impl Steered {
         Self { feed, settings, open, direct, announced, all, usual, published, next: 1 }
     }
 
-    /// What is wanted of a service, if it is steered.
+    /// What is wanted of a service that is served, if it is steered.
     pub(super) fn settings_of(&self, service: &Service) -> Option<ServiceSettings> {
-        match service.proxy {
-            Proxy::Other => return None,
-            Proxy::Ours => {}
-        }
         let annotated = service.overrides.as_deref();
         if !self.all && annotated.is_none() {
             return None;
@@ -187,7 +183,8 @@ impl Writer {
             capacity: node.capacity,
         };
         let peers = others.map(other).collect();
-        let _ = self.steered.feed.send(Feed::Nodes { own: self.node_addresses(), peers });
+        let zone = self.cluster.node(here).map(|node| Arc::clone(&node.zone)).unwrap_or_default();
+        let _ = self.steered.feed.send(Feed::Nodes { zone, own: self.node_addresses(), peers });
     }
 
     /// All services are planned anew with other settings.

@@ -5,15 +5,19 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod admin_socket;
 mod affinity;
+mod catalogue;
 mod endpoints;
 mod health;
 mod host_bypass;
 mod masquerade;
 mod metrics;
 mod metrics_server;
+mod news;
 mod node_ports;
 mod out_of_window;
+mod page;
 mod path_mtu;
 mod pieces;
 mod ping;

@@ -20,7 +20,7 @@ fn a_cluster_without_metrics_server_is_no_trouble_and_the_agent_says_what_it_lac
     // Returns when it is served.
     cluster.serve_echo(&service, &ready(&[cluster.world.node(1).pod(1), cluster.world.node(2).pod(1)]));
     let look = || {
-        let text = ask_agent(cluster.world.node(1), 10249, "/weights").body;
+        let text = cluster.agents[0].told("/weights");
         let answer: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
         let mut sources = answer["sources"].as_array().into_iter().flatten();
         let source = sources.find(|source| source["signal"] == "metrics-api").ok_or("no such source")?;

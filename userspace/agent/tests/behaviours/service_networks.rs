@@ -172,7 +172,7 @@ fn what_is_sent_to_a_cluster_ip_that_no_service_has_never_leaves_a_node_until_a_
     );
     let other = cluster.serve_echo(&echo("neighbour", "ClusterIP"), &ready(&pods));
     assert_dropped(&cluster, ips(UNASSIGNED));
-    let counted = "weir_packets_total{hook=\"nic_egress\",reason=\"no_service\"}";
+    let counted = "weir_drops_total{hook=\"nic_egress\",reason=\"no_service\"}";
     assert!(cluster.agents[0].metric(&cluster.world, counted) >= 18.0, "three callers, three protocols, two families");
     for talk in Talk::ALL {
         assert_answered(&cluster, other.cluster_ips(talk), talk);

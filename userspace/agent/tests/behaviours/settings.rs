@@ -9,7 +9,6 @@ use weir_testbed::wait;
 use crate::CLUSTER;
 use crate::harness::SOON;
 use crate::harness::echo::{Member, echo};
-use crate::harness::http::ask_agent;
 use crate::harness::standalone::{self, Standalone, Web, yaml};
 
 const IN_FORCE: &str = "the settings of the configuration file are in force";
@@ -67,10 +66,19 @@ impl Configured {
             .unwrap_or_else(|e| panic!("{e}\n{}", self.node.agent.log()));
     }
 
+    /// Value and source of an option or setting, as the agent tells them.
+    fn effective(&self, scope: &str, name: &str) -> (String, serde_json::Value) {
+        let document: serde_json::Value = serde_json::from_str(&self.node.agent.told("/configuration")).unwrap();
+        let all = document["values"].as_array().unwrap();
+        let found = all.iter().find(|value| value["scope"] == scope && value["name"] == name);
+        let found = found.unwrap_or_else(|| panic!("no {name} of {scope} in {document}"));
+        (found["value"].as_str().unwrap().to_owned(), found["source"].clone())
+    }
+
     /// Waits until the Service has this policy and target in each of its families.
     fn await_in_force(&self, policy: &str, target: Option<f64>) {
         let look = || {
-            let text = ask_agent(self.node.world.node(1), 10249, "/weights?service=default/web").body;
+            let text = self.node.agent.told("/weights?service=default/web");
             let answer: serde_json::Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
             let seen = answer["services"].as_array().into_iter().flatten();
             let seen: Vec<_> = seen.map(|state| (state["policy"].as_str(), state["target"].as_f64())).collect();
@@ -105,6 +113,14 @@ fn a_configuration_that_is_broken_while_running_keeps_the_last_good_one() {
     configured.await_good(true);
     let lines = |text: &str, configured: &Configured| configured.node.agent.log().matches(text).count();
     assert_eq!(lines(IN_FORCE, &configured), 1);
+
+    let file = configured.config.display().to_string();
+    let source = |kind: &str| serde_json::json!({ "kind": kind });
+    assert_eq!(configured.effective("agent", "--config"), (file.clone(), source("flag")));
+    assert_eq!(configured.effective("agent", "--udp-idle"), ("120".to_owned(), source("default")));
+    assert_eq!(configured.effective("agent", "--max-openings"), ("8192".to_owned(), source("node")));
+    let from_file = serde_json::json!({ "kind": "file", "path": file });
+    assert_eq!(configured.effective("all services", "policy"), ("rap".to_owned(), from_file));
 
     const MISTAKE: &str = "defaults.polcy: there is no setting of this name; did you mean policy?";
     configured.write("defaults: {polcy: rap}\n");

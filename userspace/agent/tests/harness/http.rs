@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use weir_testbed::Node;
 
@@ -25,8 +27,12 @@ impl Reply {
 
 /// Sends one request from the calling thread's namespace.
 pub(crate) fn request(method: &str, server: SocketAddr, path: &str) -> io::Result<Reply> {
-    let mut stream = TcpStream::connect_timeout(&server, SOON)?;
+    let stream = TcpStream::connect_timeout(&server, SOON)?;
     stream.set_read_timeout(Some(SOON))?;
+    exchange(stream, method, path)
+}
+
+fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Result<Reply> {
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -39,6 +45,13 @@ pub(crate) fn request(method: &str, server: SocketAddr, path: &str) -> io::Resul
 /// GET, from the calling thread's namespace.
 pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<Reply> {
     request("GET", server, path)
+}
+
+/// GET at a Unix socket.
+pub(crate) fn get_at(socket: &Path, path: &str) -> io::Result<Reply> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(SOON))?;
+    exchange(stream, "GET", path)
 }
 
 /// What a node's agent says on a port of its own.

@@ -300,6 +300,13 @@ impl Agent {
         value.unwrap_or_else(|| panic!("no metric {name} in\n{text}"))
     }
 
+    /// What it has done to maps since its start.
+    pub(crate) fn map_ops(&self, world: &World) -> f64 {
+        let (_, text) = self.get(world, 10249, "/metrics").unwrap();
+        let of_map = text.lines().filter(|line| line.starts_with("weir_map_ops_total{"));
+        of_map.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
     /// Ends it as a crash would.
     pub(crate) fn kill(&mut self) {
         self.process.take().unwrap().kill().unwrap();
@@ -334,6 +341,18 @@ impl Agent {
             let (head, body) = text.split_once("\r\n\r\n")?;
             Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
         })
+    }
+
+    /// Its admin socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        weir_telemetry::admin::default_path(&self.pins)
+    }
+
+    /// What it says at its admin socket.
+    pub(crate) fn told(&self, path: &str) -> String {
+        let reply = http::get_at(&self.socket(), path).unwrap_or_else(|e| panic!("{path}: {e}\n{}", self.log()));
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+        reply.body
     }
 
     pub(crate) fn await_ready(&self, world: &World) {
@@ -394,5 +413,7 @@ impl Drop for Agent {
             eprintln!("{error}");
         }
         let _ = fs::remove_file(&self.log);
+        // One that was killed leaves it.
+        let _ = fs::remove_file(self.socket());
     }
 }

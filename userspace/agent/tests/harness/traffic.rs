@@ -9,6 +9,8 @@ use weir_testbed::{Cgroup, Netns};
 
 /// New connections per second of each stream: enough that one is under way at any moment.
 const RATE: u32 = 50;
+/// Datagrams per second of each stream of them.
+const DATAGRAMS: u32 = 20;
 /// A connection that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two exchanges of a long connection.
@@ -43,6 +45,16 @@ impl Traffic {
             Client::Host(netns, cgroup) => cgroup.enter(|| load.start(netns)).unwrap(),
         };
         self.streams.push((format!("{name} to {target}"), running.unwrap()));
+    }
+
+    /// Adds a stream of datagrams, each from a socket of its own.
+    pub(crate) fn datagrams(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
+        let load = Load::udp(target).concurrency(1).rate(DATAGRAMS).timeout(PATIENCE);
+        let running = match client {
+            Client::Netns(netns) => load.start(netns),
+            Client::Host(netns, cgroup) => cgroup.enter(|| load.start(netns)).unwrap(),
+        };
+        self.streams.push((format!("datagrams of {name} to {target}"), running.unwrap()));
     }
 
     /// Adds a long connection to an echo server.

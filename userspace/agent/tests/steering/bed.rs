@@ -96,7 +96,7 @@ impl Bed {
     /// What a node's agent says of its weights.
     pub(crate) fn weights(&self, node: u8) -> Value {
         let agent = &self.agents[usize::from(node) - 1];
-        let (_, body) = agent.get(&self.world, 10249, "/weights").unwrap_or_else(|| panic!("{}", agent.log()));
+        let body = agent.told("/weights");
         serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e}: {body}"))
     }
 

@@ -34,8 +34,7 @@ fn the_load_of_a_pod_is_what_its_group_uses_of_its_quota() {
     node.agent.await_ready(&node.world);
 
     let cpus = || {
-        let (_, body) = node.agent.get(&node.world, 10249, "/weights").unwrap();
-        let weights: Value = serde_json::from_str(&body).unwrap();
+        let weights: Value = serde_json::from_str(&node.agent.told("/weights")).unwrap();
         let endpoints = weights["services"][0]["sets"][0]["endpoints"].as_array().cloned().unwrap_or_default();
         endpoints.iter().map(|endpoint| endpoint["cpu"].as_f64()).collect::<Vec<_>>()
     };

@@ -51,14 +51,25 @@ fn load_above_the_level_goes_to_the_nearest_node_and_home_again_and_breaks_no_co
     assert!(bed.agents[0].metric(&bed.world, "weir_spill_ratio") > 0.1);
     let (_, metrics) = bed.agents[0].get(&bed.world, 10249, "/metrics").unwrap();
     for series in [
-        "weir_selections_total{tier=\"remote\"}",
-        "weir_weight{node=\"node2\"}",
-        "weir_probe_rtt_seconds{node=\"node3\"}",
+        "weir_selections_total{tier=\"other\"}",
+        "weir_weight{peer=\"node2\"}",
+        "weir_probe_rtt_seconds{peer=\"node3\"}",
         "weir_signal_age_seconds{signal=\"cpu\"}",
         "weir_ejections_total",
     ] {
         assert!(metrics.contains(series), "no {series} in\n{metrics}");
     }
+    let metric = |name: &str| bed.agents[0].metric(&bed.world, name);
+    bed.await_that("the spill to be told of", SETTLED, || {
+        let told = metric("weir_spilling_services");
+        if told == 1.0 { Ok(()) } else { Err(told.to_string()) }
+    });
+    assert_eq!(metric("weir_spills_total"), 1.0);
+    assert!(bed.agents[0].log().contains("new flows leave this node"), "{}", bed.agents[0].log());
+    for series in ["weir_level_ratio{peer=\"node1\"}", "weir_weight_inputs{peer=\"node1\",signal=\"cpu\"}"] {
+        assert!(metric(series) > 0.5, "{series} is {}", metric(series));
+    }
+    assert!(metric("weir_weight_staleness_seconds") < 5.0);
     let updates = bed.agents[0].metric(&bed.world, "weir_weight_updates_total");
     assert!(updates >= 5.0, "only {updates} changes of weights");
     assert_eq!(open.broken(), 0, "of {OPEN} connections after {updates} changes of weights");

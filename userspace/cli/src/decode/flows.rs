@@ -17,6 +17,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_OPENING, "opening"),
         (abi::FLOW_ENDED, "ended"),
         (abi::FLOW_DIRECT, "direct"),
+        (abi::FLOW_ASKED_AGAIN, "asked-again"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

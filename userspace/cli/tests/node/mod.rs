@@ -1,7 +1,9 @@
 //! A node's maps in a pin directory of their own, filled as the agent would fill them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(dead_code, reason = "each test file uses its part of the helpers")]
 
 pub(crate) mod serving;
+pub(crate) mod told;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

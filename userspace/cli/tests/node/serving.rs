@@ -53,8 +53,19 @@ impl Serving {
 
     /// Runs the command line in the node's namespace.
     pub(crate) fn weir(&self, pins: &Pins, args: &[&str]) -> Output {
+        self.command(pins).args(args).output().unwrap()
+    }
+
+    /// The same, to be started.
+    pub(crate) fn command(&self, pins: &Pins) -> Command {
         let mut command = self.world.node(1).netns().command(env!("CARGO_BIN_EXE_weir"));
-        command.args(args).env("WEIR_PIN_DIR", &pins.0).output().unwrap()
+        command.env("WEIR_PIN_DIR", &pins.0);
+        command
+    }
+
+    /// What names of this world begin with.
+    pub(crate) fn prefix(&self) -> &str {
+        self.world.prefix()
     }
 }
 

@@ -1,0 +1,30 @@
+//! Another stage of this node's migration: whose Services are served from now on.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use tracing::info;
+use weir_abi as abi;
+
+use super::Writer;
+
+impl Writer {
+    /// Takes over the stage that is in force. Before anything is served that another proxy has served, or is left to it, its
+    /// connections are.
+    pub(super) fn stage_changed(&mut self) -> Result<()> {
+        let stage = self.settings.stage.get();
+        info!(%stage, "another stage of this node's migration");
+        let beside = if self.settings.stage.is_beside() { abi::CONFIG_BESIDE } else { 0 };
+        let flags = self.settings.config.flags & !abi::CONFIG_BESIDE | beside;
+        self.settings.config = abi::Config { flags, ..self.settings.config };
+        self.datapath.configure(&self.settings.config)?;
+        let dirty = self.cluster.set_stage(stage);
+        self.dirty.merge(dirty);
+        if !self.synced {
+            return Ok(());
+        }
+        self.update_service_networks()?;
+        self.update_direct()?;
+        self.write(Instant::now())
+    }
+}

@@ -1,0 +1,137 @@
+//! Verdicts on who else translates services here: kube-proxy, or what it left behind, and programs of other eBPF proxies.
+
+use super::check::Check;
+use crate::leftovers::Leftovers;
+
+/// What programs of proxies and their firewalls are called, and whose they are.
+const OTHERS: [(&str, &str); 5] =
+    [("cil_", "Cilium"), ("cali_", "Calico"), ("calico_", "Calico"), ("katran", "Katran"), ("balancer_", "Katran")];
+
+/// What was found.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct ProxyFacts {
+    /// Of kube-proxy.
+    pub(crate) leftovers: Leftovers,
+    /// Interface and name of each program at our interfaces that is not ours.
+    pub(crate) foreign: Vec<(String, String)>,
+    /// Why the programs at some interface cannot be listed.
+    pub(crate) hidden: Option<String>,
+    /// Whether Weir serves beside another proxy, as it was told to.
+    pub(crate) beside: bool,
+}
+
+/// The verdicts.
+pub(crate) fn checks(facts: &ProxyFacts) -> Vec<Check> {
+    let mut checks = kube_proxy(facts);
+    checks.push(programs(facts));
+    checks
+}
+
+fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
+    let Leftovers { tables, chains, virtual_servers, device, unseen } = &facts.leftovers;
+    let what = "kube-proxy";
+    let mut found = Vec::new();
+    found.extend(tables.iter().map(|family| {
+        (format!("nftables: table {family} kube-proxy"), format!("nft delete table {family} kube-proxy"))
+    }));
+    found.extend(chains.iter().map(|(table, count)| {
+        (format!("iptables: {count} chains KUBE-* in {table}"), "kube-proxy --cleanup".to_owned())
+    }));
+    if *virtual_servers > 0 {
+        found.push((format!("IPVS: {virtual_servers} virtual servers"), "ipvsadm --clear".to_owned()));
+    }
+    if *device {
+        found.push(("IPVS: the device kube-ipvs0".to_owned(), "ip link delete kube-ipvs0".to_owned()));
+    }
+    let verdict = |(detail, fix): (String, String)| match facts.beside {
+        true => Check::ok(what, format!("{detail}, beside which Weir serves (--service-proxy-name)")),
+        false => Check::warn(what, format!("{detail}: it may translate what Weir leaves alone, or did not yet"), fix),
+    };
+    let mut checks: Vec<_> = found.into_iter().map(verdict).collect();
+    checks.extend(
+        unseen
+            .iter()
+            .map(|why| Check::warn(what, format!("cannot look for its rules with {why}"), "apt-get install iptables")),
+    );
+    if checks.is_empty() {
+        checks.push(Check::ok(what, "nothing of it in nftables, iptables and IPVS"));
+    }
+    checks
+}
+
+fn programs(facts: &ProxyFacts) -> Check {
+    let what = "other programs";
+    if let Some(why) = &facts.hidden {
+        return Check::warn(what, format!("cannot be listed: {why}"), "sudo weir doctor");
+    }
+    if facts.foreign.is_empty() {
+        return Check::ok(what, "none at the interfaces that Weir is at");
+    }
+    let whose = |name: &str| OTHERS.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, owner)| *owner);
+    let mut owners: Vec<_> = facts.foreign.iter().filter_map(|(_, name)| whose(name)).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    let list: Vec<_> = facts.foreign.iter().map(|(interface, name)| format!("{name} at {interface}")).collect();
+    let detail = list.join(", ");
+    match owners.as_slice() {
+        [] => Check::ok(what, format!("{detail}: of nobody who is known to translate services")),
+        owners => {
+            let detail = format!("{detail}: {} may translate the same services", owners.join(" and "));
+            Check::warn(what, detail, "bpftool net show")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::State;
+    use super::super::check::tests::verdict;
+    use super::*;
+
+    fn with(leftovers: Leftovers) -> ProxyFacts {
+        ProxyFacts { leftovers, ..ProxyFacts::default() }
+    }
+
+    #[test]
+    fn a_node_of_weirs_alone_is_fine() {
+        let checks = checks(&ProxyFacts::default());
+        assert_eq!(verdict(&checks, "kube-proxy"), (State::Ok, ""));
+        assert_eq!(verdict(&checks, "other programs"), (State::Ok, ""));
+    }
+
+    #[test]
+    fn each_form_of_kube_proxys_rules_has_its_own_fix() {
+        for (leftovers, fix) in [
+            (Leftovers { tables: vec!["ip6"], ..Leftovers::default() }, "nft delete table ip6 kube-proxy"),
+            (Leftovers { chains: vec![("ip nat".to_owned(), 7)], ..Leftovers::default() }, "kube-proxy --cleanup"),
+            (Leftovers { virtual_servers: 3, ..Leftovers::default() }, "ipvsadm --clear"),
+            (Leftovers { device: true, ..Leftovers::default() }, "ip link delete kube-ipvs0"),
+            (
+                Leftovers { unseen: vec!["iptables-legacy-save: no".to_owned()], ..Leftovers::default() },
+                "apt-get install iptables",
+            ),
+        ] {
+            assert_eq!(verdict(&checks(&with(leftovers)), "kube-proxy"), (State::Warn, fix));
+        }
+    }
+
+    #[test]
+    fn beside_another_proxy_its_rules_belong_there() {
+        let leftovers = Leftovers { tables: vec!["ip", "ip6"], ..Leftovers::default() };
+        let checks = checks(&ProxyFacts { beside: true, ..with(leftovers) });
+        assert_eq!(checks.iter().filter(|check| check.what == "kube-proxy" && check.state == State::Ok).count(), 2);
+    }
+
+    #[test]
+    fn programs_of_other_proxies_are_told_from_those_of_anybody_else() {
+        let foreign = |name: &str| {
+            let foreign = vec![("eth0".to_owned(), name.to_owned())];
+            verdict(&checks(&ProxyFacts { foreign, ..ProxyFacts::default() }), "other programs").0
+        };
+        assert_eq!(foreign("cil_from_netdev"), State::Warn);
+        assert_eq!(foreign("cali_tc_ingress"), State::Warn);
+        assert_eq!(foreign("flow_monitor"), State::Ok);
+        let hidden = ProxyFacts { hidden: Some("operation not permitted".to_owned()), ..ProxyFacts::default() };
+        assert_eq!(verdict(&checks(&hidden), "other programs"), (State::Warn, "sudo weir doctor"));
+    }
+}

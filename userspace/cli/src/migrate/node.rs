@@ -1,0 +1,146 @@
+//! What is found on the node before a step: its rules, Weir's maps, processes and connections.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use weir_abi as abi;
+use weir_core::stage::Stage;
+use weir_datapath::{Error, PinDir, View};
+use weir_migration::compare::{Difference, hand_back, take_over};
+use weir_migration::connections::going_on;
+use weir_migration::plan::{Direction, Facts};
+use weir_migration::served::{self, Ours};
+
+use super::StageFile;
+use super::rules::Rules;
+use crate::time::Now;
+
+/// Connections that the kernel tracks, and virtual servers of IPVS, both of our network namespace.
+const CONNTRACK: &str = "/proc/self/net/nf_conntrack";
+const IPVS: &str = "/proc/self/net/ip_vs";
+
+/// What kube-proxy's process is called.
+const KUBE_PROXY: &str = "kube-proxy";
+
+/// A look at the node.
+pub(super) struct Node {
+    pub(super) facts: Facts,
+    pub(super) rules: Rules,
+}
+
+/// What Weir's maps say.
+#[derive(Default)]
+struct Maps {
+    pinned: bool,
+    beside: bool,
+    ours: Ours,
+    /// Addresses that serve node ports.
+    node: BTreeSet<IpAddr>,
+    open_flows: usize,
+}
+
+impl Node {
+    pub(super) fn look(pins: &PinDir, file: &StageFile, direction: Direction) -> Result<Self> {
+        let (rules, maps, stage) = (Rules::read()?, Maps::read(pins)?, file.read()?);
+        let differences = match direction {
+            Direction::ToWeir => take_over(&rules.served, &maps.ours),
+            Direction::ToKubeProxy => hand_back(&rules.served, &maps.ours),
+        };
+        let theirs =
+            read_if_there(CONNTRACK)?.map(|table| going_on(&table, &maps.ours, |to| maps.node.contains(&to.ip())));
+        let facts = Facts {
+            agent_runs: agent_runs(pins)?,
+            pinned: maps.pinned,
+            stage,
+            in_force: maps.pinned && maps.beside == (stage != Stage::Alone),
+            modes: rules.modes(),
+            has_ipvs: read_if_there(IPVS)?.is_some_and(|table| has_servers(&table)),
+            kube_proxies: kube_proxies()?,
+            of_age: differences.iter().filter(|difference| difference.is_of_age()).count(),
+            differences: differences.iter().map(Difference::to_string).collect(),
+            frontends: maps.ours.len(),
+            has_keeper: rules.has_keeper(),
+            theirs,
+            ours: maps.open_flows,
+        };
+        Ok(Self { facts, rules })
+    }
+}
+
+impl Maps {
+    fn read(pins: &PinDir) -> Result<Self> {
+        let view = match View::open(pins.clone()) {
+            Ok(view) => view,
+            Err(Error::NotSetUp { .. }) => return Ok(Self::default()),
+            Err(cause) => return Err(cause.into()),
+        };
+        let dump = view.dump()?;
+        let at_node = dump.frontends.iter().filter(|(_, frontend)| frontend.kind == abi::KIND_NODE_PORT);
+        let uses = view.flow_uses(Now::read()?.tick())?;
+        Ok(Self {
+            pinned: true,
+            beside: view.config()?.flags & abi::CONFIG_BESIDE != 0,
+            ours: served::ours(&dump),
+            node: at_node.map(|(key, _)| key.address).collect(),
+            open_flows: uses.values().map(|used| used.open as usize).sum(),
+        })
+    }
+}
+
+/// Whoever writes to the maps holds the directory.
+fn agent_runs(pins: &PinDir) -> Result<bool> {
+    if !pins.root().is_dir() {
+        return Ok(false);
+    }
+    match pins.lock() {
+        Ok(_) => Ok(false),
+        Err(Error::Locked { .. }) => Ok(true),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
+fn read_if_there(path: &str) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(cause).with_context(|| format!("cannot read {path}")),
+    }
+}
+
+/// The lines of headers begin with other words: ip_vs_info_seq_show of the kernel.
+fn has_servers(table: &str) -> bool {
+    table.lines().any(|line| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind)))
+}
+
+/// Processes called kube-proxy in our network namespace. Those that end meanwhile are none.
+fn kube_proxies() -> Result<Vec<u32>> {
+    let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
+    let own = network("self").context("cannot tell our network namespace")?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").context("cannot list processes")? {
+        let name = entry.context("cannot list processes")?.file_name();
+        let Some((name, process)) = name.to_str().and_then(|name| Some((name, name.parse().ok()?))) else { continue };
+        let is_called_so =
+            fs::read_to_string(format!("/proc/{name}/comm")).is_ok_and(|comm| comm.trim_end() == KUBE_PROXY);
+        if is_called_so && network(name).is_ok_and(|network| network == own) {
+            found.push(process);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipvs_has_servers_only_below_its_headers() {
+        let headers = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n";
+        assert!(!has_servers(headers));
+        assert!(has_servers(&format!("{headers}TCP  0A600001:01BB rr\n")));
+    }
+}

@@ -1,0 +1,76 @@
+//! `weir doctor` in network namespaces: one that serves, one with what kube-proxy leaves behind.
+
+use std::process::Command;
+
+use serde_json::Value;
+use weir_testbed::World;
+
+use crate::node::serving::Serving;
+use crate::node::{Pins, text};
+
+fn checks(output: &std::process::Output) -> Vec<(String, String, String)> {
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert_eq!(document["kind"], "Diagnosis");
+    let field = |check: &Value, name: &str| check[name].as_str().unwrap_or_default().to_owned();
+    let checks = document["checks"].as_array().unwrap();
+    checks.iter().map(|check| (field(check, "what"), field(check, "state"), field(check, "fix"))).collect()
+}
+
+#[test]
+fn a_node_that_serves_has_programs_pins_and_links_and_lacks_an_agent() {
+    let Some(pins) = Pins::new("doctor") else { return };
+    let serving = Serving::leave_behind(&pins, true);
+    let output = serving.weir(&pins, &["doctor", "-o", "json", "--socket", "/nonexistent/agent.sock"]);
+    assert_eq!(output.status.code(), Some(1), "no agent runs: {output:?}");
+    let checks = checks(&output);
+    let state = |what: &str| {
+        let found = checks.iter().find(|(name, _, _)| name == what);
+        found.map_or_else(|| panic!("no {what} in {checks:#?}"), |(_, state, _)| state.as_str())
+    };
+    for what in
+        ["programs", "capabilities", "bpffs", "net.ipv4.ip_forward", "kube-proxy", "other programs", "pins", "attached"]
+    {
+        assert_eq!(state(what), "ok", "{what}: {checks:#?}");
+    }
+    assert_eq!((state("agent"), state("xdp eth0")), ("fail", "ok"));
+    let quiet = serving.weir(&pins, &["doctor", "--quiet", "--no-load", "--socket", "/nonexistent/agent.sock"]);
+    assert!(!text(&quiet.stdout).contains("\nok "), "{quiet:?}");
+    assert!(text(&quiet.stdout).contains("systemctl start weir-agent"), "{quiet:?}");
+}
+
+/// kube-proxy's table of its nftables mode, and chains of its iptables mode beside one of the kubelet.
+const PLANTED: &str = "table ip kube-proxy { chain services { }; }; table ip6 kube-proxy { }; \
+    table ip nat { chain KUBE-SERVICES { }; chain KUBE-SEP-ABC { }; chain KUBE-KUBELET-CANARY { }; }";
+
+#[test]
+fn what_kube_proxy_left_behind_is_found_and_its_fix_removes_it() {
+    let Some(pins) = Pins::new("doctor-leftovers") else { return };
+    if Command::new("nft").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: doctor-leftovers: there is no nft; apt-get install nftables");
+        return;
+    }
+    World::sweep().unwrap();
+    let world = World::builder().nodes(1).pods_per_node(1).build().unwrap();
+    let node = world.node(1).netns();
+    let planted = node.command("nft").arg(PLANTED).output().unwrap();
+    assert!(planted.status.success(), "{planted:?}");
+    let doctor = || {
+        let args = ["doctor", "--no-load", "-o", "json", "--socket", "/nonexistent/agent.sock"];
+        let mut command = node.command(env!("CARGO_BIN_EXE_weir"));
+        checks(&command.args(args).env("WEIR_PIN_DIR", &pins.0).output().unwrap())
+    };
+    let fixes = |checks: Vec<(String, String, String)>| -> Vec<_> {
+        checks
+            .into_iter()
+            .filter(|(what, state, _)| what == "kube-proxy" && state == "warn")
+            .map(|(_, _, fix)| fix)
+            .collect()
+    };
+    let found = fixes(doctor());
+    assert_eq!(found, ["nft delete table ip kube-proxy", "nft delete table ip6 kube-proxy", "kube-proxy --cleanup"]);
+    for fix in found.iter().filter(|fix| fix.starts_with("nft")) {
+        let mended = node.command("sh").args(["-c", fix]).output().unwrap();
+        assert!(mended.status.success(), "{mended:?}");
+    }
+    assert_eq!(fixes(doctor()), ["kube-proxy --cleanup"], "the kubelet's chain is no reason");
+}
