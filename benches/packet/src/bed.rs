@@ -107,8 +107,10 @@ pub(crate) enum Endpoints {
 pub(crate) struct Setting {
     pub(crate) family: Family,
     pub(crate) services: u32,
-    /// Flows that the tables have room for at each stage.
+    /// Flows that the tables have room for.
     pub(crate) room: u32,
+    /// The same of flows that begin.
+    pub(crate) openings: u32,
     pub(crate) endpoints: Endpoints,
     /// The device that packets come from, in the thread's namespace; 0: its loopback.
     pub(crate) device: u32,
@@ -134,7 +136,7 @@ impl Bed {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let pins = PinDir::new(format!("/sys/fs/bpf/{PIN_PREFIX}{}-{number}", std::process::id()));
-        let capacity = Capacity { flows: setting.room, openings: setting.room, ..Capacity::DEFAULT };
+        let capacity = Capacity { flows: setting.room, openings: setting.openings, ..Capacity::DEFAULT };
         let mut datapath = Datapath::open(pins.clone(), &capacity)?;
         fill(&mut datapath, capacity, setting)?;
         let mut wrapper = EbpfLoader::new().btf(None).load(WRAPPER).context("cannot load the wrapper")?;
@@ -251,7 +253,7 @@ fn load(wrapper: &mut Ebpf, name: &str) -> Result<ProgramFd> {
 }
 
 fn fill(datapath: &mut Datapath, capacity: Capacity, setting: Setting) -> Result<()> {
-    let Setting { family, services, room: _, endpoints, device: _ } = setting;
+    let Setting { family, services, room: _, openings: _, endpoints, device: _ } = setting;
     let all: Vec<(usize, u32)> = (0..ENDPOINTS as usize).map(|i| (i, 1)).collect();
     let tier = match endpoints {
         Endpoints::Here => TierPlan { spill: 0, local: all, remote: Vec::new() },
@@ -280,6 +282,7 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, setting: Setting) -> Result
             selector: Selector::Weights,
             endpoints: ENDPOINTS,
             affinity: 0,
+            last_resort: false,
             external_local: false,
             source_ranges: Vec::new(),
         };

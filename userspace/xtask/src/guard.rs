@@ -18,6 +18,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
 use tokio::signal::unix::{SignalKind, signal};
 use weir_datapath::PinDir;
+use weir_telemetry::admin;
 use weir_testbed::{Cgroup, World, bpffs};
 
 /// Names of pin directories start with this and the id of the process that plays, those of directories for files with
@@ -191,8 +192,13 @@ fn exit_code(status: WaitStatus) -> Result<ExitCode> {
 /// Removes pins, namespaces, cgroups and files whose process is gone. Tries all, and reports the first failure.
 fn sweep() -> Result<()> {
     // Cgroups first: what still runs in them may hold the rest.
-    let results =
-        [Cgroup::sweep().map_err(Into::into), sweep_pins(), World::sweep().map_err(Into::into), sweep_directories()];
+    let results = [
+        Cgroup::sweep().map_err(Into::into),
+        sweep_pins(),
+        World::sweep().map_err(Into::into),
+        sweep_directories(),
+        sweep_sockets(),
+    ];
     results.into_iter().collect()
 }
 
@@ -209,6 +215,16 @@ fn sweep_directories() -> Result<()> {
     abandoned(Path::new(DIRECTORIES))?
         .into_iter()
         .try_for_each(|path| fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display())))
+}
+
+/// Agents that were killed leave them.
+fn sweep_sockets() -> Result<()> {
+    if !Path::new(admin::DIRECTORY).exists() {
+        return Ok(());
+    }
+    abandoned(Path::new(admin::DIRECTORY))?
+        .into_iter()
+        .try_for_each(|path| fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display())))
 }
 
 /// What lies in `root` under the name of a process that is gone.

@@ -2,15 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use weir_datapath::PinDir;
+use weir_telemetry::admin::default_path;
+use weir_telemetry::weights::PATH;
 use weir_testbed::process::Process;
 use weir_testbed::{Netns, Node, wait};
 
-/// Ports of an agent: health checks, and metrics with what is decided.
+/// Where an agent answers health checks, and tells metrics.
 const HEALTH: u16 = 10256;
-pub(crate) const METRICS: u16 = 10249;
+const METRICS: u16 = 10249;
 
 /// Patience with one answer: while an agent loads its programs it does not answer at all.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
@@ -45,21 +49,39 @@ pub(crate) fn status_line(netns: &Netns, port: u16, path: &str) -> std::io::Resu
     Ok(answer(netns, port, path)?.lines().next().unwrap_or_default().to_owned())
 }
 
-/// What it answers, without the headers.
+/// What the agent of a pin directory says of its weights, at its admin socket.
 ///
 /// # Errors
-/// When nobody answers.
-pub(crate) fn body(netns: &Netns, port: u16, path: &str) -> std::io::Result<String> {
-    Ok(answer(netns, port, path)?.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+/// When it does not answer.
+pub(crate) fn weights(pins: &PinDir) -> std::io::Result<String> {
+    let stream = UnixStream::connect(default_path(pins.root()))?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    exchange(stream, PATH).map(|answer| body(&answer))
+}
+
+/// The metrics of the agent on a node.
+///
+/// # Errors
+/// When it does not answer.
+pub(crate) fn metrics(netns: &Netns) -> std::io::Result<String> {
+    answer(netns, METRICS, "/metrics").map(|answer| body(&answer))
+}
+
+fn body(answer: &str) -> String {
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
 }
 
 fn answer(netns: &Netns, port: u16, path: &str) -> std::io::Result<String> {
     netns.enter(|| {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        exchange(stream, path)
     })
+}
+
+fn exchange(mut stream: impl Read + Write, path: &str) -> std::io::Result<String> {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }

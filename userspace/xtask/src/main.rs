@@ -60,6 +60,8 @@ enum Task {
     Sim(sim::Options),
     /// Kubernetes' own tests of services, on a cluster in network namespaces
     Conformance(conformance::Options),
+    /// An upgrade of the chart on such a cluster, under load
+    Rollout(conformance::rollout::RolloutOptions),
     /// Write docs/conformance.md from the results of the last runs
     ConformanceReport(conformance::report::Options),
     /// The server of a pod; other tasks start it
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Task::Soak(options) => soak::run(&options),
         Task::Sim(options) => sim::run_all(&options),
         Task::Conformance(options) => conformance::run(&options),
+        Task::Rollout(options) => conformance::rollout::run(&options),
         Task::ConformanceReport(options) => conformance::report::run(&options),
         Task::ServeHttp(options) => serve_http::run(&options),
         Task::HoldConnections(options) => steering::hold(&options),

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
-use weir_bench_packet::{Figure, LiveFigure};
+use weir_bench_packet::{Case, Figure, LiveFigure};
 use weir_testbed::figures;
 
 use crate::claim::{self, Claim};
@@ -17,9 +17,25 @@ use crate::origin::Origin;
 /// Options of `bench-packet`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
+    /// Only these cases, and no live frames
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_enum)]
+    case: Vec<Case>,
     /// File for the figures
     #[arg(long, value_name = "FILE", default_value = "target/bench/packet.json")]
     output: PathBuf,
+}
+
+impl Options {
+    /// What the reader has to type for the same.
+    fn command(&self) -> String {
+        let names = self.case.iter().filter_map(ValueEnum::to_possible_value);
+        let names: Vec<_> = names.map(|value| value.get_name().to_owned()).collect();
+        if names.is_empty() {
+            "make bench-packet".into()
+        } else {
+            format!("make bench-packet CASE={}", names.join(","))
+        }
+    }
 }
 
 /// What is written.
@@ -36,9 +52,10 @@ struct Written {
 /// # Errors
 /// Without root, or when a packet does not come out as it should.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let origin = Origin::of("make bench-packet".into())?;
-    let figures = weir_bench_packet::measure()?;
-    let live = weir_bench_packet::live()?;
+    let origin = Origin::of(options.command())?;
+    let all = options.case.is_empty();
+    let figures = weir_bench_packet::measure(if all { Case::value_variants() } else { &options.case })?;
+    let live = if all { weir_bench_packet::live()? } else { Vec::new() };
     let claims = claims::of(&figures);
     let holds = claim::print(&claims);
     figures::write(&options.output, &Written { origin, figures, live, claims })?;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use weir_testbed::objects::{self, Objects};
 use weir_testbed::{Process, World, address, role, wait};
 
+use super::chart::{Chart, Tag};
 use super::control_plane::ControlPlane;
 use super::node::{DNS, Node};
 use super::programs::Programs;
@@ -35,6 +36,7 @@ pub(super) struct Cluster {
     nodes: Vec<Node>,
     control_plane: ControlPlane,
     directory: PathBuf,
+    agent_options: String,
     world: World,
 }
 
@@ -62,11 +64,17 @@ impl Cluster {
         let step = Step::begin(options.proxy.name());
         role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat())?;
         let start = |node| options.proxy.start(node, &control_plane, programs, options);
-        let proxies = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
-        let directory = directory.to_owned();
-        let mut cluster = Self { proxy: options.proxy, proxies, nodes, control_plane, directory, world };
+        let proxies = nodes.iter().filter_map(|node| start(node).transpose()).collect::<Result<Vec<_>>>()?;
+        let (directory, agent_options) = (directory.to_owned(), options.agent_options.clone());
+        let mut cluster = Self { proxy: options.proxy, proxies, nodes, control_plane, directory, agent_options, world };
         for (node, process) in cluster.nodes.iter().zip(&mut cluster.proxies) {
             options.proxy.await_ready(&cluster.world, node.place(), node.number(), process)?;
+        }
+        if options.proxy == Proxy::Chart {
+            let chart = cluster.chart(programs);
+            chart.deliver(&cluster.nodes)?;
+            chart.publish_address()?;
+            cluster.upgrade(programs, Tag::Before)?;
         }
         step.done();
         stop.check()?;
@@ -74,6 +82,28 @@ impl Cluster {
         cluster.start_dns(programs)?;
         step.done();
         Ok(cluster)
+    }
+
+    /// Helm and kubectl for it.
+    pub(super) fn chart<'a>(&'a self, programs: &'a Programs) -> Chart<'a> {
+        let Self { world, directory, agent_options, .. } = self;
+        Chart {
+            programs,
+            world,
+            kubeconfig: self.kubeconfig(),
+            directory,
+            port: self.control_plane.port(),
+            options: agent_options,
+        }
+    }
+
+    /// Installs or upgrades the chart's release.
+    ///
+    /// # Errors
+    /// When Helm refuses or a node's agent does not get ready.
+    pub(super) fn upgrade(&self, programs: &Programs, tag: Tag) -> Result<()> {
+        let cgroup = self.nodes.first().map(|node| node.place().cgroup_name()).unwrap_or_default();
+        self.chart(programs).upgrade(tag, &cgroup)
     }
 
     /// The world that it lives in; tests run in its router.
@@ -91,9 +121,10 @@ impl Cluster {
         self.control_plane.kubeconfig()
     }
 
-    /// The logs of the proxies.
+    /// The logs of the proxies; those in pods have none of their own.
     pub(super) fn proxy_logs(&self) -> Vec<(String, PathBuf)> {
-        self.nodes.iter().map(|node| (node.place().name().into(), node.place().log(self.proxy.name()))).collect()
+        let logs = self.nodes.iter().map(|node| (node.place().name().into(), node.place().log(self.proxy.name())));
+        logs.take(self.proxies.len()).collect()
     }
 
     /// Says which proxy has ended, if one has.
@@ -153,7 +184,7 @@ impl Cluster {
         for node in &self.nodes {
             let _ = writeln!(text, "    {}  # {}", node.place().enter(), node.place().name());
         }
-        if self.proxy == Proxy::Weir {
+        if self.proxy != Proxy::KubeProxy {
             let pins = guard::pin_dir(1);
             let (cli, pins) = (programs.cli().display(), pins.root().display());
             let _ = writeln!(text, "  what the kernel of node1 knows\n    {cli} --pin-dir {pins} services");

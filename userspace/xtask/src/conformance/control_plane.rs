@@ -57,6 +57,11 @@ impl ControlPlane {
         &self.agent_kubeconfig
     }
 
+    /// The port of the API server.
+    pub(super) fn port(&self) -> u16 {
+        self.api.port()
+    }
+
     /// A client for the administrator.
     ///
     /// # Errors

@@ -123,7 +123,7 @@ fn is_newest(archive: &Path, parts: &[PathBuf]) -> Result<bool> {
 }
 
 /// The machine's architecture, as Go and images call it.
-fn goarch() -> Result<&'static str> {
+pub(super) fn goarch() -> Result<&'static str> {
     match std::env::consts::ARCH {
         "x86_64" => Ok("amd64"),
         "aarch64" => Ok("arm64"),
@@ -132,7 +132,7 @@ fn goarch() -> Result<&'static str> {
 }
 
 /// A file's digest, as images have it.
-fn sha256(path: &Path) -> Result<String> {
+pub(super) fn sha256(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum")?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.split(' ').next() {
@@ -145,7 +145,7 @@ fn write(path: &Path, content: &serde_json::Value) -> Result<()> {
     fs::write(path, content.to_string()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn run(command: &mut Command) -> Result<()> {
+pub(super) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");

@@ -3,6 +3,7 @@
 //!
 //! Everything runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
 
+mod chart;
 mod cluster;
 mod control_plane;
 mod e2e;
@@ -12,6 +13,7 @@ mod node;
 mod programs;
 mod proxy;
 pub(crate) mod report;
+pub(crate) mod rollout;
 mod summary;
 mod template;
 
@@ -58,6 +60,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// A cluster with this proxy, for something else than the tests.
+    fn with_proxy(proxy: Proxy) -> Self {
+        Self { proxy, focus: None, procs: 1, keep: false, agent: None, agent_options: String::new() }
+    }
+
     /// The directory for the results of this run.
     fn results(&self) -> Result<PathBuf> {
         let directory = if self.focus.is_some() { FOCUSED_RESULTS } else { RESULTS };

@@ -108,6 +108,11 @@ impl Place {
         self.cgroup.path()
     }
 
+    /// Its cgroup's name, below the root of each hierarchy.
+    pub(super) fn cgroup_name(&self) -> String {
+        self.cgroup.name()
+    }
+
     /// A command that will run on the node.
     ///
     /// # Errors
@@ -172,7 +177,10 @@ impl Place {
     }
 
     /// Runs a command on the node to its end.
-    fn run(&self, words: &[&str]) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it fails; the error quotes it.
+    pub(super) fn run(&self, words: &[&str]) -> Result<()> {
         let [program, arguments @ ..] = words else { bail!("no command to run on {}", self.name) };
         let mut command = self.command(program)?;
         let output = command.args(arguments).stdin(Stdio::null()).output();

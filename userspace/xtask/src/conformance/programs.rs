@@ -9,11 +9,12 @@ use weir_testbed::process;
 use super::Options;
 
 /// Those that `deploy/dev/bootstrap.sh conformance` builds.
-const BUILT: [&str; 10] = [
+const BUILT: [&str; 11] = [
     "agnhost",
     "coredns",
     "e2e.test",
     "ginkgo",
+    "helm",
     "kube-controller-manager",
     "kube-proxy",
     "kube-scheduler",

@@ -20,11 +20,14 @@ const HEALTH: u16 = 10256;
 
 /// The programs to choose from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+#[expect(clippy::enum_variant_names, reason = "kube-proxy is called so")]
 pub(super) enum Proxy {
     /// weir-agent
     Weir,
     /// kube-proxy in its mode nftables
     KubeProxy,
+    /// weir-agent as the chart installs it, in pods
+    Chart,
 }
 
 impl Proxy {
@@ -33,6 +36,7 @@ impl Proxy {
         match self {
             Self::Weir => "weir",
             Self::KubeProxy => "kube-proxy",
+            Self::Chart => "chart",
         }
     }
 
@@ -41,17 +45,18 @@ impl Proxy {
         match self {
             Self::Weir => "summary.json",
             Self::KubeProxy => "summary-kube-proxy.json",
+            Self::Chart => "summary-chart.json",
         }
     }
 
     const fn health_path(self) -> &'static str {
         match self {
-            Self::Weir => "/readyz",
+            Self::Weir | Self::Chart => "/readyz",
             Self::KubeProxy => "/healthz",
         }
     }
 
-    /// Starts it on a node. The node must have its addresses: kube-proxy serves node ports on those that it finds.
+    /// Starts it on a node, unless it runs in pods. The node must have its addresses: kube-proxy serves node ports on those that it finds.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -61,7 +66,7 @@ impl Proxy {
         control_plane: &ControlPlane,
         programs: &Programs,
         options: &Options,
-    ) -> Result<Process> {
+    ) -> Result<Option<Process>> {
         let place = node.place();
         let command = match self {
             Self::Weir => {
@@ -77,6 +82,7 @@ impl Proxy {
                 command.args(options.agent_options.split_whitespace());
                 command
             }
+            Self::Chart => return Ok(None),
             Self::KubeProxy => {
                 let mut command = place.command(programs.built("kube-proxy"))?;
                 command.arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()));
@@ -87,7 +93,7 @@ impl Proxy {
                 command
             }
         };
-        Ok(Process::start(command, self.name(), &place.log(self.name()))?)
+        Ok(Some(Process::start(command, self.name(), &place.log(self.name()))?))
     }
 
     /// Waits until it serves what the API server has told it.

@@ -91,13 +91,13 @@ impl Agent {
         Ok(agent)
     }
 
-    /// What it answers at a path of its metrics' port.
+    /// What it says of its weights.
     ///
     /// # Errors
     /// When it does not answer.
-    pub(crate) fn get(&self, world: &World, path: &str) -> Result<String> {
-        let answer = health::body(world.node(self.node).netns(), health::METRICS, path);
-        answer.with_context(|| format!("weir-agent on node {} does not answer {path}", self.node))
+    pub(crate) fn weights(&self) -> Result<String> {
+        let answer = health::weights(&guard::pin_dir(self.node));
+        answer.with_context(|| format!("weir-agent on node {} does not answer", self.node))
     }
 
     /// The id of its process.

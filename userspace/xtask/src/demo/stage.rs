@@ -176,7 +176,7 @@ impl Stage {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn weights(&self, node: u8) -> Result<Value> {
-        let text = self.agent(node).get(&self.world, weir_telemetry::weights::PATH)?;
+        let text = self.agent(node).weights()?;
         serde_json::from_str(&text).with_context(|| format!("weir-agent on node {node} says {text:?}"))
     }
 
@@ -296,8 +296,8 @@ impl Stage {
     {cli} --pin-dir {pins} drops --all
     {node} {cli} --pin-dir {pins} status
   how node 1 divides new connections by load, and why
-    {node} {cli} weights -w
-    {node} {cli} explain {SERVICE}
+    {cli} --pin-dir {pins} weights -w
+    {cli} --pin-dir {pins} explain {SERVICE}
   the service and its endpoints: change the file, the agents follow
     {}
   logs of the agents

@@ -44,6 +44,16 @@ pub(super) enum Order {
     HeyFor { time: Duration, concurrency: u32 },
 }
 
+/// `ab` ends without a result when a request has had no answer for [`REQUEST_LIMIT`].
+#[derive(Debug, thiserror::Error)]
+#[error("ab has given up: nobody answered a request for {REQUEST_LIMIT:?}:\n{0}")]
+pub(super) struct GaveUp(String);
+
+/// Whether that is what `ab` says.
+fn gave_up(output: &str) -> bool {
+    output.contains("apr_pollset_poll: The timeout specified has expired")
+}
+
 /// A running generator.
 pub(super) struct Generator {
     process: Process,
@@ -112,7 +122,9 @@ impl Generator {
             self.process.exit_status().map_err(|error| error.to_string())?.ok_or_else(String::new)
         })?;
         let output = fs::read_to_string(self.process.log()).context("cannot read what a generator says")?;
-        ensure!(status.success(), "a generator has failed ({status}):\n{}", self.process.log_tail());
+        let tail = || self.process.log_tail();
+        ensure!(!gave_up(&output), GaveUp(tail()));
+        ensure!(status.success(), "a generator has failed ({status}):\n{}", tail());
         let measured = match self.order {
             Order::Ab { .. } => {
                 // It writes none if no request was answered.
@@ -231,6 +243,15 @@ Requests per second:    660.50 [#/sec] (mean)
 Time per request:       1.523 [ms] (mean)
 Time per request:       0.761 [ms] (mean, across all concurrent requests)
 ";
+
+    #[test]
+    fn a_request_that_nobody_answers_is_told_from_other_failures_whatever_is_said_around_it() {
+        let last =
+            "Benchmarking 172.30.0.11 (be patient)...apr_pollset_poll: The timeout specified has expired (70007)\n";
+        assert!(gave_up(last) && !gave_up("apr_socket_recv: Connection refused (111)\n"));
+        let error = Err::<(), _>(GaveUp(last.into())).context("a slice").context("figure 7").unwrap_err();
+        assert!(error.is::<GaveUp>(), "{error:#}");
+    }
 
     #[test]
     fn what_ab_reports_is_understood() {

@@ -16,7 +16,7 @@ mod slice;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -26,7 +26,7 @@ use crate::origin::Origin;
 use crate::progress::Step;
 use crate::requirements;
 use bed::Bed;
-use experiments::{Contender, Figure};
+use experiments::{Contender, Figure, NODES};
 use proxies::Proxies;
 use results::{Record, Results};
 use slice::Calibration;
@@ -92,6 +92,16 @@ struct Run<'a> {
     agent: &'a PathBuf,
     stop: &'a Stop,
 }
+
+/// What is kept of a node where a request got no answer, as arguments of `weir`.
+const STATE: [(&str, &[&str]); 6] = [
+    ("flows", &["flows"]),
+    ("awaited", &["map", "dump", "awaited4"]),
+    ("replies", &["map", "dump", "replies4"]),
+    ("services", &["map", "dump", "services"]),
+    ("lines", &["map", "dump", "lines"]),
+    ("drops", &["drops", "-a"]),
+];
 
 /// What was measured, by figure, with what a node can do by itself.
 type Measurements = BTreeMap<Figure, (Calibration, Vec<Record>)>;
@@ -165,12 +175,39 @@ impl Run<'_> {
             let doing = || format!("figure {figure}, {} {}, {contender}", figure.axis(), point.x);
             bed.set(&point)?;
             proxies.learn(contender, figure.service(), &point, bed, self.stop).with_context(doing)?;
-            let slice = slice::measure(bed, figure.service(), &point, self.stop).with_context(doing)?;
-            let record = Record::new(figure, &point.x, contender, repetition, &slice);
+            let measure = || slice::measure(bed, figure.service(), &point, self.stop).with_context(doing);
+            let (slice, given_up) = match measure() {
+                Err(error) if error.is::<generators::GaveUp>() => {
+                    println!("{error:#}");
+                    self.keep_state(figure, &point.x, contender, repetition)?;
+                    (measure()?, 1)
+                }
+                measured => (measured?, 0),
+            };
+            let mut record = Record::new(figure, &point.x, contender, repetition, &slice);
+            record.failed += given_up;
             println!("{}", line(&record, self.options.reps));
             records.push(record);
         }
         Ok(records)
+    }
+
+    /// Writes down what the nodes' tables hold, for whoever wants to know why a request got no answer.
+    fn keep_state(&self, figure: Figure, x: &str, contender: Contender, repetition: u32) -> Result<()> {
+        let Contender::Weir(policy) = contender else { return Ok(()) };
+        let directory = self.options.output.join(format!("gave-up-{figure}-{x}-{policy}-{repetition}"));
+        fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let weir = self.agent.with_file_name("weir");
+        for node in 1..=NODES {
+            for (name, arguments) in STATE {
+                let mut command = Command::new(&weir);
+                command.arg("--pin-dir").arg(guard::pin_dir(node).root()).args(arguments).args(["-o", "json"]);
+                let said = command.output().with_context(|| format!("cannot start {}", weir.display()))?;
+                fs::write(directory.join(format!("node{node}-{name}.json")), said.stdout)?;
+            }
+        }
+        println!("state kept: {}", directory.display());
+        Ok(())
     }
 
     /// Writes files and prints tables.

@@ -75,11 +75,11 @@ impl Proxies {
         let Contender::Weir(policy) = contender else { return Ok(()) };
         bed.annotate(service, policy, point.target)?;
         for node in 1..=NODES {
-            let settings = await_known(stop, || has_settings(&weights(bed, node)?, policy, service, point.target))?;
+            let settings = await_known(stop, || has_settings(&weights(node)?, policy, service, point.target))?;
             if let Err(seen) = settings {
                 bail!("the agent of node {node} has not learnt within {KNOWN:?}: {seen}");
             }
-            if let Err(seen) = await_known(stop, || has_measured(&weights(bed, node)?, node, point))? {
+            if let Err(seen) = await_known(stop, || has_measured(&weights(node)?, node, point))? {
                 println!("the agent of node {node} has not found out within {KNOWN:?}: {seen}");
             }
         }
@@ -143,9 +143,8 @@ fn await_known(stop: &Stop, look: impl Fn() -> Result<(), String>) -> Result<Res
 }
 
 /// What the agent of a node says of its weights.
-fn weights(bed: &Bed, node: u8) -> Result<Value, String> {
-    let body =
-        health::body(bed.world.node(node).netns(), health::METRICS, "/weights").map_err(|error| error.to_string())?;
+fn weights(node: u8) -> Result<Value, String> {
+    let body = health::weights(&guard::pin_dir(node)).map_err(|error| error.to_string())?;
     serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))
 }
 

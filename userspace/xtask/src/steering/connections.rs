@@ -16,6 +16,7 @@ use weir_testbed::Netns;
 use super::step;
 use crate::demo::stage::{ADDRESSES, Stage};
 use crate::guard::Stop;
+use crate::health;
 use crate::progress::Step;
 
 /// Connections.
@@ -76,7 +77,7 @@ pub(super) fn measure(stage: &Stage, stop: &Stop) -> Result<Figures> {
 /// Changes of shares so far.
 fn updates(stage: &Stage) -> Result<u64> {
     const NAME: &str = "weir_weight_updates_total ";
-    let text = stage.agent(1).get(stage.world(), "/metrics")?;
+    let text = health::metrics(stage.world().node(1).netns()).context("weir-agent on node 1 tells no metrics")?;
     let value = text.lines().find_map(|line| line.strip_prefix(NAME)).and_then(|value| value.trim().parse().ok());
     value.with_context(|| format!("the agent's metrics lack {NAME}"))
 }

@@ -69,6 +69,9 @@ pub(crate) struct Options {
     /// The report
     #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
     report: PathBuf,
+    /// Go on with the results of a run that was ended: measure what they lack. The same programs must be measured
+    #[arg(long, conflicts_with = "report_only")]
+    resume: bool,
     /// Measure nothing: write the report from the results of the last run
     #[arg(long)]
     report_only: bool,
@@ -142,9 +145,17 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures all of it as often as was asked for, and keeps what there is after each time.
+    /// What earlier runs have measured, if this one is to go on with it.
+    fn begin(&self) -> Result<Results> {
+        let origin = Origin::of(self.options.command())?;
+        let none = Results { origin, rate: self.options.rate, records: Vec::new() };
+        if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
+    }
+
+    /// Measures all of it as often as was asked for, and keeps what there is after each block.
     fn repeat(&self, directory: &Path) -> Result<()> {
         let services = self.options.services();
+        let mut results = self.begin()?;
         let step = Step::begin("building nodes, pods and API servers");
         let bed = Bed::build(&services, directory)?;
         step.done();
@@ -152,17 +163,18 @@ impl Run<'_> {
         let proxies = Proxies::start(&services, self.agent, &bed, directory, self.stop)?;
         step.done();
         self.await_calm()?;
-        let mut results =
-            Results { origin: Origin::of(self.options.command())?, rate: self.options.rate, records: Vec::new() };
         let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
         for repetition in 1..=self.options.reps {
             for block in &blocks {
+                if results.has(*block, repetition) {
+                    continue;
+                }
                 let turns = plan::turns(&ways, repetition);
                 for way in turns.into_iter().filter(|way| way.leads_to(block.backend)) {
                     results.records.extend(self.measure(*block, way, repetition, &bed, &proxies, directory)?);
                 }
+                results.write(&self.options.output)?;
             }
-            results.write(&self.options.output)?;
         }
         println!("\n{}", report::tables(&results)?);
         Ok(())

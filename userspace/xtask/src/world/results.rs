@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use weir_testbed::figures;
 
-use super::plan::{Backend, Case, Family, Figure, Way};
+use super::plan::{Backend, Block, Case, Family, Figure, Way};
 use crate::origin::Origin;
 use crate::spread::Spread;
 
@@ -53,9 +53,40 @@ impl Record {
 }
 
 impl Results {
+    /// These, to be gone on with as `next` does it.
+    ///
+    /// # Errors
+    /// When they were measured in another way, on another machine, or on another kernel.
+    pub(super) fn resumed(self, next: Self) -> Result<Self> {
+        let way = |results: &Self| {
+            let Origin { command, kernel, cpus, date: _ } = &results.origin;
+            (command.clone(), kernel.clone(), *cpus, results.rate)
+        };
+        let (before, now) = (way(&self), way(&next));
+        ensure!(
+            before == now,
+            "what was measured before is of {before:?}, now it would be {now:?}: begin anew, without --resume"
+        );
+        Ok(Self { records: self.records, ..next })
+    }
+
+    /// Whether a block was measured in a repetition.
+    pub(super) fn has(&self, block: Block, repetition: u32) -> bool {
+        let Block { load, backend, family } = block;
+        let of = |record: &Record| (record.case.load(), record.backend, record.family, record.repetition);
+        self.records.iter().any(|record| of(record) == (load, backend, family, repetition))
+    }
+
     /// Repetitions of every number there is; 0 if there is none.
     pub(super) fn repetitions(&self) -> u32 {
-        self.records.iter().map(|record| record.repetition).max().unwrap_or(0)
+        let mut each: Vec<(Case, Backend, Family, u32)> = Vec::new();
+        for Record { case, backend, family, repetition, .. } in &self.records {
+            match each.iter_mut().find(|known| (known.0, known.1, known.2) == (*case, *backend, *family)) {
+                Some((.., most)) => *most = *repetition.max(most),
+                None => each.push((*case, *backend, *family, *repetition)),
+            }
+        }
+        each.into_iter().map(|(.., most)| most).min().unwrap_or(0)
     }
 
     /// Numbers of services, the smallest first.
@@ -106,7 +137,7 @@ impl Results {
 pub(super) mod tests {
     use serde_json::json;
 
-    use super::super::plan::{Path, Proxy};
+    use super::super::plan::{Load, Path, Proxy};
     use super::*;
 
     /// A number that somebody measured over IPv4.
@@ -143,6 +174,29 @@ pub(super) mod tests {
         assert_eq!(serde_json::from_value::<Record>(text).unwrap(), record);
         let direct = serde_json::to_value(Way::DIRECT).unwrap();
         assert_eq!(direct, json!({"path": "direct", "services": 0, "proxy": "none"}));
+    }
+
+    #[test]
+    fn a_run_goes_on_where_another_has_ended() {
+        let way = Way { path: Path::NodePort, services: 10, proxy: Proxy::Weir };
+        let block = |load| Block { load, backend: Backend::Local, family: Family::V4 };
+        let before = results(vec![record(Figure::Connect99, way, Backend::Local, 3.0)]);
+        let resumed = before.clone().resumed(results(Vec::new())).unwrap();
+        assert!(resumed.has(block(Load::Paced), 1));
+        assert!(!resumed.has(block(Load::Paced), 2) && !resumed.has(block(Load::Bulk), 1));
+        let mut elsewhere = results(Vec::new());
+        elsewhere.origin.kernel = "another".into();
+        assert!(before.resumed(elsewhere).unwrap_err().to_string().contains("another"));
+    }
+
+    #[test]
+    fn a_repetition_counts_when_every_number_has_it() {
+        let way = Way { path: Path::NodePort, services: 10, proxy: Proxy::Weir };
+        let of = |figure, repetition| Record { repetition, ..record(figure, way, Backend::Local, 1.0) };
+        let mut all = results(vec![of(Figure::Burst, 1), of(Figure::Burst, 2), of(Figure::Bulk, 1)]);
+        assert_eq!(all.repetitions(), 1);
+        all.records.push(of(Figure::Bulk, 2));
+        assert_eq!(all.repetitions(), 2);
     }
 
     #[test]
