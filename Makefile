@@ -27,27 +27,79 @@ BPF_OBJECTS := $(patsubst bpf/%.bpf.c,target/bpf/%.bpf.o,$(wildcard bpf/*.bpf.c)
 C_SOURCES = $(shell find bpf -name '*.[ch]')
 SHELL_SCRIPTS = .ci/run $(shell find deploy benches -name '*.sh' 2>/dev/null)
 CACHE := $(or $(WEIR_CACHE),$(HOME)/.cache/weir)
+STATIC_TARGET := $(shell uname -m)-unknown-linux-musl
+PREFIX := /usr/local
+# What is installed.
+PROGRAMS := target/release
 XTASK := cargo run $(QUIET) --release -p xtask --
+
+# What programs say of themselves: $(call manuals,DIRECTORY OF PROGRAMS)
+define manuals
+	$(call say,MAN,target/man)
+	$(Q)rm -rf target/man target/completions
+	$(Q)mkdir -p target/man target/completions
+	$(Q)$(1)/weir man target/man
+	$(Q)$(1)/weir-agent --man >target/man/weir-agent.8
+	$(Q)for shell in bash zsh fish; do $(1)/weir completion $$shell >target/completions/weir.$$shell; done
+endef
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz clean help format bpf
-.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-lint
+.PHONY: build man static deb install test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
+.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-package
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
 build: bootstrap-base ## weir-agent and weir, in target/release
 	$(call say,CARGO,"weir-agent weir")
 	$(Q)cargo build $(QUIET) --release -p weir-agent -p weir-cli
 
+man: build ## manual pages and completions of shells, in target/man and target/completions
+	$(call manuals,$(PROGRAMS))
+
+static: bootstrap-package ## weir-agent and weir without a C library, for any Linux, in target/*-musl/release
+	$(call say,CARGO,"weir-agent weir ($(STATIC_TARGET))")
+	$(Q)cargo build $(QUIET) --release --locked --target $(STATIC_TARGET) -p weir-agent -p weir-cli
+
+deb: static ## a package for Debian and Ubuntu, in target/debian
+	$(call manuals,target/$(STATIC_TARGET)/release)
+	$(call say,DEB,target/debian)
+	$(Q)cd userspace/agent && $(CACHE)/bin/cargo-deb --quiet --no-build --target $(STATIC_TARGET) --output $(CURDIR)/target/debian
+
+# The unit says /usr/bin; a file of settings that is there stays as it is.
+install: man ## both programs, unit, manual and completions below PREFIX=/usr/local, settings in /etc; DESTDIR=root
+	$(call say,INSTALL,"$(DESTDIR)$(PREFIX)")
+	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(PROGRAMS)/weir-agent $(PROGRAMS)/weir
+	$(Q)ln -sf weir $(DESTDIR)$(PREFIX)/bin/kubectl-weir
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man8 target/man/*.8
+	$(Q)install -D -m 644 target/completions/weir.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/weir
+	$(Q)install -D -m 644 target/completions/weir.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_weir
+	$(Q)install -D -m 644 target/completions/weir.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/weir.fish
+	$(Q)install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	$(Q)sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/systemd/weir-agent.service \
+		>$(DESTDIR)$(PREFIX)/lib/systemd/system/weir-agent.service
+	$(Q)[[ -e $(DESTDIR)/etc/weir/weir.yaml ]] || install -D -m 644 deploy/static/weir.yaml $(DESTDIR)/etc/weir/weir.yaml
+	$(Q)[[ -e $(DESTDIR)/etc/default/weir-agent ]] || \
+		install -D -m 644 deploy/systemd/weir-agent.default $(DESTDIR)/etc/default/weir-agent
+
 test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
 	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace) $(if $(T),-- $(T))
+
+# What takes minutes, or a whole cluster; the rest of the deployment is tested by `make test`.
+test-deploy: bootstrap-deploy build ## the deployment's long tests, and an upgrade of a cluster under load (root); T=name picks tests
+	$(call say,DEPLOY,"$(or $(T),all long tests)")
+	$(Q)cargo test $(QUIET) -p weir-deploy-tests -- --ignored --nocapture $(T)
+	$(if $(T),,$(Q)$(XTASK) rollout)
+
+manifests: bootstrap-test ## deploy/weir.yaml, the Kustomize base, the chart's README and snapshots, from the chart
+	$(call say,WRITE,"deploy/weir.yaml deploy/kustomize/base deploy/helm/weir/README.md")
+	$(Q)WEIR_WRITE_DOCS=1 INSTA_UPDATE=always cargo test $(QUIET) -p weir-deploy-tests --test chart --test kustomize
 
 demo: build ## a small cluster in network namespaces (root); KEEP=1 leaves it running
 	$(call say,DEMO,"")
 	$(Q)$(XTASK) demo $(if $(filter 1,$(KEEP)),--keep)
 
 # PROCS: tests at the same time; most of their time is waiting.
-conformance: bootstrap-conformance build ## Kubernetes' tests of services (root); FOCUS=regex PROXY=kube-proxy KEEP=1
+conformance: bootstrap-conformance build ## Kubernetes' tests of services (root); FOCUS=regex PROXY=kube-proxy|chart KEEP=1
 	$(call say,CONFORM,"$(or $(FOCUS),all that concern services) ($(or $(PROXY),weir))")
 	$(Q)$(XTASK) conformance $(if $(PROXY),--proxy $(PROXY)) $(if $(FOCUS),--focus '$(FOCUS)') \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(filter 1,$(KEEP)),--keep)
@@ -60,9 +112,9 @@ lint: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size ## everything th
 verify: bpf ## load every BPF object with bpftool and print what the verifier says (root)
 	$(Q)deploy/dev/verify.sh $(BPF_OBJECTS)
 
-bench-packet: bootstrap-bench build ## nanoseconds per packet, by BPF_PROG_RUN (root)
+bench-packet: bootstrap-bench build ## nanoseconds per packet, by BPF_PROG_RUN (root); CASE=established|new_flow|not_ours
 	$(call say,BENCH,packet)
-	$(Q)$(XTASK) bench-packet
+	$(Q)$(XTASK) bench-packet $(if $(CASE),--case '$(CASE)')
 
 bench-sync: bootstrap-bench build ## from API server to maps, with thousands of services (root)
 	$(call say,BENCH,sync)
@@ -93,10 +145,11 @@ bench-papers: bootstrap-bench build ## the papers' figures beside real kube-prox
 
 # Seven hours. A figure is a result when it was measured five times; REPS=1 SECONDS=2 SERVICES=10 shows within ten
 # minutes that all of it works.
-bench-world: bootstrap-bench build ## connections end to end beside real kube-proxy (root); CASE=name REPS=n SECONDS=n SERVICES=n RATE=n
+bench-world: bootstrap-bench build ## connections end to end beside real kube-proxy (root); CASE=name REPS=n SECONDS=n SERVICES=n RATE=n RESUME=1
 	$(call say,BENCH,"world: $(or $(CASE),all cases)")
 	$(Q)$(XTASK) bench-world $(if $(CASE),--case '$(CASE)') $(if $(REPS),--reps '$(REPS)') \
-		$(if $(SECONDS),--seconds '$(SECONDS)') $(if $(SERVICES),--services '$(SERVICES)') $(if $(RATE),--rate '$(RATE)')
+		$(if $(SECONDS),--seconds '$(SECONDS)') $(if $(SERVICES),--services '$(SERVICES)') $(if $(RATE),--rate '$(RATE)') \
+		$(if $(filter 1,$(RESUME)),--resume)
 
 # Needs no root.
 sim: bootstrap-base ## every policy in virtual time, against the optimum; ONLY=scenario POLICY=name SEED=n
@@ -108,6 +161,10 @@ fuzz: bootstrap-test ## the programs against their model, random scenarios for S
 	$(call say,FUZZ,"$(or $(SECONDS),600) s")
 	$(Q)FUZZ_SECONDS=$(or $(SECONDS),600) $(if $(SEED),WEIR_TEST_SEED=$(SEED)) \
 		cargo test $(QUIET) -p weir-datapath --test it fuzz:: -- --nocapture
+
+docs: bootstrap-docs ## the manual as a book, in target/book
+	$(call say,BOOK,docs)
+	$(Q)deploy/dev/book.sh $(CACHE)/bin/mdbook
 
 format: bootstrap-lint ## rewrite all sources in the style that lint checks
 	$(call say,FORMAT,"Rust and C")
@@ -125,7 +182,7 @@ help: ## this list
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
-BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance lint)
+BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance deploy lint docs package)
 
 bootstrap: $(BOOTSTRAPS) ## bring the tools of all verbs at once
 

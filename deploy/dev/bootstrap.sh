@@ -4,13 +4,15 @@
 # Brings what a make verb needs on Debian 12 or later: packages, the API server of the tests, cargo-deny, and for the
 # conformance cluster the rest of Kubernetes, CoreDNS and a file system for containers.
 #
-#   deploy/dev/bootstrap.sh [base|test|bench|conformance|lint]...      (default: base)
+#   deploy/dev/bootstrap.sh [base|test|bench|conformance|deploy|lint|docs|package]...      (default: base)
 #
 # It installs only what is missing; when nothing is, it makes no call to apt and takes a few milliseconds. What it
 # builds lies in ${WEIR_CACHE:-~/.cache/weir}. Run it as root or as a user of sudo.
 set -euo pipefail
 
 readonly DENY_VERSION=0.20.2
+readonly MDBOOK_VERSION=0.5.2
+readonly CARGO_DEB_VERSION=3.8.0
 # What the pods of the conformance tests run. The DNS tests want glibc, as Debian has it.
 readonly IMAGE_SUITE=bookworm
 IMAGE_PACKAGES=busybox,ca-certificates,conntrack,curl,dnsutils,iproute2,iptables,netcat-openbsd
@@ -58,6 +60,14 @@ readonly CONFORMANCE="$TEST
 readonly LINT="$BASE
 	clang-format-19                     clang-format-19
 	shellcheck                          shellcheck"
+# Static programs: a C compiler for the parts that are no Rust.
+readonly PACKAGE="$BASE
+	musl-gcc                            musl-tools"
+# The page is looked at in a real browser.
+readonly BROWSER="
+	chromium                            chromium
+	node                                nodejs
+	npm                                 npm"
 
 say() { printf '  %-8s %s\n' "$1" "$2"; }
 
@@ -201,6 +211,30 @@ need_coredns() {
 	go_programs "$here/coredns" "$(required "$here/coredns" $module)" "coredns=$module"
 }
 
+need_helm() {
+	local module=helm.sh/helm/v4
+	go_programs "$here/helm" "$(required "$here/helm" $module)" "helm=$module/cmd/helm"
+}
+
+# promtool out of Debian's Prometheus. The package is only unpacked: installed, it would run a server.
+need_promtool() {
+	local program=$cache/bin/promtool work
+	[[ ! -x $program ]] || return 0
+	locked
+	[[ ! -x $program ]] || return 0
+	say APT "promtool, out of the package prometheus"
+	work=$(mktemp -d "$cache/promtool.XXXXXX")
+	(
+		cd "$work"
+		quietly as_root apt-get -q update
+		# Its own user may not write to root's cache.
+		quietly apt-get -q -o APT::Sandbox::User= download prometheus
+		quietly dpkg-deb -x prometheus_*.deb .
+	) || die "apt-get could not bring the package prometheus: see above"
+	mv "$work/usr/bin/promtool" "$program"
+	rm -rf "$work"
+}
+
 # The layer that all images of the conformance cluster share: a small Debian with the commands that test pods run.
 need_base_layer() {
 	local layer=$cache/images/base.tar work
@@ -234,6 +268,39 @@ need_deny() {
 		cargo-deny --version "$DENY_VERSION" || die "cargo-deny $DENY_VERSION does not build: see above"
 }
 
+mdbook_is() { [[ "$("$cache/bin/mdbook" --version 2>/dev/null)" == "mdbook v$MDBOOK_VERSION" ]]; }
+
+need_mdbook() {
+	mdbook_is && return 0
+	locked
+	mdbook_is && return 0
+	say CARGO "mdbook $MDBOOK_VERSION (a minute or two, once)"
+	quietly env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_OPT_LEVEL=1 cargo install --locked --force --no-track --root "$cache" \
+		mdbook --version "$MDBOOK_VERSION" || die "mdbook $MDBOOK_VERSION does not build: see above"
+}
+
+cargo_deb_is() { [[ "$("$cache/bin/cargo-deb" --version 2>/dev/null)" == "cargo-deb $CARGO_DEB_VERSION" ]]; }
+
+need_cargo_deb() {
+	cargo_deb_is && return 0
+	locked
+	cargo_deb_is && return 0
+	say CARGO "cargo-deb $CARGO_DEB_VERSION (a minute or two, once)"
+	quietly env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+		cargo install --locked --force --no-track --root "$cache" cargo-deb --version "$CARGO_DEB_VERSION" ||
+		die "cargo-deb $CARGO_DEB_VERSION does not build: see above"
+}
+
+# Rust's library for programs without a C library of the system's.
+need_static_rust() {
+	local target
+	target=$(uname -m)-unknown-linux-musl
+	[[ ! -d $(rustc --print sysroot)/lib/rustlib/$target/lib ]] || return 0
+	command -v rustup >/dev/null || die "Rust's library for $target is missing, and there is no rustup to bring it"
+	say RUSTUP "$target"
+	quietly rustup target add "$target" || die "rustup cannot add the target $target: see above"
+}
+
 need_clippy_and_rustfmt() {
 	cargo clippy --version >/dev/null 2>&1 || die "cargo clippy is missing: rustup component add clippy"
 	cargo fmt --version >/dev/null 2>&1 || die "cargo fmt is missing: rustup component add rustfmt"
@@ -247,7 +314,8 @@ main() {
 		base) install_packages "$BASE" ;;
 		test)
 			install_packages "$TEST"
-			need_kubernetes kube-apiserver kube-proxy
+			need_kubernetes kube-apiserver kube-proxy kubectl
+			need_helm
 			;;
 		bench)
 			install_packages "$BENCH"
@@ -257,11 +325,18 @@ main() {
 			install_packages "$CONFORMANCE"
 			need_kubernetes kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy e2e.test=test/e2e
 			need_ginkgo
+			need_helm
 			# These run in containers, whose C library is another.
 			export CGO_ENABLED=0
 			need_kubernetes agnhost=test/images/agnhost regression-issue-74839=test/images/regression-issue-74839
 			need_coredns
 			need_base_layer
+			;;
+		# The tests of the deployment that take a whole cluster.
+		deploy)
+			main test conformance package
+			install_packages "$BROWSER"
+			need_promtool
 			;;
 		lint)
 			install_packages "$LINT"
@@ -269,7 +344,18 @@ main() {
 			need_clippy_and_rustfmt
 			need_deny
 			;;
-		*) die "unknown group '$group': base, test, bench, conformance or lint" ;;
+		docs)
+			install_packages "$BASE"
+			need_rust
+			need_mdbook
+			;;
+		package)
+			install_packages "$PACKAGE"
+			need_rust
+			need_static_rust
+			need_cargo_deb
+			;;
+		*) die "unknown group '$group': base, test, bench, conformance, deploy, lint, docs or package" ;;
 		esac
 		need_rust
 	done

@@ -18,6 +18,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::address::Pair;
+use crate::audit::Audit;
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
 use crate::process::{self, Process};
@@ -105,6 +106,7 @@ pub struct ApiServer {
     admission: Admission,
     advertised: IpAddr,
     cluster_ips: Vec<IpNet>,
+    audit: Option<Audit>,
     tokens: [String; User::ALL.len()],
     kubeconfigs: AtomicU32,
 }
@@ -134,7 +136,15 @@ impl ApiServer {
     /// # Errors
     /// As [`ApiServer::start`], and when there is no range.
     pub fn start_with(netns: Option<&Netns>, cluster_ips: &[IpNet]) -> Result<Self> {
-        Self::create(&std::env::temp_dir(), netns, Admission::Alone, cluster_ips)
+        Self::create(&std::env::temp_dir(), netns, Admission::Alone, cluster_ips, false)
+    }
+
+    /// As [`ApiServer::start`], with a log of who asked for what: [`ApiServer::audit`].
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`].
+    pub fn start_audited(netns: Option<&Netns>) -> Result<Self> {
+        Self::create(&std::env::temp_dir(), netns, Admission::Alone, &address::cluster_ips(), true)
     }
 
     /// As [`ApiServer::start`], with other company, and with all files below the directory `parent`.
@@ -142,10 +152,16 @@ impl ApiServer {
     /// # Errors
     /// As [`ApiServer::start`].
     pub fn start_in(parent: &Path, netns: Option<&Netns>, admission: Admission) -> Result<Self> {
-        Self::create(parent, netns, admission, &address::cluster_ips())
+        Self::create(parent, netns, admission, &address::cluster_ips(), false)
     }
 
-    fn create(parent: &Path, netns: Option<&Netns>, admission: Admission, cluster_ips: &[IpNet]) -> Result<Self> {
+    fn create(
+        parent: &Path,
+        netns: Option<&Netns>,
+        admission: Admission,
+        cluster_ips: &[IpNet],
+        audited: bool,
+    ) -> Result<Self> {
         let default = cluster_ips.first().ok_or_else(|| Error::Invalid("no range of cluster IPs".into()))?;
         let directory = tempfile::Builder::new()
             .prefix("weir-apiserver-")
@@ -155,6 +171,7 @@ impl ApiServer {
         let look = || Ok((Ports::free()?, first_address(default.addr())?));
         let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
         let tokens = [random_token()?, random_token()?, random_token()?];
+        let audit = audited.then(|| Audit::in_directory(directory.path())).transpose()?;
         let mut api = Self {
             server: None,
             etcd: None,
@@ -164,6 +181,7 @@ impl ApiServer {
             admission,
             advertised,
             cluster_ips: cluster_ips.to_vec(),
+            audit,
             tokens,
             kubeconfigs: AtomicU32::new(0),
         };
@@ -260,6 +278,12 @@ impl ApiServer {
         Ok(path)
     }
 
+    /// What the server was asked, if it was started with [`ApiServer::start_audited`].
+    #[must_use]
+    pub fn audit(&self) -> Option<&Audit> {
+        self.audit.as_ref()
+    }
+
     /// A client for the admin, that talks from inside the server's namespace.
     ///
     /// # Errors
@@ -332,6 +356,7 @@ impl ApiServer {
         command.arg(format!("--service-account-signing-key-file={}", key.display()));
         command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
         command.args(["--allow-privileged=true", "--profiling=false"]);
+        command.args(self.audit.iter().flat_map(Audit::options));
         command.arg(match self.admission {
             // No controller makes the default service accounts that this plug-in would wait for.
             Admission::Alone => "--disable-admission-plugins=ServiceAccount",

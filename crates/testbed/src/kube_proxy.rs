@@ -168,6 +168,14 @@ impl KubeProxy {
         fs::read_to_string(self.directory.path().join("kube-proxy.log")).unwrap_or_default()
     }
 
+    /// Ends it as whoever takes it off a node does: its rules stay, until this is dropped.
+    ///
+    /// # Errors
+    /// When it cannot be ended.
+    pub fn leave(&mut self) -> Result<()> {
+        self.process.take().map_or(Ok(()), |process| process.kill().map(drop))
+    }
+
     /// Ends it and removes its rules.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 pub mod address;
 pub mod apiserver;
 pub mod ask;
+pub mod audit;
 pub mod bpffs;
 pub mod bulk;
 pub mod capture;

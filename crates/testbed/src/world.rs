@@ -11,8 +11,10 @@
 //! segments to split, and room for what XDP sends back.
 
 use std::fmt::Write;
+use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -32,6 +34,9 @@ const READY_LIMIT: Duration = Duration::from_secs(15);
 
 /// A probe's patience above the delay of the links.
 const PROBE_LIMIT: Duration = Duration::from_millis(200);
+
+/// Where agents have their admin sockets, under the names of their pin directories (`weir_telemetry::admin`).
+const ADMIN_SOCKETS: &str = "/run/weir";
 
 /// What the switch is called inside its namespace.
 const SWITCH_BRIDGE: &str = "br0";
@@ -221,13 +226,26 @@ impl World {
         self.set_port(node, "forwarding")
     }
 
-    /// Removes the namespaces of worlds whose process is gone.
+    /// Removes the namespaces of worlds whose process is gone, and the admin sockets of agents that were killed in them.
     ///
     /// # Errors
-    /// When a namespace cannot be deleted.
+    /// When one of them cannot be deleted.
     pub fn sweep() -> Result<()> {
-        let abandoned = netns::list()?.into_iter().filter(|name| owner(name).is_some_and(|pid| !is_alive(pid)));
-        abandoned.into_iter().try_for_each(|name| netns::delete_named(&name))
+        let is_abandoned = |name: &str| owner(name).is_some_and(|pid| !is_alive(pid));
+        let abandoned = netns::list()?.into_iter().filter(|name| is_abandoned(name));
+        abandoned.into_iter().try_for_each(|name| netns::delete_named(&name))?;
+        let sockets = Path::new(ADMIN_SOCKETS);
+        if !sockets.exists() {
+            return Ok(());
+        }
+        for entry in fs::read_dir(sockets).map_err(Error::file("list", sockets))? {
+            let entry = entry.map_err(Error::file("list", sockets))?;
+            if entry.file_name().to_str().is_some_and(is_abandoned) {
+                // Somebody else sweeps, too.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
     }
 
     /// Switch, router and client, joined.

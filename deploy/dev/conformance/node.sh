@@ -17,6 +17,8 @@ read -r pid _ </proc/self/stat
 echo "$name" >/proc/sys/kernel/hostname
 mount -t proc proc /proc
 mount -t tmpfs run /run
+# As on hosts with systemd, among the mounts of this node: pods may ask to see what is mounted later.
+mount --make-rshared /
 mkdir /run/lock /run/netns
 mkdir "$directory/lib" "$directory/log"
 mount --bind "$directory/lib" /var/lib
