@@ -82,15 +82,15 @@ install: man ## both programs, unit, manual and completions below PREFIX=/usr/lo
 		install -D -m 644 deploy/systemd/weir-agent.default $(DESTDIR)/etc/default/weir-agent
 
 test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
-	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace) $(if $(T),-- $(T))
+	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace --exclude weir-deploy-tests) $(if $(T),-- $(T))
 
-# What takes minutes, or a whole cluster; the rest of the deployment is tested by `make test`.
-test-deploy: bootstrap-deploy build ## the deployment's long tests, and an upgrade of a cluster under load (root); T=name picks tests
-	$(call say,DEPLOY,"$(or $(T),all long tests)")
-	$(Q)cargo test $(QUIET) -p weir-deploy-tests -- --ignored --nocapture $(T)
+# It wants Helm, a browser, packages and a whole cluster, which take minutes to build and longer to run.
+test-deploy: bootstrap-deploy build ## what is deployed: chart, manifests, image, packages, page, an upgrade under load (root); T=name picks tests
+	$(call say,DEPLOY,"$(or $(T),all)")
+	$(Q)cargo test $(QUIET) -p weir-deploy-tests -- --include-ignored --nocapture $(T)
 	$(if $(T),,$(Q)$(XTASK) rollout)
 
-manifests: bootstrap-test ## deploy/weir.yaml, the Kustomize base, the chart's README and snapshots, from the chart
+manifests: bootstrap-deploy ## deploy/weir.yaml, the Kustomize base, the chart's README and snapshots, from the chart
 	$(call say,WRITE,"deploy/weir.yaml deploy/kustomize/base deploy/helm/weir/README.md")
 	$(Q)WEIR_WRITE_DOCS=1 INSTA_UPDATE=always cargo test $(QUIET) -p weir-deploy-tests --test chart --test kustomize
 

@@ -315,7 +315,6 @@ main() {
 		test)
 			install_packages "$TEST"
 			need_kubernetes kube-apiserver kube-proxy kubectl
-			need_helm
 			;;
 		bench)
 			install_packages "$BENCH"

@@ -86,7 +86,8 @@ fn wire() -> Result<u32> {
 
 fn of_family(family: Family, device: u32) -> Result<Vec<LiveFigure>> {
     let room = room_for(OTHER_FLOWS);
-    let mut bed = Bed::new(Setting { family, services: 1, room, openings: room, endpoints: Endpoints::Elsewhere, device })?;
+    let mut bed =
+        Bed::new(Setting { family, services: 1, room, openings: room, endpoints: Endpoints::Elsewhere, device })?;
     bed.attach_sink(FAR)?;
     let frame = frame::tcp(family, false);
     let plan = bed.plan(&frame, OTHER_FLOWS, 1, bed::first_service(family));
