@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use aya::programs::{Program, ProgramError, ProgramFd};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
@@ -274,10 +277,13 @@ fn load_all(
     capacity: &Capacity,
     resized: &[(MapSpec, OwnedFd)],
 ) -> Result<(Ebpf, BTreeMap<String, ProgramFd>)> {
-    let mut programs = BTreeMap::new();
-    load("xdp.bpf.o", XDP, pins, capacity, &mut programs)?;
-    load("sock.bpf.o", SOCK, pins, capacity, &mut programs)?;
-    let tc = load("tc.bpf.o", TC, pins, capacity, &mut programs)?;
+    let mut tc = read("tc.bpf.o", TC, pins, capacity)?;
+    let mut xdp = read("xdp.bpf.o", XDP, pins, capacity)?;
+    let mut sock = read("sock.bpf.o", SOCK, pins, capacity)?;
+    // Those that take longest come first.
+    let objects = [("tc.bpf.o", &mut tc), ("xdp.bpf.o", &mut xdp), ("sock.bpf.o", &mut sock)];
+    let waiting = objects.into_iter().flat_map(|(object, ebpf)| ebpf.programs_mut().map(move |named| (object, named)));
+    let programs = load_programs(waiting.collect())?;
     if !resized.is_empty() {
         let seed = mapped::<abi::Config>(pins, "config", READ_ONLY)?.get(0)?.hash_seed;
         for (spec, old) in resized {
@@ -309,13 +315,8 @@ fn restore(pins: &PinDir, resized: &[(MapSpec, OwnedFd)]) {
     }
 }
 
-fn load(
-    object: &'static str,
-    bytes: &[u8],
-    pins: &PinDir,
-    capacity: &Capacity,
-    programs: &mut BTreeMap<String, ProgramFd>,
-) -> Result<Ebpf> {
+/// Reads an object and makes those of its maps that are not pinned yet.
+fn read(object: &'static str, bytes: &[u8], pins: &PinDir, capacity: &Capacity) -> Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     // The objects have no CO-RE relocations; reading the kernel's BTF would cost time and memory for nothing.
     loader.btf(None);
@@ -327,14 +328,37 @@ fn load(
             loader.map_max_entries(spec.name, entries);
         }
     }
-    let mut ebpf = loader.load(bytes).map_err(|e| failed(object, &e))?;
-    for (name, program) in ebpf.programs_mut() {
-        load_program(object, program)?;
-        let fd = program.fd().map_err(|e| failed(object, &e))?;
-        let fd = fd.try_clone();
-        programs.insert(name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?);
+    loader.load(bytes).map_err(|e| failed(object, &e))
+}
+
+/// A program with its name, and the object that it is of.
+type Waiting<'a> = (&'static str, (&'a str, &'a mut Program));
+
+/// Gives programs to the kernel, as many at a time as there are processors: the verifier walks each of them on one, and that
+/// is most of what a start of the agent takes.
+fn load_programs(programs: Vec<Waiting<'_>>) -> Result<BTreeMap<String, ProgramFd>> {
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(programs.len());
+    let waiting = Mutex::new(programs.into_iter());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let mut loaded = Vec::new();
+        while let Some((object, (name, program))) = next() {
+            load_program(object, program)?;
+            let fd = program.fd().map_err(|e| failed(object, &e))?.try_clone();
+            loaded.push((name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?));
+        }
+        Ok(loaded)
+    };
+    let loaded: Vec<Result<Vec<_>>> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| worker.join().unwrap_or_else(|panic| resume_unwind(panic));
+        workers.into_iter().map(join).collect()
+    });
+    let mut programs = BTreeMap::new();
+    for part in loaded {
+        programs.extend(part?);
     }
-    Ok(ebpf)
+    Ok(programs)
 }
 
 /// Gives a program to the kernel.
