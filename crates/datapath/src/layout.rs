@@ -62,17 +62,7 @@ const fn per_cpu<V>(name: &'static str) -> MapSpec {
 /// Longest prefix match; the kernel has no other kind than one without preallocation.
 const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'static str) -> MapSpec {
     const { assert!(size_of::<K>() <= size_of::<sys::BatchToken>(), "the kernel writes a key there") };
-    let kind = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE;
-    MapSpec {
-        name,
-        kind,
-        key: size_of::<K>(),
-        value: size_of::<V>(),
-        flags: NO_PREALLOC,
-        size: Some(size),
-        option,
-        ways: 1,
-    }
+    MapSpec { kind: bpf_map_type::BPF_MAP_TYPE_LPM_TRIE, ..hash::<K, V>(name, size, option) }
 }
 
 /// Flows that begin, a few in each element.

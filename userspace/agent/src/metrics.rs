@@ -295,7 +295,8 @@ impl Collector for SourceCollector {
 mod tests {
     use super::*;
 
-    fn value<'a>(text: &'a str, series: &str) -> &'a str {
+    /// What a series says in an answer to a scrape.
+    pub(super) fn value<'a>(text: &'a str, series: &str) -> &'a str {
         let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {series} in\n{text}"))
     }

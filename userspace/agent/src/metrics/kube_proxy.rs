@@ -153,11 +153,7 @@ fn seconds(milliseconds: i64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn value<'a>(text: &'a str, series: &str) -> &'a str {
-        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {series} in\n{text}"))
-    }
+    use crate::metrics::tests::value;
 
     #[test]
     fn changes_are_pending_until_they_are_synced_under_the_names_of_kube_proxy() {
