@@ -24,8 +24,8 @@ LLVM_STRIP := llvm-strip-19
 # Header directories that clang searches last: asm/types.h lies in the one of the architecture.
 BPF_INCLUDE = -idirafter /usr/include/$(shell uname -m)-linux-gnu
 BPF_OBJECTS := $(patsubst bpf/%.bpf.c,target/bpf/%.bpf.o,$(wildcard bpf/*.bpf.c))
-C_SOURCES = $(shell find bpf -name '*.[ch]')
-SHELL_SCRIPTS = .ci/run $(shell find deploy benches -name '*.sh' 2>/dev/null)
+C_SOURCES = $(shell find bpf crates/datapath/tests -name '*.[ch]')
+SHELL_SCRIPTS = .ci/run .ci/nightly $(shell find deploy benches -name '*.sh' 2>/dev/null)
 CACHE := $(or $(WEIR_CACHE),$(HOME)/.cache/weir)
 STATIC_TARGET := $(shell uname -m)-unknown-linux-musl
 PREFIX := /usr/local
@@ -45,8 +45,8 @@ endef
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build man static deb install test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
-.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-package
+.PHONY: build man static deb image install uninstall test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
+.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-static bootstrap-package
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
 build: bootstrap-base ## weir-agent and weir, in target/release
@@ -56,14 +56,19 @@ build: bootstrap-base ## weir-agent and weir, in target/release
 man: build ## manual pages and completions of shells, in target/man and target/completions
 	$(call manuals,$(PROGRAMS))
 
-static: bootstrap-package ## weir-agent and weir without a C library, for any Linux, in target/*-musl/release
+static: bootstrap-static ## weir-agent and weir without a C library, for any Linux, in target/*-musl/release
 	$(call say,CARGO,"weir-agent weir ($(STATIC_TARGET))")
 	$(Q)cargo build $(QUIET) --release --locked --target $(STATIC_TARGET) -p weir-agent -p weir-cli
 
-deb: static ## a package for Debian and Ubuntu, in target/debian
+deb: bootstrap-package static ## a package for Debian and Ubuntu, in target/debian
 	$(call manuals,target/$(STATIC_TARGET)/release)
 	$(call say,DEB,target/debian)
 	$(Q)cd userspace/agent && $(CACHE)/bin/cargo-deb --quiet --no-build --target $(STATIC_TARGET) --output $(CURDIR)/target/debian
+
+# What `docker build -f deploy/docker/Dockerfile` makes, where there is no Docker.
+image: static ## the container image, in target/image/weir.tar; IMAGE=name:tag
+	$(call say,IMAGE,target/image/weir.tar)
+	$(Q)cargo run $(QUIET) -p weir-deploy-tests --bin weir-image -- target/image/weir.tar $(IMAGE)
 
 # The unit says /usr/bin; a file of settings that is there stays as it is.
 install: man ## both programs, unit, manual and completions below PREFIX=/usr/local, settings in /etc; DESTDIR=root
@@ -80,6 +85,13 @@ install: man ## both programs, unit, manual and completions below PREFIX=/usr/lo
 	$(Q)[[ -e $(DESTDIR)/etc/weir/weir.yaml ]] || install -D -m 644 deploy/static/weir.yaml $(DESTDIR)/etc/weir/weir.yaml
 	$(Q)[[ -e $(DESTDIR)/etc/default/weir-agent ]] || \
 		install -D -m 644 deploy/systemd/weir-agent.default $(DESTDIR)/etc/default/weir-agent
+
+# Settings stay, and what the kernel has: `weir cleanup` takes that away, before.
+uninstall: ## take away what install has put below PREFIX=/usr/local; DESTDIR=root
+	$(call say,REMOVE,"$(DESTDIR)$(PREFIX)")
+	$(Q)cd $(DESTDIR)$(PREFIX) && rm -f bin/weir-agent bin/weir bin/kubectl-weir lib/systemd/system/weir-agent.service \
+		share/man/man8/weir.8 share/man/man8/weir-*.8 share/bash-completion/completions/weir \
+		share/zsh/site-functions/_weir share/fish/vendor_completions.d/weir.fish
 
 test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
 	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace --exclude weir-deploy-tests) $(if $(T),-- $(T))
@@ -182,7 +194,7 @@ help: ## this list
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
-BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance deploy lint docs package)
+BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance deploy lint docs static package)
 
 bootstrap: $(BOOTSTRAPS) ## bring the tools of all verbs at once
 

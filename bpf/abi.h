@@ -66,7 +66,7 @@ enum frontend_kind {
 	KIND_LOAD_BALANCER = 3,
 	KIND_EXTERNAL_IP = 4,
 	KIND_UNUSED_PORT = 5, /* all other ports of a cluster IP, which are refused: port 0 and protocol 0 */
-	KIND_ADDRESS = 6, /* a load balancer or external IP that echo requests may be sent to: port 0 and protocol 0 */
+	KIND_ADDRESS = 6,     /* a load balancer or external IP as such: port 0 and protocol 0, and not in the filter */
 };
 
 struct frontend_key4 {
@@ -309,7 +309,7 @@ struct config {
 	struct addr node4;   /* source of SNAT; zero: no IPv4 */
 	struct addr node6;   /* source of SNAT; zero: no IPv6 */
 	__u32 flags;	     /* HOST, enum config_flags */
-	__u32 udp_idle;	     /* HOST, ticks after which an idle UDP flow is selected anew */
+	__u32 udp_idle;	     /* HOST, ticks of silence of both sides after which a UDP flow is selected anew */
 	__u32 tcp_idle;	     /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
 	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
 	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */

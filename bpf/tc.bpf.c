@@ -108,6 +108,22 @@ static __always_inline bool is_to_nobody(const struct packet *p)
 }
 
 /*
+ * Whether a packet that nobody has translated is about to leave by the interface that it came in by, for an address of services: at a
+ * port that none has. Whoever sent it here would do so again, until its TTL ends. Nodes have such addresses, too, and what their
+ * ports are is theirs to say. A function of its own, for the stack's sake.
+ */
+__noinline int comes_round(ctx_t *ctx, const struct packet *p, bool v6)
+{
+	const struct config *config = config_get();
+	const struct frontend *frontend;
+
+	if (!p || !config || ctx->ingress_ifindex != ctx->ifindex || config->flags & CONFIG_BESIDE)
+		return false;
+	frontend = v6 ? frontend_lookup(&p->dst, 0, 0, true) : frontend_lookup(&p->dst, 0, 0, false);
+	return frontend && frontend->kind == KIND_ADDRESS && !bpf_map_lookup_elem(&other_nodes, &p->dst);
+}
+
+/*
  * Whether a piece whose ports nobody knows is on its way to a cluster IP: it came before the first one, or that was cut
  * within its transport header. No host has the address; what may have other things to say at the other frontends, has.
  * A function of its own, for the stack's sake.
@@ -151,7 +167,7 @@ static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const
 		reason = unknown_piece(ctx, p, reason, out, v6);
 	else if (p->piece == PIECE_FIRST && is_transport(p->proto) && reason != REASON_MALFORMED)
 		reason = first_piece(ctx, p, reason, out);
-	if (out && hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && is_to_nobody(p))
+	if (out && hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && (is_to_nobody(p) || comes_round(ctx, p, v6)))
 		reason = REASON_NO_SERVICE;
 	return reason;
 }

@@ -32,8 +32,9 @@ enum flow_flags {
 	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
-	FLOW_OPENING = 64, /* in openings or awaited: nobody has answered so far, or the client does not know yet */
-	FLOW_ENDED = 128,  /* in a flow: both sides have closed it, or one has reset it; a SYN starts a new one */
+	/* In openings or awaited: nobody has answered so far, the client does not know yet, or the flow has ended. */
+	FLOW_OPENING = 64,
+	FLOW_ENDED = 128,  /* both sides have closed it, or one has reset it; a SYN starts a new one */
 	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
 	/* In a reply: asked is of a SYN for what was answered before; whatever the backend says shows that it is there. */
 	FLOW_ASKED_AGAIN = 512,
@@ -52,6 +53,16 @@ struct flow {
 	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
 };
 
+/*
+ * Who has heard of a SYN-ACK acknowledges its number or one soon after. Of these numbers the upper bits are compared: who sends SYNs in
+ * others' names has to guess them, a client that has already got some data has not.
+ */
+enum heard {
+	HEARD_SHIFT = 17,
+	HEARD_MASK = 0x7fff,
+	HEARD_KNOWN = 0x8000, /* there was a SYN-ACK */
+};
+
 /* From backend to client. Keyed by the packet as the backend sends it. */
 struct reply {
 	struct addr frontend;
@@ -59,13 +70,13 @@ struct reply {
 	__be16 frontend_port; /* BE */
 	__be16 client_port;   /* BE */
 	__u16 flags;	      /* HOST, enum flow_flags */
-	__u16 pad;
-	__u32 backend;	  /* HOST, index into backends */
-	__u32 generation; /* HOST, of the backend when it was selected */
-	__u32 last_seen;  /* HOST, in ticks */
-	__u32 asked;	  /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
-	__u32 bytes;	  /* HOST, of its packets, wraps */
-	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+	__u16 heard;	      /* HOST, what the client's ACK must begin with, enum heard; 0: any may */
+	__u32 backend;	      /* HOST, index into backends */
+	__u32 generation;     /* HOST, of the backend when it was selected */
+	__u32 last_seen;      /* HOST, in ticks */
+	__u32 asked;	      /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
+	__u32 bytes;	      /* HOST, of its packets, wraps */
+	__u32 held;	      /* HOST, those of them that backend_counters lack so far */
 };
 
 /*
@@ -75,8 +86,9 @@ struct reply {
 struct opening_head {
 	__u32 tag[OPENING_WAYS];  /* HOST, hash of the key that an entry has, or OPENING_FREE or OPENING_BUSY */
 	__u32 born[OPENING_WAYS]; /* HOST, in ticks: when it was written, or was spared last */
-	__u32 next;		  /* HOST, entry that is taken next where none is free; wraps */
-	__u32 pad[7];
+	__u32 turn[OPENING_WAYS]; /* HOST, wraps: where none is free goes whose number is furthest behind the next one */
+	__u32 next;		  /* HOST, wraps: number that the next entry gets which is written */
+	__u32 pad[3];
 };
 
 struct opening_set4 {

@@ -54,7 +54,7 @@ enum reason {
 	REASON_TOO_BIG = 56,	   /* for the MTU of the way to the other node */
 	REASON_HELD = 57,	   /* a new flow while the flow tables are being replaced */
 	REASON_SOURCE_RANGE = 58,  /* from outside of loadBalancerSourceRanges */
-	REASON_NO_SERVICE = 59,	   /* to a cluster IP that no service has */
+	REASON_NO_SERVICE = 59,	   /* to a cluster IP that no service has, or back out to a port that none has */
 	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
 	REASON_FRAGMENT_HELD = 61, /* to a cluster IP: it comes again, behind the first one, and is counted then */
 	REASON_COUNT = 64,

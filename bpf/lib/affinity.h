@@ -5,27 +5,38 @@
 
 #include "config.h"
 
+/* Flags of the backend that a client keeps; 0: that one went away, or the client's latest flow is more than limit ticks ago. */
+static __always_inline __u8 affinity_flags(const struct affinity *kept, __u32 id, __u32 limit)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
+
+	if (!backend || is_idle(now_ticks(), kept->last_seen, limit))
+		return 0;
+	return backend->flags & BACKEND_USED && backend->generation == kept->generation ? backend->flags : 0;
+}
+
 /*
- * The backend that a client keeps, unless that one went away, takes no new flows of the class, or the client's latest
- * one is more than limit ticks ago. A new flow prolongs it. Returns the backend's slot, or 0.
+ * The backend that a client keeps, unless it takes no new flows of the class. A new flow prolongs it. Returns the backend's
+ * slot, or 0.
  */
 static __always_inline __u32 affinity_find(const struct affinity_key *key, enum traffic_class class, __u32 limit)
 {
 	struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
-	const struct backend *backend;
-	__u32 now = now_ticks(), id;
+	__u32 now = now_ticks(), id = kept ? kept->backend : 0;
 
-	if (!kept || is_idle(now, kept->last_seen, limit))
-		return 0;
-	id = kept->backend;
-	backend = bpf_map_lookup_elem(&backends, &id);
-	if (!backend || !(backend->flags & BACKEND_USED) || backend->generation != kept->generation)
-		return 0;
-	if (!(backend->flags & BACKEND_CLASS << class))
+	if (!kept || !(affinity_flags(kept, id, limit) & BACKEND_CLASS << class))
 		return 0;
 	if (kept->last_seen != now)
 		kept->last_seen = now;
 	return id;
+}
+
+/* Whether a client keeps a backend, of whatever class. Asking prolongs nothing. */
+static __always_inline bool affinity_holds(const struct affinity_key *key, __u32 limit)
+{
+	const struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
+
+	return kept && affinity_flags(kept, kept->backend, limit);
 }
 
 /* Lets a client keep a backend. Best effort: without room it is selected for anew next time. */

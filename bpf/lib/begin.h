@@ -29,28 +29,53 @@ static __always_inline __u32 asked_by(const struct packet *p)
 }
 
 /*
- * Whether this CPU gets more new flows in this tick than anybody's clients make: what can be told from a packet is not
+ * Whether this CPU has got more new flows in this tick than anybody's clients make: what can be told from a packet is not
  * remembered then.
  */
 static __always_inline bool is_flood(const struct config *config)
 {
-	__u32 first = 0, now = now_ticks();
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+	__u32 first = 0;
+	const struct pace *pace = bpf_map_lookup_elem(&paces, &first);
 
 	if (!config || !config->flood || !pace || config->flags & CONFIG_BESIDE)
 		return false;
+	return pace->tick == now_ticks() && pace->flows >= config->flood;
+}
+
+/* Counts a new flow of this tick. */
+static __always_inline void count_pace(void)
+{
+	__u32 first = 0, now = now_ticks();
+	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+
+	if (!pace)
+		return;
 	if (pace->tick != now) {
 		pace->tick = now;
 		pace->flows = 0;
 	}
-	return pace->flows++ >= config->flood;
+	pace->flows++;
+}
+
+/* What is unsure about the flow that a packet begins: enum unsure. */
+static __always_inline __u8 unsure_of(const struct packet *p, const struct config *config)
+{
+	const bool flood = is_flood(config);
+
+	/* Datagrams are remembered always. */
+	if (p->proto == IPPROTO_UDP)
+		return 0;
+	if (p->syn)
+		return flood ? UNSURE_BY_HASH | UNSURE_KEEP_NOTHING : 0;
+	/* Of an association nobody tells when it goes on. */
+	return flood && p->proto == IPPROTO_TCP ? UNSURE_BY_HASH | UNSURE_KEEP_NOTHING : UNSURE_BY_HASH;
 }
 
 /*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
  * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
- * Returns 0, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ * Returns 0, FLOW_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
@@ -58,9 +83,11 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const bool flood = is_flood(config) && p->syn && !(flow->flags & FLOW_RETRIES);
 	struct reply reply;
+	long error;
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
+	count_pace();
 	if (flow->flags & FLOW_DIRECT) {
 		if (flood)
 			return 0;
@@ -82,9 +109,14 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
-	} else if (reply_store_direct(p, backend, &reply, v6)) {
-		flow->flags |= FLOW_SNAT;
-		return 0;
+	} else {
+		error = reply_store_direct(p, backend, &reply, p->syn && !(flow->flags & FLOW_RETRIES), v6);
+		if (error == FLOW_AGAIN)
+			return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : FLOW_AGAIN;
+		if (error) {
+			flow->flags |= FLOW_SNAT;
+			return 0;
+		}
 	}
 	/*
 	 * Its client's next packet is hashed to the same backend, which by then has answered. Not that of a SYN that went
@@ -156,6 +188,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	request.service = flow->service = frontend->service;
 	request.kind = frontend->kind;
 	request.class = traffic_class_of(frontend, from_outside);
+	request.unsure = unsure_of(p, config);
 	error = choose(&request);
 	/* XDP leaves it to tc, which answers and counts. */
 	if (error && !(CTX_XDP && wants_answer(-error)))
@@ -205,12 +238,35 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 	return p && flow ? flow_open_snat(p, flow, true) : -REASON_BROKEN_TABLE;
 }
 
+/*
+ * Lets the client of a flow that goes on keep its backend, unless it keeps one: in a flood this is not noted before. A function of
+ * its own: few services ask.
+ */
+__noinline int keep_backend(const struct packet *p, const struct flow *flow)
+{
+	const struct backend *backend;
+	const struct service *service;
+	struct affinity_key key = {};
+
+	if (!p || !flow || is_unwrapped(p))
+		return 0;
+	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	service = bpf_map_lookup_elem(&services, &flow->service);
+	if (!service || !service->affinity || !backend || backend->generation != flow->generation)
+		return 0;
+	key.client = p->src;
+	key.service = flow->service;
+	if (is_set(&key.client) && !affinity_holds(&key, service->affinity))
+		affinity_store(&key, flow->backend, flow->generation);
+	return 0;
+}
+
 static __always_inline void note(const struct packet *p, enum silence silence, const bool v6)
 {
 	(void)(v6 ? note_silence6(p, silence) : note_silence4(p, silence));
 }
 
-/* Both entries of a new flow. Returns 0 or a negative reason. */
+/* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
 static __always_inline int flow_write(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
@@ -219,8 +275,9 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 		return error;
 	if (!(flow->flags & FLOW_SNAT)) {
 		/* Of a flood, an answered one. */
-		if (!p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_DIRECT))
-			(void)(v6 ? promote6(p, flow) : promote4(p, flow));
+		if (!p->syn && !p->ending && p->proto == IPPROTO_TCP &&
+		    (flow->flags & FLOW_DIRECT || (v6 ? promote6(p, flow) : promote4(p, flow))))
+			(void)keep_backend(p, flow);
 		return 0;
 	}
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
@@ -229,19 +286,37 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 /* Not a reason: no other backend than the one to avoid can have the flow. */
 #define FLOW_STAYS 1
 
+/* Chooses for a new flow. Returns 0 or a negative reason. */
+static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				       const bool v6)
+{
+	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+
+	if (!error && from_outside)
+		choose_way(ctx, p, flow, v6);
+	return error;
+}
+
 /* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
 static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 				    const bool v6)
 {
 	__u32 avoid = flow->backend;
-	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+	int error = flow_choose(ctx, p, flow, from_outside, v6);
 
 	if (error)
 		return error;
-	if (from_outside)
-		choose_way(ctx, p, flow, v6);
-	if (!avoid)
-		return flow_write(p, flow, from_outside, v6);
+	if (!avoid) {
+		error = flow_write(p, flow, from_outside, v6);
+		if (error != FLOW_AGAIN)
+			return error;
+		/* It is left as if it had been known. */
+		avoid = flow->backend;
+		*flow = (struct flow){ .backend = avoid };
+		error = flow_choose(ctx, p, flow, from_outside, v6);
+		if (error)
+			return error;
+	}
 	if (avoid == flow->backend) {
 		note(p, SILENCE_STAYS, v6);
 		return FLOW_STAYS;

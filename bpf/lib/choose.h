@@ -26,7 +26,13 @@ struct request {
 	__u8 kind;	    /* enum frontend_kind */
 	__u8 class;	    /* enum traffic_class */
 	__u8 by_socket;	    /* no packet of the flow will be seen */
-	__u8 pad;
+	__u8 unsure;	    /* enum unsure */
+};
+
+/* Of a flow that no table may know when its next packet comes, or may have known when an earlier one came. */
+enum unsure {
+	UNSURE_BY_HASH = 1,	 /* nothing but the hash decides, which is the same for both packets */
+	UNSURE_KEEP_NOTHING = 2, /* its client may not be there: what it keeps is noted when the flow goes on */
 };
 
 /* Counts a new flow of a backend. */
@@ -125,7 +131,22 @@ __noinline int select_again(const struct request *request, __u32 attempt)
 		hash = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
 		other = (attempt ^ request->hash >> 20 ^ request->backend) & 1;
 	}
-	return select_backend(service, class, hash, other);
+	return select_backend(service, class, hash, other, request->unsure & UNSURE_BY_HASH);
+}
+
+/*
+ * The hash by which a client with affinity is selected for. Where nodes share its flows it is the same at all of them; where no table
+ * may tell what it got, its other flows that begin now must get the same.
+ */
+static __always_inline __u64 hash_of_client(const struct request *request, const struct service *service)
+{
+	const struct config *config = config_get();
+
+	if (service->flags & SERVICE_MAGLEV)
+		return client_hash(MAGLEV_SEED, &request->client);
+	if (config && request->unsure & UNSURE_BY_HASH)
+		return client_hash(config->hash_seed, &request->client);
+	return request->hash;
 }
 
 /*
@@ -150,14 +171,13 @@ __noinline int choose(struct request *request)
 		return -REASON_SOURCE_RANGE;
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
-	if (keeps && service->flags & SERVICE_MAGLEV)
-		request->hash = client_hash(&request->client);
 	if (keeps) {
+		request->hash = hash_of_client(request, service);
 		kept = affinity_find(&key, class, service->affinity);
 		if (kept && kept != request->backend && take(request, kept))
 			return 0;
 		/* A SYN may have been lost on its way: the client keeps what it has. */
-		keeps = !request->backend;
+		keeps = !request->backend && !(request->unsure & UNSURE_KEEP_NOTHING);
 	}
 	for (__u32 attempt = 0; attempt < SELECT_ATTEMPTS; attempt++) {
 		int selected = select_again(request, attempt);

@@ -31,7 +31,7 @@ static __always_inline bool is_ours_alone(ctx_t *ctx, const struct packet *p, co
 	const struct ends to = { .src = p->src, .dst = p->dst };
 	struct bpf_fib_lookup fib = {};
 
-	if (!may_be_frontend(&p->dst, 0, 0) || !frontend_lookup(&p->dst, 0, 0, v6))
+	if (!frontend_lookup(&p->dst, 0, 0, v6))
 		return false;
 	/* Of any size. So it says of the host's own addresses, and of those to which it has no way. */
 	return route_ask(ctx, p, &to, &fib, 1, v6) != BPF_FIB_LKUP_RET_NOT_FWDED;

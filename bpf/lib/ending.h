@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The end of a connection, from the packets that say so: each side closes its own direction, and a reset ends both. Of both
- * this is noted at the flow; who asks for its place is told by over.h.
+ * The end of a connection, from the packets that say so: each side closes its own direction, and a reset ends both. This is noted at
+ * the flow, which goes back to the tables that it began in; who asks for its place is told by over.h.
  */
 #ifndef WEIR_ENDING_H
 #define WEIR_ENDING_H
 
 #include "over.h"
 
-/* Notes that a flow has ended, and takes it out of the balance of its backend, whose slot may be another's by now. */
-static __always_inline void flow_end(struct flow *flow)
+/*
+ * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and takes it out of the balance of its
+ * backend, whose slot may be another's by now.
+ */
+static __always_inline void flow_end(struct flow *flow, struct reply *reply)
 {
 	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 
+	if (reply)
+		reply->flags |= FLOW_ENDED;
 	if (flow->flags & FLOW_ENDED)
 		return;
 	flow->flags |= FLOW_ENDED;
@@ -21,32 +26,52 @@ static __always_inline void flow_end(struct flow *flow)
 		__sync_fetch_and_add(&counters->balance, -1);
 }
 
-/* Whether the backend has closed its direction of a flow. Whose answers do not come by here is believed to have. */
-static __always_inline bool backend_has_closed(const struct packet *p, const struct flow *flow, const bool v6)
+/* The entry of a flow's answers, or NULL: it was evicted, is another's, or answers do not come by here. */
+static __always_inline struct reply *own_reply(const struct packet *p, const struct flow *flow, const bool v6)
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const struct config *config = config_get();
-	const struct reply *reply;
+	struct reply *reply;
 
-	if (!config || !backend)
-		return false;
-	if (flow->flags & FLOW_DIRECT)
-		return true;
+	if (!config || !backend || flow->flags & FLOW_DIRECT)
+		return NULL;
 	reply = reply_to(p, flow, backend, config, v6);
-	return reply && reply_is_of(reply, p, flow, v6) && reply->flags & FLOW_CLOSING;
+	return reply && reply_is_of(reply, p, flow, v6) ? reply : NULL;
 }
 
-/* Notes an end that a client has sent. The flag first: both sides may do so at the same time. */
+/*
+ * Whether a reset ends nothing: who begins in the node's name may be answered what is for somebody before at the port, resets that and
+ * goes on asking (RFC 9293, 3.10.7.3). With another port it might meet the next.
+ */
+static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow)
+{
+	const __u16 both = FLOW_OPENING | FLOW_SNAT;
+
+	return p->reset && p->proto == IPPROTO_TCP && (flow->flags & both) == both;
+}
+
+/*
+ * Notes an end that a client has sent. The flag first: both sides may do so at the same time. A backend whose answers do not come by
+ * here is believed to have closed its direction.
+ */
 static __always_inline int client_ends(const struct packet *p, struct flow *flow, const bool v6)
 {
+	struct reply *reply;
+
+	if (is_reset_of_another(p, flow))
+		return 0;
+	/* The first packet of a flow has a copy of what was written. */
+	if (flow->flags & FLOW_OPENING)
+		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
 	flow->flags |= FLOW_CLOSING;
-	if (p->reset || backend_has_closed(p, flow, v6))
-		flow_end(flow);
+	reply = own_reply(p, flow, v6);
+	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
+		flow_end(flow, reply);
 	return 0;
 }
 
 /* Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow. */
-static __always_inline int backend_ends(const struct packet *p, const struct reply *reply, const bool v6)
+static __always_inline int backend_ends(const struct packet *p, struct reply *reply, const bool v6)
 {
 	struct flow *flow = reply_flow(reply, p->proto, v6);
 	__be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
@@ -55,8 +80,68 @@ static __always_inline int backend_ends(const struct packet *p, const struct rep
 	    flow->snat_port != port)
 		return 0;
 	if (p->reset || flow->flags & FLOW_CLOSING)
-		flow_end(flow);
+		flow_end(flow, reply);
 	return 0;
+}
+
+/*
+ * Whether a packet is the last one of a flow with these flags, or of the entry of its answers: an end was acknowledged, or a reset
+ * needs no acknowledgement. What comes later comes again.
+ */
+static __always_inline bool is_last(const struct packet *p, __u16 flags)
+{
+	return (flags & (FLOW_ENDED | FLOW_OPENING)) == FLOW_ENDED && (!p->ending || p->reset);
+}
+
+/*
+ * Moves a flow that has ended back to the tables of those that begin, so that it never costs one that goes on its place. What was
+ * found in the other tables before is not there any more then. A packet that comes at the same time may look for the entry of answers
+ * in vain: one that comes again, or the second last ACK where both sides close at once.
+ */
+static __always_inline int retire(const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct config *config = config_get();
+	const struct addr *peer;
+	struct reply *reply = NULL;
+	__be16 port = flow->flags & FLOW_SNAT ? flow->snat_port : p->sport;
+
+	if (!config || !backend)
+		return 0;
+	peer = peer_of(p, flow, config, v6);
+	if (!(flow->flags & FLOW_DIRECT))
+		reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+	if (reply && reply_is_of(reply, p, flow, v6)) {
+		reply->flags |= FLOW_OPENING;
+		if (reply_store(backend, peer, port, reply, BPF_ANY, STAGE_OPENING, v6))
+			reply->flags &= ~FLOW_OPENING;
+		else
+			reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+	}
+	flow->flags |= FLOW_OPENING;
+	if (flow_store(p, flow, STAGE_OPENING, v6))
+		flow->flags &= ~FLOW_OPENING;
+	else
+		flow_forget(p, STAGE_GOING, v6);
+	return 0;
+}
+
+/* The same from the entry of its answers. Its client may have gone on to another flow. */
+static __always_inline int retire_answered(const struct reply *reply, __u8 proto, const bool v6)
+{
+	const struct packet asked = {
+		.src = reply->client,
+		.dst = reply->frontend,
+		.sport = reply->client_port,
+		.dport = reply->frontend_port,
+		.proto = proto,
+	};
+	struct flow *flow = flow_lookup(&asked, STAGE_GOING, v6);
+
+	if (!flow || !(flow->flags & FLOW_ENDED) || flow->backend != reply->backend ||
+	    flow->generation != reply->generation)
+		return 0;
+	return retire(&asked, flow, v6);
 }
 
 /* Functions of their own: few packets end something. */
@@ -70,14 +155,34 @@ __noinline int client_ends6(const struct packet *p, struct flow *flow)
 	return p && flow ? client_ends(p, flow, true) : 0;
 }
 
-__noinline int backend_ends4(const struct packet *p, const struct reply *reply)
+__noinline int backend_ends4(const struct packet *p, struct reply *reply)
 {
 	return p && reply ? backend_ends(p, reply, false) : 0;
 }
 
-__noinline int backend_ends6(const struct packet *p, const struct reply *reply)
+__noinline int backend_ends6(const struct packet *p, struct reply *reply)
 {
 	return p && reply ? backend_ends(p, reply, true) : 0;
+}
+
+__noinline int retire4(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? retire(p, flow, false) : 0;
+}
+
+__noinline int retire6(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? retire(p, flow, true) : 0;
+}
+
+__noinline int retire_answered4(const struct reply *reply, __u8 proto)
+{
+	return reply ? retire_answered(reply, proto, false) : 0;
+}
+
+__noinline int retire_answered6(const struct reply *reply, __u8 proto)
+{
+	return reply ? retire_answered(reply, proto, true) : 0;
 }
 
 #endif

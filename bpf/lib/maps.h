@@ -109,6 +109,7 @@ struct enumerations {
 	enum service_flags service_flags;
 	enum backend_flags backend_flags;
 	enum flow_flags flow_flags;
+	enum heard heard;
 	enum fragment_state fragment_state;
 	enum held_state held_state;
 	enum config_flags config_flags;

@@ -18,6 +18,30 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 	return backend && backend->generation == flow->generation ? backend : NULL;
 }
 
+/* Whether a backend still sends to a client that has been silent: datagrams of one side are enough. */
+static __always_inline bool is_told(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct config *config = config_get();
+	const struct reply *reply = NULL;
+
+	if (config && backend && !(flow->flags & FLOW_DIRECT))
+		reply = reply_to(p, flow, backend, config, v6);
+	return reply && reply->flags & FLOW_REPLIED && reply_is_of(reply, p, flow, v6) &&
+	       !is_idle(now_ticks(), reply->last_seen, config->udp_idle);
+}
+
+/* Functions of their own: few datagrams come late. */
+__noinline int is_told4(const struct packet *p, const struct flow *flow)
+{
+	return p && flow ? is_told(p, flow, false) : false;
+}
+
+__noinline int is_told6(const struct packet *p, const struct flow *flow)
+{
+	return p && flow ? is_told(p, flow, true) : false;
+}
+
 /*
  * What a packet is to its flow: a fast client reuses ports, an idle UDP flow has ended, another has taken its place, the
  * backend does not answer. SYNs ask each time, other packets once a tick.
@@ -27,7 +51,8 @@ static __always_inline int step_of(const struct packet *p, const struct flow *fl
 {
 	__u32 now = now_ticks();
 
-	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle))
+	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle) &&
+	    !(v6 ? is_told6(p, flow) : is_told4(p, flow)))
 		return STEP_OVER;
 	if (p->syn && flow->flags & FLOW_ENDED)
 		return STEP_OVER;
@@ -114,11 +139,22 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 	/* Another CPU may have moved it between the two questions. */
 	if (!flow && !p->syn)
 		return flow_lookup(p, STAGE_GOING, v6);
-	if (!flow || p->syn || p->ending || !(flow->flags & FLOW_REPLIED))
+	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
-	if (v6 ? promote6(p, flow) : promote4(p, flow))
-		return flow_lookup(p, STAGE_GOING, v6);
+	if (!(v6 ? promote6(p, flow) : promote4(p, flow)))
+		return flow;
+	flow = flow_lookup(p, STAGE_GOING, v6);
+	if (flow)
+		(void)keep_backend(p, flow);
 	return flow;
+}
+
+/* Where a flow's last packet goes back to the client, the flow goes. Returns the reason. */
+static __always_inline int was_last_back(const struct packet *p, const struct reply *reply, int reason, const bool v6)
+{
+	if (reason == REASON_BACK && is_last(p, reply->flags))
+		(void)(v6 ? retire_answered6(reply, p->proto) : retire_answered4(reply, p->proto));
+	return reason;
 }
 
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
@@ -139,7 +175,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6))) {
 			if (reply->flags & FLOW_MOVED)
 				return REASON_STALE;
-			return v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
+			reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
+			return was_last_back(p, reply, reason, v6);
 		}
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
@@ -166,19 +203,22 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		error = flow_new(ctx, p, &flow, from_outside, v6);
 		if (error < 0)
 			return -error;
-		if (error != FLOW_STAYS) {
+		if (error != FLOW_STAYS || step != STEP_ELSEWHERE) {
 			/* The one before would hide it. */
 			if (known && !(known->flags & FLOW_OPENING))
 				flow_forget(p, STAGE_GOING, v6);
-			known = &flow;
-			backend = bpf_map_lookup_elem(&backends, &flow.backend);
+			known = error == FLOW_STAYS ? flow_lookup(p, STAGE_OPENING, v6) : &flow;
+			backend = known ? bpf_map_lookup_elem(&backends, &known->backend) : NULL;
 		}
 	}
 	if (!known || !backend)
 		return REASON_BROKEN_TABLE;
 	reason = to_backend(ctx, p, known, backend, v6);
-	if (is_translated(reason))
+	if (is_translated(reason)) {
 		count_to(known, p, v6);
+		if (is_last(p, known->flags))
+			(void)(v6 ? retire6(p, known) : retire4(p, known));
+	}
 	return reason;
 }
 
@@ -211,7 +251,7 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 		return reason;
 	count_back(reply, p, v6);
 	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
-	return error ? -error : REASON_BACK;
+	return was_last_back(p, reply, error ? -error : REASON_BACK, v6);
 }
 
 #endif

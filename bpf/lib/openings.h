@@ -25,6 +25,7 @@ struct opening_kind {
 	__u32 words;	 /* of a key */
 	__u32 size;	 /* of a value, in words */
 	__u32 last_seen; /* of a value, in words from its beginning */
+	__u32 flags;	 /* the same; they begin a word */
 };
 
 #define OPENING_KIND(key_type, value_type)                                                                             \
@@ -32,6 +33,7 @@ struct opening_kind {
 	{                                                                                                              \
 		.words = sizeof(struct key_type) / sizeof(word), .size = sizeof(struct value_type) / sizeof(word),     \
 		.last_seen = offsetof(struct value_type, last_seen) / sizeof(word),                                    \
+		.flags = offsetof(struct value_type, flags) / sizeof(word),                                            \
 	}
 
 /*
@@ -110,37 +112,112 @@ static __always_inline bool opening_take(struct opening_head *head, __u32 way, _
 	       __sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_BUSY) == tag;
 }
 
+/* Whether the flow of an entry has ended. */
+static __always_inline bool opening_is_past(struct opening_head *head, __u32 way, const struct opening_kind kind)
+{
+	const __u16 *flags = (const __u16 *)(opening_value(head, way, kind) + kind.flags);
+
+	return *flags & FLOW_ENDED;
+}
+
+/* Makes an entry the last one to go, of a tick in which it was seen. */
+static __always_inline void opening_requeue(struct opening_head *head, __u32 way, __u32 seen)
+{
+	way &= OPENING_WAYS - 1;
+	head->born[way] = seen;
+	head->turn[way] = head->next++;
+}
+
+/* What an entry is to who wants a place: the upper bits of its rank, above how many were written since. */
+enum opening_rank {
+	OPENING_RANK_USED = 0, /* or being written */
+	OPENING_RANK_UNUSED = 1,
+	OPENING_RANK_ENDED = 2,
+	OPENING_RANK_FREE = 3,
+	OPENING_RANK_SHIFT = 30,
+};
+
+/* The tick in which an entry was seen last. */
+static __always_inline __u32 opening_seen(struct opening_head *head, __u32 way, const struct opening_kind kind)
+{
+	return opening_value(head, way, kind)[kind.last_seen];
+}
+
+/* The higher, the sooner an entry goes. */
+static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, const struct opening_kind kind)
+{
+	__u32 age;
+
+	/* Addresses that are made anew each time take no room on the stack. */
+	barrier_var(head);
+	age = (head->next - head->turn[way]) & ((1u << OPENING_RANK_SHIFT) - 1);
+	if (head->tag[way] == OPENING_BUSY)
+		return 0;
+	if (head->tag[way] == OPENING_FREE)
+		return (__u32)OPENING_RANK_FREE << OPENING_RANK_SHIFT;
+	if (opening_is_past(head, way, kind))
+		return (__u32)OPENING_RANK_ENDED << OPENING_RANK_SHIFT | age;
+	if (opening_seen(head, way, kind) == head->born[way])
+		return (__u32)OPENING_RANK_UNUSED << OPENING_RANK_SHIFT | age;
+	return age;
+}
+
+/* Entries that were used since they were written, and whose turn it was before that of one with a rank, are passed over once. */
+static __always_inline void opening_pass_over(struct opening_head *head, __u32 rank, const struct opening_kind kind)
+{
+	const __u32 age = rank & ((1u << OPENING_RANK_SHIFT) - 1);
+
+#pragma clang loop unroll(disable)
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		__u32 own = opening_rank(head, way, kind);
+
+		if (!own || own >> OPENING_RANK_SHIFT != OPENING_RANK_USED)
+			continue;
+		/* Where all were used all are passed over, and the oldest goes. */
+		if (rank >> OPENING_RANK_SHIFT == OPENING_RANK_USED)
+			head->born[way] = opening_seen(head, way, kind);
+		else if (own > age)
+			opening_requeue(head, way, opening_seen(head, way, kind));
+	}
+}
+
 /*
- * Takes an entry for a new key: a free one, or that which was written longest ago. One that was used since is passed over once,
- * so that a client which only ever sends keeps it. Returns the entry, or -1: others are writing all of them.
+ * Takes an entry for a new key: a free one, else that of a flow which has ended, else that which was written longest ago. One that
+ * was used since is passed over once, so that a client which only ever sends keeps it. Returns the entry, or -1: others are
+ * writing all of them.
  */
 static __always_inline int opening_claim(struct opening_head *head, const struct opening_kind kind)
 {
-	__u32 first = head->next;
+	__u32 most = 0, first = 0, seen = OPENING_BUSY;
 
 #pragma clang loop unroll(disable)
-	for (__u32 way = 0; way < OPENING_WAYS; way++)
-		if (head->tag[way] == OPENING_FREE && opening_take(head, way, OPENING_FREE))
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		__u32 tag = head->tag[way], rank = opening_rank(head, way, kind);
+
+		if (rank <= most)
+			continue;
+		most = rank;
+		first = way;
+		seen = tag;
+	}
+	if (most >> OPENING_RANK_SHIFT <= OPENING_RANK_UNUSED)
+		opening_pass_over(head, most, kind);
+	if (opening_take(head, first, seen))
+		return first;
+	/* Another CPU was sooner: what it has written is the last one to go. */
+#pragma clang loop unroll(disable)
+	for (__u32 other = 1; other < OPENING_WAYS; other++) {
+		__u32 way = (first + other) & (OPENING_WAYS - 1);
+
+		if (opening_take(head, way, head->tag[way]))
 			return way;
-#pragma clang loop unroll(disable)
-	for (__u32 turn = 0; turn < 2 * OPENING_WAYS; turn++) {
-		__u32 way = (first + turn) & (OPENING_WAYS - 1);
-		__u32 seen = opening_value(head, way, kind)[kind.last_seen];
-
-		if (turn < OPENING_WAYS && seen != head->born[way]) {
-			head->born[way] = seen;
-			continue;
-		}
-		if (!opening_take(head, way, head->tag[way]))
-			continue;
-		head->next = way + 1;
-		return way;
 	}
 	return -1;
 }
 
 /*
- * Writes an entry. flags: BPF_ANY, or BPF_NOEXIST, with which of two CPUs that write the same key at once neither does both.
+ * Writes an entry. flags: BPF_ANY, or BPF_NOEXIST. Of two CPUs that write the same new key at once each sees the other's: with BPF_ANY
+ * the entry in the first of the two places stays, with BPF_NOEXIST neither does or the one that was seen in time.
  * Returns 0, -EEXIST, or -EBUSY if other CPUs are writing all entries of the set.
  */
 static __always_inline int opening_store(void *table, const word *key, const word *value, __u64 flags,
@@ -150,8 +227,8 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
+	int way, twin;
 	word *to;
-	int way;
 
 	if (!head)
 		return -EBUSY;
@@ -171,13 +248,16 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	to = opening_key(head, way, kind);
 	for (__u32 i = 0; i < kind.words; i++)
 		to[i] = key[i];
-	head->born[way] = value[kind.last_seen];
+	opening_requeue(head, way, value[kind.last_seen]);
 	/* Whoever sees the tag sees the rest: an exchange is a barrier. */
 	__sync_lock_test_and_set(&head->tag[way], tag);
-	if (!(flags & BPF_NOEXIST) || opening_way(head, key, tag, way, kind) < 0)
+	twin = opening_way(head, key, tag, way, kind);
+	if (twin < 0)
 		return 0;
-	__sync_val_compare_and_swap(&head->tag[way], tag, OPENING_FREE);
-	return -EEXIST;
+	if (!(flags & BPF_NOEXIST) && way < twin)
+		way = twin;
+	__sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_FREE);
+	return flags & BPF_NOEXIST ? -EEXIST : 0;
 }
 
 /* Forgets the entry with a key, if there is one that nobody is writing. */

@@ -81,10 +81,10 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	if (!backend || backend->generation != flow->generation)
 		return true;
-	if (claim != CLAIM_ONLY && opening_yields(flow, backend->proto))
-		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);
+	if (claim != CLAIM_ONLY && opening_yields(flow, backend->proto))
+		return true;
 	limit = idle_limit(backend->proto, config);
 	if (flow->flags & FLOW_OPENING && backend->proto == IPPROTO_TCP)
 		limit = OPENING_IDLE;

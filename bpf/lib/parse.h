@@ -113,8 +113,9 @@ struct packet {
 	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown */
 	__u8 vlan;	     /* the frame carries a tag */
 	__u8 hand_over;	     /* enum handover_kind: what XDP tells tc of it, or has told */
-	__u16 length;	     /* of the IP packet */
 	__u8 piece;	     /* enum piece */
+	__u16 length;	     /* of the IP packet */
+	__u16 heard;	     /* of TCP: what it acknowledges, a SYN-ACK what its own ACK will; enum heard */
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
 	__u8 may_be_cut;     /* on its way, by routers: IPv4 without "do not fragment" */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
@@ -260,6 +261,8 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->syn_ack = tcp->syn && tcp->ack;
 		p->ending = tcp->fin | tcp->rst;
 		p->reset = tcp->rst;
+		p->heard =
+			HEARD_KNOWN | (p->syn_ack ? bpf_ntohl(tcp->seq) + 1 : bpf_ntohl(tcp->ack_seq)) >> HEARD_SHIFT;
 		return 0;
 	}
 	if (p->proto == IPPROTO_UDP) {

@@ -3,7 +3,8 @@
 #ifndef WEIR_PLACE_H
 #define WEIR_PLACE_H
 
-#include "over.h"
+#include "direct.h"
+#include "signals.h"
 
 /* Source ports tried for one new flow. The next port is oldest first, so a collision means that most are taken. */
 #define SNAT_PROBES 32
@@ -17,12 +18,32 @@ static __always_inline bool reply_yields(const struct reply *old, const struct p
 	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, CLAIM_ONLY, v6);
 }
 
+/* Not an error: a SYN came again of a flow that no table knows. Its backend's answer has been awaited since. */
+#define FLOW_AGAIN 2
+
 /*
- * Stores the reply entry of a flow that keeps the client's address. Returns 0, or an error if the backend already knows
- * this client address and port through another frontend, or the table is full.
+ * Whether an entry awaits the answer to the same SYN, which a flood has left no flow of: for longer than it takes, and not for so long
+ * that it would be another connection's. Of one that came wrapped somebody else chooses the endpoint.
+ */
+static __always_inline bool is_unanswered(const struct reply *old, const struct packet *p, const struct reply *reply,
+					  const bool v6)
+{
+	if (is_unwrapped(p) || old->flags & (FLOW_REPLIED | FLOW_MOVED) || !old->asked)
+		return false;
+	if (old->generation != reply->generation || !is_same_frontend(old, reply, v6))
+		return false;
+	if (is_idle(reply->last_seen, old->last_seen, OPENING_IDLE))
+		return false;
+	return (__s32)(reply->asked - old->asked) >= SYN_AGAIN;
+}
+
+/*
+ * Stores the reply entry of a flow that keeps the client's address. first: it is that of a SYN which is not known to come again.
+ * Returns 0, FLOW_AGAIN, or an error if the backend already knows this client address and port through another frontend, or the
+ * table is full.
  */
 static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
-					       const struct reply *reply, const bool v6)
+					       const struct reply *reply, bool first, const bool v6)
 {
 	const struct reply *old;
 
@@ -37,6 +58,8 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_OPENING, v6);
 	if (old && !reply_yields(old, p, reply, v6))
 		return -1;
+	if (old && first && is_unanswered(old, p, reply, v6))
+		return FLOW_AGAIN;
 	/* Of a flood only this was written, and it was answered. */
 	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
 	    is_same_frontend(old, reply, v6))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
  * Which backend a new flow gets. One hash decides both the tier and the entry, so that a retransmission picks the same;
- * where open flows count, too, as long as the flow table knows the flow.
+ * where open flows count, too, as long as the flow table knows the flow. Whose flow no table may know is selected by the hash alone.
  * crates/core/src/select.rs is the reference model of this file, compared with it on random flows and tables.
  */
 #ifndef WEIR_SELECT_H
@@ -39,10 +39,10 @@ static __always_inline __u64 flow_hash(__u64 seed, const struct packet *p, const
 	return hash_end(hash_mix(h, (__u64)p->sport << 32 | (__u64)p->dport << 16 | p->proto));
 }
 
-/* Hash of a client with affinity to a service of SERVICE_MAGLEV: all of its flows, at whatever node, are one. */
-static __always_inline __u64 client_hash(const struct addr *client)
+/* Hash of a client with affinity, of which all flows are one. */
+static __always_inline __u64 client_hash(__u64 seed, const struct addr *client)
 {
-	__u64 h = hash_mix(MAGLEV_SEED, (__u64)client->word[0] << 32 | client->word[1]);
+	__u64 h = hash_mix(seed, (__u64)client->word[0] << 32 | client->word[1]);
 
 	return hash_end(hash_mix(h, (__u64)client->word[2] << 32 | client->word[3]));
 }
@@ -165,11 +165,11 @@ __noinline __u32 select_in_tier(__u32 ref, __u64 hash, bool of_two)
 }
 
 /*
- * Selects a backend for a new flow; other: of the tier that it would not use, if there are two. Returns the backend's slot,
- * -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
+ * Selects a backend for a new flow; other: of the tier that it would not use, if there are two; by_hash: by nothing but the hash.
+ * Returns the backend's slot, -REASON_NO_ENDPOINTS, -REASON_NO_LOCAL_ENDPOINTS or -REASON_BROKEN_TABLE.
  */
 static __always_inline int select_backend(const struct service *service, enum traffic_class class, __u64 hash,
-					  bool other)
+					  bool other, bool by_hash)
 {
 	const struct tiers *tiers = &service->tiers[class];
 	__u32 local = tiers->local, far = tiers->remote;
@@ -181,7 +181,7 @@ static __always_inline int select_backend(const struct service *service, enum tr
 	remote = !local || (far && (hash & 0xffff) < tiers->spill);
 	if (other && local && far)
 		remote = !remote;
-	id = select_in_tier(remote ? far : local, hash, service->flags & SERVICE_LEAST_CONN);
+	id = select_in_tier(remote ? far : local, hash, !by_hash && service->flags & SERVICE_LEAST_CONN);
 	return id ? (int)id : -REASON_BROKEN_TABLE;
 }
 

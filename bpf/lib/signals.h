@@ -119,6 +119,12 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 	return reply ? note_answer(reply, proto, true) : 0;
 }
 
+/* Whether a client's packet shows that it has heard of the SYN-ACK, as far as there was one. */
+static __always_inline bool has_heard(const struct packet *p, const struct reply *reply)
+{
+	return !reply->heard || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
+}
+
 /* Notes and counts a backend's packet to its client. */
 static __always_inline void count_back(struct reply *reply, const struct packet *p, const bool v6)
 {
@@ -132,6 +138,8 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
 	if (reply->flags != flags)
 		reply->flags = flags;
+	if (p->syn_ack)
+		reply->heard = p->heard;
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));
 	bytes = count_bytes(&reply->bytes, &reply->held, p, all);
@@ -139,11 +147,11 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		report_back(reply, p, bytes);
 }
 
-/* Whether a datagram is the second one back of a flow that is still among those that begin. */
+/* Whether a datagram is the second one back of a flow that is still among those that begin, and not the rest of the first one. */
 static __always_inline bool is_answered_again(const struct reply *reply, const struct packet *p)
 {
 	return (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == (FLOW_OPENING | FLOW_REPLIED) &&
-	       p->proto == IPPROTO_UDP;
+	       p->proto == IPPROTO_UDP && p->piece != PIECE_LATER;
 }
 
 /* What the answers to a flow must look like. asked: when an answer began to be awaited, or 0. */
@@ -231,8 +239,10 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
 	if (known && !is_here(backend))
 		return STEP_OVER;
-	if (known)
+	if (known) {
 		reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+		reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
+	}
 	how = is_here(backend) ? BPF_ANY : BPF_NOEXIST;
 	if (flow->flags & FLOW_OPENING)
 		error = reply_store(backend, peer, port, &reply, how, STAGE_OPENING, v6);
@@ -261,7 +271,8 @@ static __always_inline bool promote_alone(const struct packet *p, struct flow *f
 
 /*
  * Moves a flow that was answered to the tables of those that go on. Returns whether it did: its backend may have said nothing
- * yet, or a busy table may have no room now. What was found in the tables before is not there any more then.
+ * yet, its client not know of it, or a busy table may have no room now. What was found in the tables before is not there any more
+ * then.
  */
 static __always_inline bool promote(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -269,7 +280,9 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
 	const struct addr *peer;
+	const struct flow *going;
 	struct reply *reply;
+	__u32 slot = flow->backend;
 	__be16 port = snat ? flow->snat_port : p->sport;
 
 	if (!config || !backend)
@@ -278,14 +291,19 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return promote_alone(p, flow, v6);
 	peer = peer_of(p, flow, config, v6);
 	reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
-	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))
+	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply))
 		return false;
 	reply->flags &= ~FLOW_OPENING;
 	flow->flags &= ~FLOW_OPENING;
-	/* The reply first: a flow without one would ask for it at once. */
 	if (reply_store(backend, peer, port, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
 		reply->flags |= FLOW_OPENING;
 		flow->flags |= FLOW_OPENING;
+		return false;
+	}
+	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
+	going = flow_lookup(p, STAGE_GOING, v6);
+	if (going && (going->backend != slot || (snat && going->snat_port != port))) {
+		flow_forget(p, STAGE_GOING, v6);
 		return false;
 	}
 	reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);

@@ -55,7 +55,7 @@ pub const KIND_LOAD_BALANCER: u32 = 3;
 pub const KIND_EXTERNAL_IP: u32 = 4;
 /// All other ports of a cluster IP, which are refused: port 0 and protocol 0.
 pub const KIND_UNUSED_PORT: u32 = 5;
-/// A load balancer or external IP that echo requests may be sent to: port 0 and protocol 0.
+/// A load balancer or external IP as such: port 0 and protocol 0, and not in the filter.
 pub const KIND_ADDRESS: u32 = 6;
 
 // enum traffic_class
@@ -107,9 +107,9 @@ pub const FLOW_RETRY: u16 = 16;
 pub const FLOW_RETRIES: u16 = 48;
 /// In a reply: `asked` is of a SYN for what was answered before.
 pub const FLOW_ASKED_AGAIN: u16 = 512;
-/// In `openings*` or `awaited*`: nobody has answered so far, or the client does not know yet.
+/// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has ended.
 pub const FLOW_OPENING: u16 = 64;
-/// In a flow: both sides have closed it, or one has reset it; a SYN starts a new one.
+/// Both sides have closed it, or one has reset it; a SYN starts a new one.
 pub const FLOW_ENDED: u16 = 128;
 /// In a flow: it is wrapped for the backend's node, and no answer comes by here.
 pub const FLOW_DIRECT: u16 = 256;
@@ -121,6 +121,14 @@ pub const FRAGMENT_AWAITED: u32 = 1;
 pub const FRAGMENT_OURS: u32 = 2;
 /// The first one passed untouched, and so do the others.
 pub const FRAGMENT_FOREIGN: u32 = 3;
+
+// enum heard
+/// Bits of the numbers of TCP that are not compared.
+pub const HEARD_SHIFT: u32 = 17;
+/// Those that are.
+pub const HEARD_MASK: u16 = 0x7fff;
+/// There was a SYN-ACK.
+pub const HEARD_KNOWN: u16 = 0x8000;
 
 // enum held_state
 /// `HELD_FREE` of `enum held_state`.
@@ -239,7 +247,7 @@ pub const REASON_TOO_BIG: u32 = 56;
 pub const REASON_HELD: u32 = 57;
 /// From outside of loadBalancerSourceRanges.
 pub const REASON_SOURCE_RANGE: u32 = 58;
-/// To a cluster IP that no service has.
+/// To a cluster IP that no service has, or back out to a port that none has.
 pub const REASON_NO_SERVICE: u32 = 59;
 /// To a cluster IP, as `REASON_FRAGMENT`.
 pub const REASON_FRAGMENT_LOST: u32 = 60;

@@ -77,8 +77,8 @@ pub struct Reply {
     pub client_port: Be16,
     /// Enum flow_flags.
     pub flags: u16,
-    /// Zero.
-    pub pad: u16,
+    /// What the client's ACK must begin with, see [`HEARD_KNOWN`](crate::HEARD_KNOWN). 0: any may.
+    pub heard: u16,
     /// Index into backends.
     pub backend: u32,
     /// Of the backend when it was selected.
@@ -101,10 +101,12 @@ pub struct OpeningHead {
     pub tag: [u32; OPENING_WAYS],
     /// In ticks: when it was written, or was spared last.
     pub born: [u32; OPENING_WAYS],
-    /// Entry that is taken next where none is free; wraps.
+    /// Wraps: where none is free goes whose number is furthest behind the next one.
+    pub turn: [u32; OPENING_WAYS],
+    /// Wraps: number that the next entry gets which is written.
     pub next: u32,
     /// Zero.
-    pub pad: [u32; 7],
+    pub pad: [u32; 3],
 }
 
 /// A few flows that begin, or what their answers must look like: an element of an array, which the hash of a key names.

@@ -7,12 +7,14 @@
 
 mod enums;
 mod flows;
+mod hook;
 pub mod names;
 mod net;
 pub mod ticks;
 
 pub use enums::*;
 pub use flows::*;
+pub use hook::Hook;
 pub use net::{Addr, Be16, Be32};
 
 /// See `struct frontend_key4` in `bpf/abi.h`.
@@ -286,7 +288,7 @@ pub struct Config {
     pub node6: Addr,
     /// Enum config_flags.
     pub flags: u32,
-    /// Ticks after which an idle UDP flow is selected anew.
+    /// Ticks of silence of both sides after which a UDP flow is selected anew.
     pub udp_idle: u32,
     /// Ticks after which an idle TCP flow may lose its SNAT port to one that needs it.
     pub tcp_idle: u32,

@@ -69,8 +69,8 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
-        Reply = "reply" { frontend, client, frontend_port, client_port, flags, pad, backend, generation, last_seen, asked, bytes, held }
-        OpeningHead = "opening_head" { tag, born, next, pad }
+        Reply = "reply" { frontend, client, frontend_port, client_port, flags, heard, backend, generation, last_seen, asked, bytes, held }
+        OpeningHead = "opening_head" { tag, born, turn, next, pad }
         OpeningSet4 = "opening_set4" { head, key, value }
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }
@@ -151,6 +151,9 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FRAGMENT_AWAITED,
         FRAGMENT_OURS,
         FRAGMENT_FOREIGN,
+        HEARD_SHIFT,
+        HEARD_MASK,
+        HEARD_KNOWN,
         HELD_FREE,
         HELD_BUSY,
         HELD_USED,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use aya_obj::generated::{bpf_attach_type, bpf_link_info};
 use tracing::{debug, info, warn};
-use weir_abi as abi;
+use weir_abi::{self as abi, Hook};
 
 use crate::clsact;
 use crate::error::{Error, Result};
@@ -18,65 +18,12 @@ use crate::sys::{self, LinkTarget};
 /// In native mode or not at all: generic XDP is slower than tc.
 const XDP_NATIVE: u32 = 1 << 2;
 
-/// A place on an interface where a program runs.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Hook {
-    /// XDP on the node's interface.
-    Xdp,
-    /// tc, into the node.
-    NicIn,
-    /// tc, out of the node.
-    NicOut,
-    /// tc on the host side of a pod's interface, from the pod.
-    PodIn,
-    /// tc on the host side of a pod's interface, to the pod.
-    PodOut,
-}
-
-impl Hook {
-    const ALL: [Self; 5] = [Self::Xdp, Self::NicIn, Self::NicOut, Self::PodIn, Self::PodOut];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Xdp => "xdp",
-            Self::NicIn => "nic_in",
-            Self::NicOut => "nic_out",
-            Self::PodIn => "pod_in",
-            Self::PodOut => "pod_out",
-        }
-    }
-
-    pub(crate) fn program(self) -> String {
-        format!("weir_{}", self.name())
-    }
-
-    /// As `HOOK_*`, by which counters go.
-    pub(crate) const fn number(self) -> u32 {
-        match self {
-            Self::Xdp => abi::HOOK_XDP,
-            Self::NicIn => abi::HOOK_NIC_INGRESS,
-            Self::NicOut => abi::HOOK_NIC_EGRESS,
-            Self::PodIn => abi::HOOK_POD_INGRESS,
-            Self::PodOut => abi::HOOK_POD_EGRESS,
-        }
-    }
-
-    const fn kind(self) -> bpf_attach_type {
-        match self {
-            Self::Xdp => bpf_attach_type::BPF_XDP,
-            Self::NicIn | Self::PodIn => bpf_attach_type::BPF_TCX_INGRESS,
-            Self::NicOut | Self::PodOut => bpf_attach_type::BPF_TCX_EGRESS,
-        }
-    }
-
-    pub(crate) const fn is_ingress(self) -> bool {
-        matches!(self, Self::Xdp | Self::NicIn | Self::PodIn)
-    }
-}
-
-impl fmt::Display for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+/// How the kernel calls a hook.
+const fn attach_type(hook: Hook) -> bpf_attach_type {
+    match hook {
+        Hook::Xdp => bpf_attach_type::BPF_XDP,
+        Hook::NicIn | Hook::PodIn => bpf_attach_type::BPF_TCX_INGRESS,
+        Hook::NicOut | Hook::PodOut => bpf_attach_type::BPF_TCX_EGRESS,
     }
 }
 
@@ -153,7 +100,7 @@ impl Datapath {
     fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {
         if options.tcx {
             let target = LinkTarget::Interface(index);
-            match self.link(&hook.program(), &link_name(hook, index), target, hook.kind(), 0) {
+            match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), 0) {
                 Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
                     debug!(interface = name, "no TCX in this kernel, using clsact");
                     self.lacks_tcx = true;
@@ -168,7 +115,7 @@ impl Datapath {
     fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {
         let hook = Hook::Xdp;
         let target = LinkTarget::Interface(index);
-        match self.link(&hook.program(), &link_name(hook, index), target, hook.kind(), XDP_NATIVE) {
+        match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), XDP_NATIVE) {
             Ok(()) => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
             Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EBUSY) => {
                 warn!(interface = name, "another XDP program is attached; leaving it, tc does the work");

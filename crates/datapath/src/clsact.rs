@@ -7,8 +7,8 @@ use aya::programs::tc::{
     NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program,
 };
 use aya::programs::{SchedClassifier, TcAttachType};
+use weir_abi::Hook;
 
-use crate::attach::Hook;
 use crate::error::{Error, Result};
 
 /// Behind the filters of people, before those that let the kernel choose (49152).
@@ -30,7 +30,7 @@ pub(crate) fn attach(tc: &mut Ebpf, hook: Hook, interface: &str) -> Result<()> {
     // An existing qdisc is fine; any other failure shows when the filter is attached.
     let _ = qdisc_add_clsact(interface);
     let program: &mut SchedClassifier = tc
-        .program_mut(&hook.program())
+        .program_mut(hook.program())
         .ok_or_else(|| failed("there is no such program".to_owned()))?
         .try_into()
         .map_err(|e: aya::programs::ProgramError| failed(e.to_string()))?;
@@ -52,6 +52,6 @@ pub(crate) fn attach(tc: &mut Ebpf, hook: Hook, interface: &str) -> Result<()> {
 /// Removes the programs from an interface. Nothing to remove is no error.
 pub fn detach(interface: &str) {
     for hook in HOOKS {
-        let _ = qdisc_detach_program(interface, direction(hook), &hook.program());
+        let _ = qdisc_detach_program(interface, direction(hook), hook.program());
     }
 }

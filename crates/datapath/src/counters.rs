@@ -8,10 +8,8 @@ use weir_abi as abi;
 use crate::attach::link_kinds;
 use crate::error::Result;
 use crate::layout::MAPS;
-use crate::load::table;
 use crate::map::Table;
-use crate::pins::PinDir;
-use crate::view::READ_ONLY;
+use crate::pins::{PinDir, READ_ONLY};
 
 /// What a map can hold.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +41,8 @@ impl Counters {
     /// # Errors
     /// No pins there, no right to read them, or another layout.
     pub fn open(pins: PinDir) -> Result<Self> {
-        let counters = table(&pins, "counters", READ_ONLY)?;
-        let paces = table(&pins, "paces", READ_ONLY)?;
+        let counters = pins.table("counters", READ_ONLY)?;
+        let paces = pins.table("paces", READ_ONLY)?;
         Ok(Self { pins, counters, paces, cpus: aya::util::nr_cpus().unwrap_or(1) })
     }
 

@@ -10,24 +10,26 @@ use crate::map::Mapped;
 const WORDS: u32 = 1 << (abi::FILTER_BITS - abi::FILTER_WORD_BITS);
 
 /// Bit of a destination, as `frontend_filter_hash` of `bpf/lib/service.h` computes it.
-pub(crate) fn hash(last_word: abi::Be32, port: abi::Be16, protocol: u8) -> u32 {
-    let packed = u64::from(last_word.raw()) << 32 | u64::from(port.raw()) << 16 | u64::from(protocol);
+fn hash(key: &FrontendKey) -> u32 {
+    let (last_word, port) = (abi::Addr::from(key.address).word[3], abi::Be16::new(key.port));
+    let packed = u64::from(last_word.raw()) << 32 | u64::from(port.raw()) << 16 | u64::from(key.protocol);
     let high = packed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - abi::FILTER_BITS);
     u32::try_from(high).unwrap_or_default()
-}
-
-/// The same of a frontend.
-pub(crate) fn hash_of(key: &FrontendKey) -> u32 {
-    hash(abi::Addr::from(key.address).word[3], abi::Be16::new(key.port), key.protocol)
 }
 
 const fn place(hash: u32) -> (u32, u64) {
     (hash >> abi::FILTER_WORD_BITS, 1 << (hash & ((1 << abi::FILTER_WORD_BITS) - 1)))
 }
 
+/// Whether packets to a frontend have to get through. Of an address as such nobody asks on their way in: it may be the node's own,
+/// and then be that of all its packets.
+pub(crate) const fn concerns(frontend: &abi::Frontend) -> bool {
+    frontend.kind != abi::KIND_ADDRESS
+}
+
 /// Lets packets to a frontend through. To be called before the frontend is written.
 pub(crate) fn add(filter: &Mapped<abi::FilterWord>, key: &FrontendKey) -> Result<()> {
-    let (slot, bit) = place(hash_of(key));
+    let (slot, bit) = place(hash(key));
     let abi::FilterWord { bits } = filter.get(slot)?;
     if bits & bit == 0 {
         filter.set(slot, &abi::FilterWord { bits: bits | bit })?;
@@ -35,11 +37,14 @@ pub(crate) fn add(filter: &Mapped<abi::FilterWord>, key: &FrontendKey) -> Result
     Ok(())
 }
 
-/// Makes the filter anew, so that only destinations of these hashes pass.
-pub(crate) fn rebuild(filter: &Mapped<abi::FilterWord>, hashes: impl Iterator<Item = u32>) -> Result<()> {
+/// Makes the filter anew, so that only packets to these pass.
+pub(crate) fn rebuild<'a>(
+    filter: &Mapped<abi::FilterWord>,
+    frontends: impl IntoIterator<Item = &'a FrontendKey>,
+) -> Result<()> {
     let mut words = vec![0u64; WORDS as usize];
-    for hash in hashes {
-        let (slot, bit) = place(hash);
+    for key in frontends {
+        let (slot, bit) = place(hash(key));
         words[slot as usize] |= bit;
     }
     (0..WORDS).zip(words).try_for_each(|(slot, bits)| filter.set(slot, &abi::FilterWord { bits }))

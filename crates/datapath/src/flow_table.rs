@@ -3,15 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya_obj::generated::bpf_map_type;
-use weir_abi as abi;
 
 use crate::error::{Error, Result};
+use crate::flow_key::{FlowKey, Kept};
 use crate::layout::spec;
-use crate::map::{Pod, Table};
+use crate::map::Table;
 use crate::openings::Openings;
-use crate::pins::PinDir;
+use crate::pins::{PinDir, READ_ONLY};
 use crate::sys;
-use crate::view::READ_ONLY;
 
 /// A table by name.
 #[derive(Debug)]
@@ -26,10 +25,16 @@ enum Entries<K, V> {
     Opening(Openings<K, V>),
 }
 
-impl<K: Pod + Eq, V: Pod> FlowTable<K, V>
-where
-    abi::OpeningSet<K, V>: Pod,
-{
+impl<K: FlowKey, V: Kept> FlowTable<K, V> {
+    /// Opens the pinned tables of what goes on and of what begins.
+    ///
+    /// # Errors
+    /// As [`FlowTable::open`].
+    pub(crate) fn open_both(pins: &PinDir, writable: bool) -> Result<[Self; 2]> {
+        let [going, opening] = V::tables::<K>();
+        Ok([Self::open(pins, going, writable)?, Self::open(pins, opening, writable)?])
+    }
+
     /// Opens a pinned table.
     ///
     /// # Errors
@@ -57,6 +62,17 @@ where
     /// Name of the map.
     pub(crate) const fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Reads an entry. `seed` is that of the configuration.
+    ///
+    /// # Errors
+    /// When the map cannot be read; a missing entry is `None`.
+    pub(crate) fn get(&self, key: &K, seed: u64) -> Result<Option<V>> {
+        match &self.entries {
+            Entries::Going(table) => table.get(key),
+            Entries::Opening(openings) => openings.get(key, seed),
+        }
     }
 
     /// Shows all entries to `visit`, in no order. Entries that come and go meanwhile may be missed.
@@ -87,8 +103,14 @@ where
     pub(crate) fn remove(&self, gone: impl Fn(&K, &V) -> bool) -> Result<()> {
         match &self.entries {
             Entries::Going(table) => {
-                let mut all = table.entries()?.into_iter().filter(|(key, value)| gone(key, value));
-                all.try_for_each(|(key, _)| table.remove(&key).map(drop))
+                // Of a table that may be large only what is to go is kept in memory.
+                let mut doomed = Vec::new();
+                table.visit(|key, value| {
+                    if gone(key, value) {
+                        doomed.push(*key);
+                    }
+                })?;
+                doomed.iter().try_for_each(|key| table.remove(key).map(drop))
             }
             Entries::Opening(openings) => openings.remove(gone),
         }

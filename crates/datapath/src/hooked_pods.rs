@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use weir_abi as abi;
 
 use crate::error::Result;
-use crate::load::table;
 use crate::map::Table;
 use crate::pins::PinDir;
 
@@ -19,7 +18,7 @@ impl HookedPods {
     /// # Errors
     /// No pin there, no right to open it, or another layout.
     pub fn open(pins: &PinDir) -> Result<Self> {
-        Ok(Self(table(pins, "hooked_pods", 0)?))
+        Ok(Self(pins.table("hooked_pods", 0)?))
     }
 
     /// Makes it hold exactly these, by the ids of their cgroups. Those that leave go first, for the sake of the room.

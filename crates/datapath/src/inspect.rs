@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 
-use aya::EbpfLoader;
 use aya::programs::SchedClassifier;
 use aya::programs::tc::TcAttachType;
 use weir_core::ops::Capacity;
@@ -10,7 +9,7 @@ use weir_core::ops::Capacity;
 use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::layout::MAPS;
-use crate::load::{failed, load_program, objects};
+use crate::objects::{self, OBJECTS, load_program};
 use crate::sys;
 
 /// The smallest maps that the options allow: these ones live for as long as it takes to load the programs.
@@ -56,17 +55,15 @@ pub fn size_option(map: &str) -> Option<&'static str> {
 /// The first program that the kernel refuses, with the verifier's words.
 pub fn check_programs() -> Result<usize> {
     let mut count = 0;
-    for (object, bytes) in objects() {
-        let mut loader = EbpfLoader::new();
-        loader.btf(None);
-        for spec in MAPS {
-            if let Some(entries) = spec.entries(&SMALL) {
-                loader.map_max_entries(spec.name, entries);
-            }
+    let mut loader = objects::loader();
+    for spec in MAPS {
+        if let Some(entries) = spec.entries(&SMALL) {
+            loader.map_max_entries(spec.name, entries);
         }
-        let mut loaded = loader.load(bytes).map_err(|e| failed(object, &e))?;
-        for (_, program) in loaded.programs_mut() {
-            load_program(object, program)?;
+    }
+    for object in OBJECTS {
+        for (name, program) in object.load(&mut loader)?.programs_mut() {
+            load_program(object.name, name, program)?;
             count += 1;
         }
     }
@@ -77,7 +74,7 @@ pub fn check_programs() -> Result<usize> {
 /// lists. It takes CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// [`Error::Capability`] without that, and when the kernel does not tell for another reason.
 pub fn attached_programs(interface: &str) -> Result<Vec<Attached>> {
     let mut all = Vec::new();
     for (at, direction) in [("tcx ingress", TcAttachType::Ingress), ("tcx egress", TcAttachType::Egress)] {
@@ -85,6 +82,9 @@ pub fn attached_programs(interface: &str) -> Result<Vec<Attached>> {
             Ok((_, found)) => found,
             // The kernel does not know the question.
             Err(error) if says(&error, libc::EINVAL) => Vec::new(),
+            Err(error) if says(&error, libc::EPERM) => {
+                return Err(Error::Capability { action: format!("cannot list the programs at {interface}") });
+            }
             Err(error) => {
                 let action = format!("cannot list the programs at {interface}: {error}");
                 return Err(Error::Object { object: "the interface", reason: action });
@@ -111,7 +111,7 @@ fn says(error: &(dyn std::error::Error + 'static), number: i32) -> bool {
 /// The name of a program by its number in the kernel. It takes CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// When there is none of this number, or the kernel does not tell.
+/// [`Error::Capability`] without that; when there is none of this number, or the kernel does not tell.
 pub fn program_name(id: u32) -> Result<String> {
     let info = sys::program_by_id(id).and_then(|fd| sys::program_info(fd.as_fd()));
     let info = info.map_err(|e| Error::io(format!("cannot inspect program {id}"), e))?;

@@ -1,20 +1,14 @@
 //! Loading: pinned maps are adopted where their layout is ours, programs are always loaded anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
-use aya::programs::{Program, ProgramError, ProgramFd};
-use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
-use nix::sys::signal::{SigSet, SigmaskHow};
+use aya::Ebpf;
+use aya::programs::ProgramFd;
 use tracing::{info, warn};
 use weir_abi as abi;
-use weir_core::local_endpoints::LocalEndpoints;
-use weir_core::ops::Capacity;
+use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::source_ports::PortSet;
 
 use crate::capabilities;
@@ -23,26 +17,13 @@ use crate::filter;
 use crate::flows::Flows;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
-use crate::pins::{PinDir, PinLock};
+use crate::objects::{self, SOCK, TC, XDP};
+use crate::pins::{PinDir, PinLock, READ_ONLY};
 use crate::resize;
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
-use crate::view::READ_ONLY;
-
-/// Times that a program is given to the kernel, as in libbpf (`PROG_LOAD_ATTEMPTS`).
-const LOAD_ATTEMPTS: u32 = 5;
-
-static XDP: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/xdp.bpf.o"));
-static TC: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tc.bpf.o"));
-static SOCK: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sock.bpf.o"));
-
-/// The compiled objects by name, for tests that look into their BTF.
-#[must_use]
-pub fn objects() -> [(&'static str, &'static [u8]); 3] {
-    [("xdp.bpf.o", XDP), ("tc.bpf.o", TC), ("sock.bpf.o", SOCK)]
-}
 
 /// The programs and maps of one node, open for writing. Everything in it that is pinned outlives it.
 #[derive(Debug)]
@@ -89,12 +70,12 @@ impl Datapath {
             }
         }
         let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
-        let mut store = open_store(&pins, 0)?;
+        let mut store = KernelStore::open(&pins, 0)?;
         store.former_flows = former_flows(&resized)?;
         store.rebuild_locals()?;
-        let config = mapped(&pins, "config", 0)?;
-        let devices = table(&pins, "devices", 0)?;
-        let (nics, other_nodes) = (table(&pins, "nics", 0)?, table(&pins, "other_nodes", 0)?);
+        let config = pins.mapped("config", 0)?;
+        let devices = pins.table("devices", 0)?;
+        let (nics, other_nodes) = (pins.table("nics", 0)?, pins.table("other_nodes", 0)?);
         let source_ports = SourcePorts::open(&pins, 0)?;
         let shortcuts = Shortcuts::open(&pins, 0)?;
         let datapath = Self {
@@ -177,12 +158,13 @@ impl Datapath {
     /// # Errors
     /// When a map cannot be read.
     pub fn rebuild_filter(&self) -> Result<()> {
-        let frontends = self.store.frontends()?;
-        let (flows4, flows6) = (self.store.flows.entries4()?, self.store.flows.entries6()?);
-        let hashes = frontends.iter().map(|(key, _)| filter::hash_of(key));
-        let hashes = hashes.chain(flows4.iter().map(|(key, _)| filter::hash(key.dst, key.dport, key.proto)));
-        let hashes = hashes.chain(flows6.iter().map(|(key, _)| filter::hash(key.dst[3], key.dport, key.proto)));
-        filter::rebuild(&self.store.filter, hashes)
+        let frontends = self.store.frontends.entries()?.into_iter();
+        let mut known: HashSet<FrontendKey> =
+            frontends.filter(|(_, frontend)| filter::concerns(frontend)).map(|(key, _)| key).collect();
+        self.store.flows.visit(|_, ends, _| {
+            known.insert(ends.frontend());
+        })?;
+        filter::rebuild(&self.store.filter, &known)
     }
 
     /// A loaded program, for test runs.
@@ -277,15 +259,22 @@ fn load_all(
     capacity: &Capacity,
     resized: &[(MapSpec, OwnedFd)],
 ) -> Result<(Ebpf, BTreeMap<String, ProgramFd>)> {
-    let mut tc = read("tc.bpf.o", TC, pins, capacity)?;
-    let mut xdp = read("xdp.bpf.o", XDP, pins, capacity)?;
-    let mut sock = read("sock.bpf.o", SOCK, pins, capacity)?;
+    let mut loader = objects::loader();
+    let sets = spec("openings4").entries(capacity).unwrap_or_default();
+    loader.override_global("opening_sets", &sets, false);
+    for spec in MAPS {
+        loader.map_pin_path(spec.name, pins.map(spec.name));
+        if let Some(entries) = spec.entries(capacity) {
+            loader.map_max_entries(spec.name, entries);
+        }
+    }
+    let (mut tc, mut xdp, mut sock) = (TC.load(&mut loader)?, XDP.load(&mut loader)?, SOCK.load(&mut loader)?);
     // Those that take longest come first.
-    let objects = [("tc.bpf.o", &mut tc), ("xdp.bpf.o", &mut xdp), ("sock.bpf.o", &mut sock)];
+    let objects = [(TC.name, &mut tc), (XDP.name, &mut xdp), (SOCK.name, &mut sock)];
     let waiting = objects.into_iter().flat_map(|(object, ebpf)| ebpf.programs_mut().map(move |named| (object, named)));
-    let programs = load_programs(waiting.collect())?;
+    let programs = objects::load_programs(waiting.collect())?;
     if !resized.is_empty() {
-        let seed = mapped::<abi::Config>(pins, "config", READ_ONLY)?.get(0)?.hash_seed;
+        let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
         for (spec, old) in resized {
             let (new, _) = pins.open_map(spec, 0)?;
             resize::copy(spec, old.as_fd(), new.as_fd(), true, seed)?;
@@ -313,150 +302,4 @@ fn restore(pins: &PinDir, resized: &[(MapSpec, OwnedFd)]) {
             warn!(map = spec.name, %cause, "cannot pin the old map again; the next start begins with an empty one");
         }
     }
-}
-
-/// Reads an object and makes those of its maps that are not pinned yet.
-fn read(object: &'static str, bytes: &[u8], pins: &PinDir, capacity: &Capacity) -> Result<Ebpf> {
-    let mut loader = EbpfLoader::new();
-    // The objects have no CO-RE relocations; reading the kernel's BTF would cost time and memory for nothing.
-    loader.btf(None);
-    let sets = spec("openings4").entries(capacity).unwrap_or_default();
-    loader.override_global("opening_sets", &sets, false);
-    for spec in MAPS {
-        loader.map_pin_path(spec.name, pins.map(spec.name));
-        if let Some(entries) = spec.entries(capacity) {
-            loader.map_max_entries(spec.name, entries);
-        }
-    }
-    loader.load(bytes).map_err(|e| failed(object, &e))
-}
-
-/// A program with its name, and the object that it is of.
-type Waiting<'a> = (&'static str, (&'a str, &'a mut Program));
-
-/// Gives programs to the kernel, as many at a time as there are processors: the verifier walks each of them on one, and that
-/// is most of what a start of the agent takes.
-fn load_programs(programs: Vec<Waiting<'_>>) -> Result<BTreeMap<String, ProgramFd>> {
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(programs.len());
-    let waiting = Mutex::new(programs.into_iter());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        let mut loaded = Vec::new();
-        while let Some((object, (name, program))) = next() {
-            load_program(object, program)?;
-            let fd = program.fd().map_err(|e| failed(object, &e))?.try_clone();
-            loaded.push((name.to_owned(), fd.map_err(|e| Error::io(format!("cannot keep program {name}"), e))?));
-        }
-        Ok(loaded)
-    };
-    let loaded: Vec<Result<Vec<_>>> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        let join = |worker: thread::ScopedJoinHandle<'_, _>| worker.join().unwrap_or_else(|panic| resume_unwind(panic));
-        workers.into_iter().map(join).collect()
-    });
-    let mut programs = BTreeMap::new();
-    for part in loaded {
-        programs.extend(part?);
-    }
-    Ok(programs)
-}
-
-/// Gives a program to the kernel.
-pub(crate) fn load_program(object: &'static str, program: &mut Program) -> Result<()> {
-    let _undisturbed = Undisturbed::begin();
-    let mut attempts = 1;
-    loop {
-        let loaded = match program {
-            Program::Xdp(program) => program.load(),
-            Program::SchedClassifier(program) => program.load(),
-            Program::CgroupSockAddr(program) => program.load(),
-            _ => Ok(()),
-        };
-        match loaded {
-            Err(e) if was_interrupted(&e) && attempts < LOAD_ATTEMPTS => attempts += 1,
-            loaded => return loaded.map_err(|e| failed(object, &e)),
-        }
-    }
-}
-
-/// A thread that gets no signals: each one would end the verifier's walk, and a process that starts others gets many. They
-/// wait, or another thread gets them.
-struct Undisturbed(Option<SigSet>);
-
-impl Undisturbed {
-    fn begin() -> Self {
-        Self(SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
-    }
-}
-
-impl Drop for Undisturbed {
-    fn drop(&mut self) {
-        if let Some(before) = &self.0
-            && let Err(cause) = before.thread_set_mask()
-        {
-            warn!(%cause, "signals stay blocked in a thread");
-        }
-    }
-}
-
-/// Whether the verifier gave up because a signal came for the thread: it says `EAGAIN` then (bpf_check() in
-/// kernel/bpf/verifier.c).
-fn was_interrupted(error: &ProgramError) -> bool {
-    let ProgramError::LoadError { io_error, .. } = error else { return false };
-    io_error.kind() == io::ErrorKind::WouldBlock
-}
-
-/// The whole chain of causes; a refusal for want of rights gets its own error.
-pub(crate) fn failed(object: &'static str, error: &dyn std::error::Error) -> Error {
-    let mut reason = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        if let Some(io) = inner.downcast_ref::<io::Error>()
-            && matches!(io.raw_os_error(), Some(libc::EPERM | libc::EACCES))
-            && !reason.contains("processed")
-        {
-            return Error::Capability { action: format!("cannot load {object}") };
-        }
-        reason = format!("{reason}: {inner}");
-        cause = inner.source();
-    }
-    Error::Object { object, reason }
-}
-
-pub(crate) fn mapped<T: crate::map::Pod>(pins: &PinDir, name: &'static str, flags: u32) -> Result<Mapped<T>> {
-    // The kernel maps memory only of descriptors that may write; whether we may is a matter of the mapping.
-    let (fd, len) = pins.open_map(&spec(name), 0)?;
-    Mapped::new(name, &fd, len, flags == 0)
-}
-
-pub(crate) fn table<K: crate::map::Pod, V: crate::map::Pod>(
-    pins: &PinDir,
-    name: &'static str,
-    flags: u32,
-) -> Result<Table<K, V>> {
-    Ok(Table::new(name, pins.open_map(&spec(name), flags)?.0))
-}
-
-/// Opens the control plane's maps. `flags`: 0, or `BPF_F_RDONLY`.
-pub(crate) fn open_store(pins: &PinDir, flags: u32) -> Result<KernelStore> {
-    Ok(KernelStore {
-        services: mapped(pins, "services", flags)?,
-        backends: mapped(pins, "backends", flags)?,
-        lines: mapped(pins, "lines", flags)?,
-        service_counters: mapped(pins, "service_counters", flags)?,
-        backend_counters: mapped(pins, "backend_counters", flags)?,
-        filter: mapped(pins, "frontend_filter", flags)?,
-        frontends4: table(pins, "frontends4", flags)?,
-        frontends6: table(pins, "frontends6", flags)?,
-        source_ranges: table(pins, "source_ranges", flags)?,
-        local_endpoints: table(pins, "local_endpoints", flags)?,
-        locals: LocalEndpoints::default(),
-        service_names: table(pins, "service_names", flags)?,
-        node_names: table(pins, "node_names", flags)?,
-        source_range_size: pins.open_map(&spec("source_ranges"), flags)?.1,
-        frontend_size: pins.open_map(&spec("frontends4"), flags)?.1,
-        node_size: pins.open_map(&spec("node_names"), flags)?.1,
-        flows: Flows::open_pinned(pins, flags == 0)?,
-        former_flows: Flows::default(),
-    })
 }

@@ -12,6 +12,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use weir_abi as abi;
 
 use crate::error::{Error, Result};
+use crate::flow_key::{FlowKey, Kept};
+use crate::layout::spec;
 use crate::sys;
 
 /// Entries that one system call reads.
@@ -38,8 +40,6 @@ pod!(
     abi::Addr,
     abi::Affinity,
     abi::AffinityKey,
-    abi::AwaitedSet4,
-    abi::AwaitedSet6,
     abi::Backend,
     abi::BackendCounters,
     abi::Config,
@@ -60,8 +60,6 @@ pod!(
     abi::LocalEndpoint,
     abi::LocalKey,
     abi::NodeName,
-    abi::OpeningSet4,
-    abi::OpeningSet6,
     abi::OtherNode,
     abi::Pace,
     abi::Reply,
@@ -77,6 +75,9 @@ pod!(
     abi::SourceRange,
     abi::SourceRangeKey,
 );
+
+// SAFETY: whole words without padding; crates/abi compares each of the four kinds that there are.
+unsafe impl<K: FlowKey, V: Kept> Pod for abi::OpeningSet<K, V> {}
 
 /// A zeroed value, for the kernel to fill in.
 fn blank<T: Pod>() -> T {
@@ -121,9 +122,17 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// Writes an entry. `flags`: 0, or `BPF_NOEXIST` to keep one that is there.
     ///
     /// # Errors
-    /// When the system call fails. A full map is an [`Error::Io`] with `E2BIG`.
+    /// [`Error::MapFull`] where an option can help; else when the system call fails.
     pub fn put(&self, key: &K, value: &V, flags: u64) -> Result<()> {
-        sys::update(self.fd.as_fd(), key, value, flags).map_err(|e| self.error("write", e))
+        sys::update(self.fd.as_fd(), key, value, flags).map_err(|e| {
+            let option = spec(self.name).option;
+            match (e.raw_os_error(), sys::map_info(self.fd.as_fd())) {
+                (Some(libc::E2BIG | libc::ENOSPC), Ok(info)) if !option.is_empty() => {
+                    Error::MapFull { map: self.name, size: info.max_entries, option }
+                }
+                _ => self.error("write", e),
+            }
+        })
     }
 
     /// Removes an entry; says whether there was one.

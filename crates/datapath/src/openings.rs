@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use weir_abi as abi;
 
 use crate::error::Result;
+use crate::flow_key::{FlowKey, Kept};
 use crate::map::{Mapped, Pod};
 use crate::view::RawEntry;
 
@@ -18,10 +19,7 @@ const WORD: usize = size_of::<u32>();
 #[derive(Debug)]
 pub(crate) struct Openings<K, V>(Mapped<abi::OpeningSet<K, V>>);
 
-impl<K: Pod + Eq, V: Pod> Openings<K, V>
-where
-    abi::OpeningSet<K, V>: Pod,
-{
+impl<K: FlowKey, V: Kept> Openings<K, V> {
     /// Maps a table of so many sets; the caller has checked its layout.
     ///
     /// # Errors
@@ -44,6 +42,17 @@ where
             all.filter(|(tag, _)| is_used(**tag)).for_each(|(_, (key, value))| visit(key, value));
         }
         Ok(())
+    }
+
+    /// Reads an entry.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn get(&self, key: &K, seed: u64) -> Result<Option<V>> {
+        let (slot, tag) = self.place(key, seed);
+        let set = self.0.get(slot)?;
+        let way = (0..abi::OPENING_WAYS).find(|way| set.head.tag[*way] == tag && set.key[*way] == *key);
+        Ok(way.map(|way| set.value[way]))
     }
 
     /// Removes the entries for which `gone` says so, and which nobody replaces in that moment.
@@ -70,12 +79,10 @@ where
     /// # Errors
     /// Never in practice; the slots exist.
     pub(crate) fn add(&self, key: &K, value: &V, seed: u64) -> Result<bool> {
-        let hash = hash(words(key), seed);
-        let (slot, tag) = (set_of(hash, self.0.len()), tag_of(hash));
-        let set = self.0.get(slot)?;
-        if set.head.tag.iter().zip(&set.key).any(|(known, other)| *known == tag && other == key) {
+        if self.get(key, seed)?.is_some() {
             return Ok(false);
         }
+        let (slot, tag) = self.place(key, seed);
         let memory = self.0.words(slot)?;
         let take = |way: &usize| {
             let word = &memory[*way];
@@ -89,6 +96,12 @@ where
         }
         memory[way].store(tag, Ordering::Release);
         Ok(true)
+    }
+
+    /// The set that has the key, if one has it, and the key's tag there.
+    fn place(&self, key: &K, seed: u64) -> (u32, u32) {
+        let hash = hash(words(key), seed);
+        (set_of(hash, self.0.len()), tag_of(hash))
     }
 
     /// The tags of a set, which come first in it.

@@ -3,6 +3,7 @@
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
 //! the version: their program is replaced in one step, and with it the maps that it uses.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -12,11 +13,15 @@ use nix::fcntl::{Flock, FlockArg};
 use weir_abi::ABI_VERSION;
 
 use crate::error::{Error, Result};
-use crate::layout::MapSpec;
+use crate::layout::{MapSpec, spec};
+use crate::map::{Mapped, Pod, Table};
 use crate::sys;
 
 /// Where pins live unless told otherwise.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/weir";
+
+/// `BPF_F_RDONLY`: a descriptor that reads a map and does not write it.
+pub(crate) const READ_ONLY: u32 = 1 << 3;
 
 /// The directory that holds everything that must outlive the agent.
 #[derive(Clone, Debug)]
@@ -80,6 +85,29 @@ impl PinDir {
         Ok(())
     }
 
+    /// Whether the directory is there.
+    ///
+    /// # Errors
+    /// [`Error::Capability`] where the caller may not look: what is hidden is not absent.
+    pub fn exists(&self) -> Result<bool> {
+        self.root.try_exists().map_err(|e| Error::io(format!("cannot look for {}", self.root.display()), e))
+    }
+
+    /// Names of all that lies in the directory, sorted; none where it is not there.
+    ///
+    /// # Errors
+    /// As [`PinDir::exists`], and those of the file system.
+    pub fn entries(&self) -> Result<Vec<OsString>> {
+        if !self.exists()? {
+            return Ok(Vec::new());
+        }
+        let failed = |e| Error::io(format!("cannot list {}", self.root.display()), e);
+        let entries = fs::read_dir(&self.root).map_err(failed)?;
+        let mut names: Vec<_> = entries.map(|entry| Ok(entry.map_err(failed)?.file_name())).collect::<Result<_>>()?;
+        names.sort();
+        Ok(names)
+    }
+
     /// Takes the exclusive right to write.
     ///
     /// # Errors
@@ -108,6 +136,24 @@ impl PinDir {
         Ok((fd, info.max_entries))
     }
 
+    /// Opens a pinned hash map by name, or an array that is read by system call. `flags`: 0, or [`READ_ONLY`].
+    ///
+    /// # Errors
+    /// As [`PinDir::open_map`].
+    pub(crate) fn table<K: Pod, V: Pod>(&self, name: &'static str, flags: u32) -> Result<Table<K, V>> {
+        Ok(Table::new(name, self.open_map(&spec(name), flags)?.0))
+    }
+
+    /// Opens a pinned array by name as memory. `flags`: 0, or [`READ_ONLY`].
+    ///
+    /// # Errors
+    /// As [`PinDir::open_map`], and when the memory cannot be mapped.
+    pub(crate) fn mapped<T: Pod>(&self, name: &'static str, flags: u32) -> Result<Mapped<T>> {
+        // The kernel maps memory only of descriptors that may write; whether we may is a matter of the mapping.
+        let (fd, len) = self.open_map(&spec(name), 0)?;
+        Mapped::new(name, &fd, len, flags == 0)
+    }
+
     /// Names of the pins in the directory of links.
     ///
     /// # Errors
@@ -127,15 +173,14 @@ impl PinDir {
     /// Returns what was (or with `dry_run` would be) removed.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// [`Error::Capability`] where the caller may not look or not remove, and those of the file system.
     pub fn remove_all(&self, dry_run: bool) -> Result<Vec<PathBuf>> {
         let mut removed = Vec::new();
-        if !self.root.is_dir() {
+        if !self.exists()? {
             return Ok(removed);
         }
         let mut dirs = vec![self.links()];
-        let all = fs::read_dir(&self.root).map_err(|e| Error::io(format!("cannot list {}", self.root.display()), e))?;
-        dirs.extend(all.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| *path != self.links()));
+        dirs.extend(self.entries()?.iter().map(|name| self.root.join(name)).filter(|path| *path != self.links()));
         for dir in dirs.into_iter().filter(|dir| dir.is_dir()) {
             let entries = fs::read_dir(&dir).map_err(|e| Error::io(format!("cannot list {}", dir.display()), e))?;
             let mut pins: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -6,19 +6,21 @@ use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
 
 use crate::error::{Error, Result};
+use crate::flow_key::{FlowKey, Kept};
 use crate::flow_table::FlowTable;
 use crate::layout::MapSpec;
-use crate::map::Pod;
 use crate::sys;
 
 const NOEXIST: u64 = 1;
 const BATCH: usize = 1024;
 
 /// Flows that begin have another place where there are more or fewer sets; `seed` is that of the configuration.
-fn copy_openings<K: Pod + Eq, V: Pod>(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, seed: u64) -> Result<()>
-where
-    abi::OpeningSet<K, V>: Pod,
-{
+fn copy_openings<K: FlowKey, V: Kept>(
+    spec: &MapSpec,
+    old: BorrowedFd<'_>,
+    new: BorrowedFd<'_>,
+    seed: u64,
+) -> Result<()> {
     let open = |fd: BorrowedFd<'_>, writable| {
         let fd = fd.try_clone_to_owned().map_err(|e| Error::io(format!("cannot open map {}", spec.name), e))?;
         FlowTable::<K, V>::new(spec.name, fd, writable)

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use weir_abi as abi;
 
 use crate::error::Result;
-use crate::load::table;
 use crate::map::Table;
 use crate::pins::PinDir;
 
@@ -23,7 +22,7 @@ impl Shortcuts {
     /// # Errors
     /// No pin there, no right to open it, or another layout.
     pub(crate) fn open(pins: &PinDir, flags: u32) -> Result<Self> {
-        Ok(Self { shortcuts: table(pins, "shortcuts", flags)?, pod_macs: table(pins, "pod_macs", flags)? })
+        Ok(Self { shortcuts: pins.table("shortcuts", flags)?, pod_macs: pins.table("pod_macs", flags)? })
     }
 
     /// Makes the map hold exactly these, by index, and forgets the pods behind those that leave.

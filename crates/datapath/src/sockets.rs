@@ -8,19 +8,16 @@ use weir_core::ops::FrontendKey;
 use weir_core::sockets;
 
 use crate::error::Result;
-use crate::keys::{self, KernelKey};
-use crate::load::{mapped, table};
+use crate::frontends::Frontends;
 use crate::map::{Mapped, Table};
-use crate::pins::PinDir;
-use crate::view::READ_ONLY;
+use crate::pins::{PinDir, READ_ONLY};
 
 /// What the hooks noted about sockets, and what tells whether it still holds.
 #[derive(Debug)]
 pub struct Sockets {
     peers: Table<abi::SocketKey, abi::SocketPeer>,
     backends: Mapped<abi::Backend>,
-    frontends4: Table<abi::FrontendKey4, abi::Frontend>,
-    frontends6: Table<abi::FrontendKey6, abi::Frontend>,
+    frontends: Frontends,
 }
 
 impl Sockets {
@@ -30,10 +27,9 @@ impl Sockets {
     /// No pins there, no right to open them, or another layout.
     pub fn open(pins: &PinDir) -> Result<Self> {
         Ok(Self {
-            peers: table(pins, "socket_peers", 0)?,
-            backends: mapped(pins, "backends", READ_ONLY)?,
-            frontends4: table(pins, "frontends4", READ_ONLY)?,
-            frontends6: table(pins, "frontends6", READ_ONLY)?,
+            peers: pins.table("socket_peers", 0)?,
+            backends: pins.mapped("backends", READ_ONLY)?,
+            frontends: Frontends::open(pins, READ_ONLY)?,
         })
     }
 
@@ -48,11 +44,7 @@ impl Sockets {
         // A slot beyond the end is one of a larger map that was replaced.
         let backend = (peer.backend < self.backends.len()).then(|| self.backends.get(peer.backend)).transpose()?;
         let frontend = FrontendKey { address: peer.addr.ip(), port: peer.port.get(), protocol: Protocol::Udp.number() };
-        let frontend = match keys::of_frontend(&frontend) {
-            KernelKey::V4(key) => self.frontends4.get(&key)?,
-            KernelKey::V6(key) => self.frontends6.get(&key)?,
-        };
-        Ok(sockets::is_stranded(&peer, backend.as_ref(), frontend.as_ref()))
+        Ok(sockets::is_stranded(&peer, backend.as_ref(), self.frontends.get(&frontend)?.as_ref()))
     }
 
     /// Forgets that a socket was translated, if it is stranded: its owner may connect it to the same address directly.

@@ -4,7 +4,6 @@ use weir_abi as abi;
 use weir_core::source_ports::PortSet;
 
 use crate::error::Result;
-use crate::load::mapped;
 use crate::map::Mapped;
 use crate::pins::PinDir;
 
@@ -21,7 +20,7 @@ pub(crate) struct SourcePorts {
 impl SourcePorts {
     /// Opens them. `flags`: 0, or `BPF_F_RDONLY`.
     pub(crate) fn open(pins: &PinDir, flags: u32) -> Result<Self> {
-        Ok(Self { next: mapped(pins, "snat_next", flags)?, arrivals: mapped(pins, "snat_ports", flags)? })
+        Ok(Self { next: pins.mapped("snat_next", flags)?, arrivals: pins.mapped("snat_ports", flags)? })
     }
 
     /// Lets new flows take these ports and no others. Answers to others that flows have still arrive.

@@ -7,12 +7,13 @@ use weir_abi as abi;
 use weir_core::local_endpoints::LocalEndpoints;
 use weir_core::ops::{Dump, FrontendKey, MapOp, SourceRange};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::filter;
 use crate::flows::Flows;
-use crate::keys::{self, KernelKey};
-use crate::layout::spec;
+use crate::frontends::Frontends;
 use crate::map::{Mapped, Table};
+use crate::pins::PinDir;
+use crate::source_ranges;
 
 /// What the one writer needs of the maps.
 pub trait MapStore {
@@ -38,8 +39,7 @@ pub struct KernelStore {
     pub(crate) service_counters: Mapped<abi::ServiceCounters>,
     pub(crate) backend_counters: Mapped<abi::BackendCounters>,
     pub(crate) filter: Mapped<abi::FilterWord>,
-    pub(crate) frontends4: Table<abi::FrontendKey4, abi::Frontend>,
-    pub(crate) frontends6: Table<abi::FrontendKey6, abi::Frontend>,
+    pub(crate) frontends: Frontends,
     pub(crate) source_ranges: Table<abi::SourceRangeKey, abi::SourceRange>,
     pub(crate) local_endpoints: Table<abi::LocalKey, abi::LocalEndpoint>,
     /// What `local_endpoints` holds. A reader's is empty.
@@ -49,21 +49,32 @@ pub struct KernelStore {
     pub(crate) flows: Flows,
     /// Those that programs from before a change of size still use, and that are copied once more when they go.
     pub(crate) former_flows: Flows,
-    pub(crate) source_range_size: u32,
-    pub(crate) frontend_size: u32,
-    pub(crate) node_size: u32,
-}
-
-fn full(map: &'static str, size: u32) -> impl Fn(Error) -> Error {
-    move |error| match &error {
-        Error::Io { cause, .. } if matches!(cause.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC)) => {
-            Error::MapFull { map, size, option: spec(map).option }
-        }
-        _ => error,
-    }
 }
 
 impl KernelStore {
+    /// Opens the maps. `flags`: 0, or `BPF_F_RDONLY`.
+    ///
+    /// # Errors
+    /// No pins there, no right to open them, or another layout.
+    pub(crate) fn open(pins: &PinDir, flags: u32) -> Result<Self> {
+        Ok(Self {
+            services: pins.mapped("services", flags)?,
+            backends: pins.mapped("backends", flags)?,
+            lines: pins.mapped("lines", flags)?,
+            service_counters: pins.mapped("service_counters", flags)?,
+            backend_counters: pins.mapped("backend_counters", flags)?,
+            filter: pins.mapped("frontend_filter", flags)?,
+            frontends: Frontends::open(pins, flags)?,
+            source_ranges: pins.table("source_ranges", flags)?,
+            local_endpoints: pins.table("local_endpoints", flags)?,
+            locals: LocalEndpoints::default(),
+            service_names: pins.table("service_names", flags)?,
+            node_names: pins.table("node_names", flags)?,
+            flows: Flows::open_pinned(pins, flags == 0)?,
+            former_flows: Flows::default(),
+        })
+    }
+
     fn apply_one(&mut self, op: &MapOp) -> Result<()> {
         let counters = abi::BackendCounters::default();
         let service_counters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
@@ -76,26 +87,23 @@ impl KernelStore {
             MapOp::PutLine { id, line } => self.lines.set(*id, line),
             MapOp::PutService { id, service } => self.services.set(*id, service),
             MapOp::ResetServiceCounters { id } => self.service_counters.set(*id, &service_counters),
-            MapOp::PutServiceName { id, name } => {
-                self.service_names.put(id, name, 0).map_err(full("service_names", self.services.len()))
-            }
+            MapOp::PutServiceName { id, name } => self.service_names.put(id, name, 0),
             MapOp::DeleteServiceName { id } => self.service_names.remove(id).map(drop),
-            MapOp::PutNodeName { id, name } => {
-                self.node_names.put(id, name, 0).map_err(full("node_names", self.node_size))
-            }
+            MapOp::PutNodeName { id, name } => self.node_names.put(id, name, 0),
             MapOp::DeleteNodeName { id } => self.node_names.remove(id).map(drop),
-            MapOp::PutFrontend { key, frontend } => self.put_frontend(key, frontend),
-            MapOp::DeleteFrontend { key } => match keys::of_frontend(key) {
-                KernelKey::V4(key) => self.frontends4.remove(&key).map(drop),
-                KernelKey::V6(key) => self.frontends6.remove(&key).map(drop),
-            },
+            MapOp::PutFrontend { key, frontend } => {
+                if filter::concerns(frontend) {
+                    filter::add(&self.filter, key)?;
+                }
+                self.frontends.put(key, frontend)
+            }
+            MapOp::DeleteFrontend { key } => self.frontends.remove(key),
             // All of them at once, when every frontend leads where it should.
             MapOp::ForgetFlows { .. } => Ok(()),
             MapOp::PutSourceRange { range } => {
-                let put = self.source_ranges.put(&keys::of_range(range), &abi::SourceRange { allowed: 1 }, 0);
-                put.map_err(full("source_ranges", self.source_range_size))
+                self.source_ranges.put(&source_ranges::key(range), &abi::SourceRange { allowed: 1 }, 0)
             }
-            MapOp::DeleteSourceRange { range } => self.source_ranges.remove(&keys::of_range(range)).map(drop),
+            MapOp::DeleteSourceRange { range } => self.source_ranges.remove(&source_ranges::key(range)).map(drop),
         }
     }
 
@@ -110,8 +118,7 @@ impl KernelStore {
 
     fn put_local(&self, key: &abi::LocalKey, slot: Option<u32>) -> Result<()> {
         let Some(backend) = slot else { return self.local_endpoints.remove(key).map(drop) };
-        let put = self.local_endpoints.put(key, &abi::LocalEndpoint { backend }, 0);
-        put.map_err(full("local_endpoints", self.backends.len()))
+        self.local_endpoints.put(key, &abi::LocalEndpoint { backend }, 0)
     }
 
     /// Makes the index of this node's endpoints anew, of the backends. Afterwards it follows them.
@@ -131,24 +138,12 @@ impl KernelStore {
         wanted.iter().try_for_each(|(key, slot)| self.put_local(key, Some(*slot)))
     }
 
-    fn put_frontend(&self, key: &FrontendKey, frontend: &abi::Frontend) -> Result<()> {
-        filter::add(&self.filter, key)?;
-        match keys::of_frontend(key) {
-            KernelKey::V4(key) => {
-                self.frontends4.put(&key, frontend, 0).map_err(full("frontends4", self.frontend_size))
-            }
-            KernelKey::V6(key) => {
-                self.frontends6.put(&key, frontend, 0).map_err(full("frontends6", self.frontend_size))
-            }
-        }
-    }
-
     /// Forgets the flows that are to be forgotten after these operations, in one pass over the flows.
     fn forget_flows(&self, ops: &[MapOp]) -> Result<()> {
         let mut owners = HashMap::new();
         for op in ops {
             if let MapOp::ForgetFlows { key } = op {
-                owners.insert(*key, self.owner(key)?);
+                owners.insert(*key, self.frontends.get(key)?.map(|frontend| frontend.service));
             }
         }
         if owners.is_empty() {
@@ -157,27 +152,10 @@ impl KernelStore {
         [&self.former_flows, &self.flows].into_iter().try_for_each(|flows| flows.forget(&owners))
     }
 
-    /// The service that a frontend leads to.
-    fn owner(&self, key: &FrontendKey) -> Result<Option<u32>> {
-        let frontend = match keys::of_frontend(key) {
-            KernelKey::V4(key) => self.frontends4.get(&key)?,
-            KernelKey::V6(key) => self.frontends6.get(&key)?,
-        };
-        Ok(frontend.map(|frontend| frontend.service))
-    }
-
-    pub(crate) fn frontends(&self) -> Result<Vec<(FrontendKey, abi::Frontend)>> {
-        let v4 = self.frontends4.entries()?.into_iter().map(|(key, value)| (keys::frontend4(&key), value));
-        let v6 = self.frontends6.entries()?.into_iter().map(|(key, value)| (keys::frontend6(&key), value));
-        let mut all: Vec<_> = v4.chain(v6).collect();
-        all.sort_by_key(|(key, _)| *key);
-        Ok(all)
-    }
-
     fn source_ranges(&self) -> Result<Vec<SourceRange>> {
         // Without buckets the kernel begins anew where an entry is gone, and gives some twice.
         let ranges: BTreeSet<_> =
-            self.source_ranges.entries()?.iter().filter_map(|(key, _)| keys::range(key)).collect();
+            self.source_ranges.entries()?.iter().filter_map(|(key, _)| source_ranges::range(key)).collect();
         Ok(ranges.into_iter().collect())
     }
 }
@@ -234,7 +212,7 @@ impl MapStore for KernelStore {
         let mut node_names = self.node_names.entries()?;
         node_names.sort_by_key(|(id, _)| *id);
         let lines = lines_of(&services, |id| (id < self.lines.len()).then(|| self.lines.get(id)).transpose())?;
-        let (frontends, source_ranges) = (self.frontends()?, self.source_ranges()?);
+        let (frontends, source_ranges) = (self.frontends.entries()?, self.source_ranges()?);
         Ok(Dump { services, backends, lines, frontends, service_names, node_names, source_ranges })
     }
 }

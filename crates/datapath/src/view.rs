@@ -1,31 +1,26 @@
 //! Read-only access to the pinned maps: for people and for metrics, whether or not an agent runs.
 
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+mod raw;
 
-use aya_obj::generated::bpf_map_type;
+use std::collections::BTreeMap;
+
+pub use raw::RawEntry;
 use weir_abi as abi;
 use weir_core::flow_pressure::{IdleLimits, TableUse};
 use weir_core::ops::Dump;
 use weir_core::source_ports::PortSet;
 
 use crate::counters::Counters;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::flow_key::{Client, FlowKey};
 use crate::flow_table::FlowTable;
 use crate::flows::Flows;
-use crate::layout::{MAPS, MapSpec, spec};
-use crate::load::{mapped, open_store, table};
+use crate::layout::spec;
 use crate::map::{Mapped, Table};
-use crate::openings;
-use crate::pins::PinDir;
+use crate::pins::{PinDir, READ_ONLY};
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::{KernelStore, MapStore};
-use crate::sys;
-
-pub(crate) const READ_ONLY: u32 = 1 << 3;
-/// Entries that one system call reads as bytes.
-const RAW_BATCH: usize = 1024;
 
 /// A flow with both of its sides, addresses in either family.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +60,6 @@ pub struct View {
     shortcuts: Shortcuts,
 }
 
-/// Key and value of an entry as they lie in memory.
-pub type RawEntry = (Vec<u8>, Vec<u8>);
-
 impl View {
     /// Opens the maps.
     ///
@@ -75,19 +67,19 @@ impl View {
     /// No pins there, no right to read them, or another layout.
     pub fn open(pins: PinDir) -> Result<Self> {
         Ok(Self {
-            store: open_store(&pins, READ_ONLY)?,
-            config: mapped(&pins, "config", READ_ONLY)?,
+            store: KernelStore::open(&pins, READ_ONLY)?,
+            config: pins.mapped("config", READ_ONLY)?,
             counters: Counters::open(pins.clone())?,
-            replies4: [FlowTable::open(&pins, "replies4", false)?, FlowTable::open(&pins, "awaited4", false)?],
-            replies6: [FlowTable::open(&pins, "replies6", false)?, FlowTable::open(&pins, "awaited6", false)?],
-            affinities: table(&pins, "affinities", READ_ONLY)?,
-            fragments: table(&pins, "fragments", READ_ONLY)?,
-            held_pieces: mapped(&pins, "held_pieces", READ_ONLY)?,
-            sockets: table(&pins, "socket_peers", READ_ONLY)?,
-            hooked_pods: table(&pins, "hooked_pods", READ_ONLY)?,
-            devices: table(&pins, "devices", READ_ONLY)?,
-            nics: table(&pins, "nics", READ_ONLY)?,
-            other_nodes: table(&pins, "other_nodes", READ_ONLY)?,
+            replies4: FlowTable::open_both(&pins, false)?,
+            replies6: FlowTable::open_both(&pins, false)?,
+            affinities: pins.table("affinities", READ_ONLY)?,
+            fragments: pins.table("fragments", READ_ONLY)?,
+            held_pieces: pins.mapped("held_pieces", READ_ONLY)?,
+            sockets: pins.table("socket_peers", READ_ONLY)?,
+            hooked_pods: pins.table("hooked_pods", READ_ONLY)?,
+            devices: pins.table("devices", READ_ONLY)?,
+            nics: pins.table("nics", READ_ONLY)?,
+            other_nodes: pins.table("other_nodes", READ_ONLY)?,
             source_ports: SourcePorts::open(&pins, READ_ONLY)?,
             shortcuts: Shortcuts::open(&pins, READ_ONLY)?,
             pins,
@@ -189,8 +181,8 @@ impl View {
     ///
     /// # Errors
     /// When a map cannot be read, after some flows were visited.
-    pub fn visit_flows(&self, visit: impl FnMut(&abi::Flow)) -> Result<()> {
-        self.store.flows.visit(visit)
+    pub fn visit_flows(&self, mut visit: impl FnMut(&abi::Flow)) -> Result<()> {
+        self.store.flows.visit(|_, _, flow| visit(flow))
     }
 
     /// How many entries each flow table has and may have, at a tick of flows' times. Takes as long as [`View::visit_flows`].
@@ -204,7 +196,7 @@ impl View {
             let (_, entries) = self.pins.open_map(&spec(name), READ_ONLY)?;
             uses.insert(name, TableUse { capacity: entries * spec(name).ways, ..TableUse::default() });
         }
-        self.store.flows.visit_tables(|table, protocol, flow| {
+        self.store.flows.visit(|table, Client { protocol, .. }, flow| {
             uses.entry(table).or_default().count(limits.is_open(protocol, flow, tick));
         })?;
         Ok(uses)
@@ -215,23 +207,17 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn flows(&self) -> Result<Vec<FlowEntry>> {
-        let v4 = self.store.flows.entries4()?.into_iter().map(|(key, flow)| FlowEntry {
-            client: std::net::Ipv4Addr::from(key.src.get()).into(),
-            client_port: key.sport.get(),
-            frontend: std::net::Ipv4Addr::from(key.dst.get()).into(),
-            frontend_port: key.dport.get(),
-            protocol: key.proto,
-            flow,
-        });
-        let v6 = self.store.flows.entries6()?.into_iter().map(|(key, flow)| FlowEntry {
-            client: abi::Addr { word: key.src },
-            client_port: key.sport.get(),
-            frontend: abi::Addr { word: key.dst },
-            frontend_port: key.dport.get(),
-            protocol: key.proto,
-            flow,
-        });
-        let mut all: Vec<_> = v4.chain(v6).collect();
+        let mut all = Vec::new();
+        self.store.flows.visit(|_, Client { from, to, protocol }, flow| {
+            all.push(FlowEntry {
+                client: from.ip().into(),
+                client_port: from.port(),
+                frontend: to.ip().into(),
+                frontend_port: to.port(),
+                protocol,
+                flow: *flow,
+            });
+        })?;
         all.sort_by_key(|e| (e.client.octets(), e.client_port, e.frontend.octets(), e.frontend_port, e.protocol));
         Ok(all)
     }
@@ -241,8 +227,7 @@ impl View {
     /// # Errors
     /// When the map cannot be read.
     pub fn replies4(&self) -> Result<Vec<(abi::FlowKey4, abi::Reply)>> {
-        let [going, opening] = &self.replies4;
-        Ok([going.entries()?, opening.entries()?].concat())
+        all_of(&self.replies4)
     }
 
     /// All reply entries of IPv6, those of flows that begin included.
@@ -250,8 +235,7 @@ impl View {
     /// # Errors
     /// When the map cannot be read.
     pub fn replies6(&self) -> Result<Vec<(abi::FlowKey6, abi::Reply)>> {
-        let [going, opening] = &self.replies6;
-        Ok([going.entries()?, opening.entries()?].concat())
+        all_of(&self.replies6)
     }
 
     /// All clients that keep a backend.
@@ -357,49 +341,8 @@ impl View {
         }
         Ok(present)
     }
+}
 
-    /// All entries of a map as bytes, in the kernel's order; `None` if there is no such map. The value of a per-CPU map
-    /// has a part for each possible CPU.
-    ///
-    /// # Errors
-    /// When the map cannot be read.
-    pub fn raw(&self, name: &str) -> Result<Option<Vec<RawEntry>>> {
-        let Some(spec) = MAPS.iter().find(|spec| spec.name == name) else { return Ok(None) };
-        if matches!(spec.kind, bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH) {
-            let bytes = |device: abi::Device| {
-                let abi::Device { ifindex, program } = device;
-                (ifindex.to_ne_bytes().to_vec(), [ifindex.to_ne_bytes(), program.to_ne_bytes()].concat())
-            };
-            return Ok(Some(self.devices()?.into_iter().map(bytes).collect()));
-        }
-        let value = match spec.kind {
-            bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY => spec.value.next_multiple_of(8) * self.counters.cpus(),
-            _ => spec.value,
-        };
-        let entries = self.raw_entries(spec, value)?;
-        Ok(Some(if spec.ways == 1 { entries } else { openings::raw(name, &entries) }))
-    }
-
-    fn raw_entries(&self, spec: &MapSpec, value_size: usize) -> Result<Vec<RawEntry>> {
-        let (fd, _) = self.pins.open_map(spec, READ_ONLY)?;
-        let (mut batch, mut token, mut entries) = (RAW_BATCH, None, Vec::new());
-        loop {
-            let (mut keys, mut values) = (vec![0; spec.key * batch], vec![0; value_size * batch]);
-            let (count, next) = match sys::lookup_batch_bytes(fd.as_fd(), token, &mut keys, &mut values, batch) {
-                Ok(read) => read,
-                // One bucket holds more than fits.
-                Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
-                    batch *= 2;
-                    continue;
-                }
-                Err(e) => return Err(Error::io(format!("cannot list map {}", spec.name), e)),
-            };
-            let pairs = keys.chunks_exact(spec.key).zip(values.chunks_exact(value_size)).take(count);
-            entries.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
-            match next {
-                Some(next) => token = Some(next),
-                None => return Ok(entries),
-            }
-        }
-    }
+fn all_of<K: FlowKey>([going, opening]: &[FlowTable<K, abi::Reply>; 2]) -> Result<Vec<(K, abi::Reply)>> {
+    Ok([going.entries()?, opening.entries()?].concat())
 }

@@ -6,6 +6,7 @@ use weir_core::model::Family;
 
 use crate::choose::{Request, is_set};
 use crate::control::{backend_end, is_here, is_local};
+use crate::going::SYN_AGAIN;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of};
 use crate::tables::{Flow, Reply, Stage};
@@ -26,6 +27,22 @@ struct Started {
     direct: bool,
 }
 
+/// What became of the entry for a new flow's answers.
+enum Stored {
+    Written,
+    /// The backend knows the client's address and port through another frontend.
+    Taken,
+    /// The SYN came again, of which a flood had left no flow.
+    Again,
+}
+
+/// What was written of a flow.
+enum Written {
+    Flow(Flow),
+    /// Its SYN came again: now it is known.
+    Again(Flow),
+}
+
 /// What became of a SYN that nobody has answered.
 pub(crate) enum Begun {
     Flow(Flow),
@@ -42,9 +59,13 @@ pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
 
 impl Model {
     /// A new flow for a packet.
-    pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Flow, Reason> {
+    pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Begun, Reason> {
         let started = self.start(p, None, from_outside, place)?;
-        self.write(p, started, from_outside)
+        match self.write(p, started, from_outside)? {
+            Written::Flow(flow) => Ok(Begun::Flow(flow)),
+            // It is left as if it had been known.
+            Written::Again(flow) => self.begin_elsewhere(p, flow, from_outside, place),
+        }
     }
 
     /// The same for one that is known, at another backend.
@@ -62,8 +83,9 @@ impl Model {
         }
         self.note_silence(p, crate::going::Silence::Left);
         Ok(match self.write(p, started, from_outside) {
-            Ok(flow) => Begun::Flow(flow),
-            Err(_) => {
+            Ok(Written::Flow(flow)) => Begun::Flow(flow),
+            // One that went elsewhere is written in any case.
+            Ok(Written::Again(_)) | Err(_) => {
                 self.note_silence(p, crate::going::Silence::Back);
                 Begun::Stays
             }
@@ -107,7 +129,7 @@ impl Model {
         let frontend = frontend.ok_or(abi::REASON_UNUSED_PORT)?;
         let request =
             Request { avoid: known.map(|flow| flow.backend), ..Request::new(self, p, frontend, from_outside) };
-        let choice = self.choose(request, place).inspect_err(|reason| {
+        let choice = self.choose(request, place.drawn).inspect_err(|reason| {
             // XDP leaves it to tc, which answers and counts.
             if !(place.is_xdp() && crate::hooks::is_answered(*reason)) {
                 self.count_refusal(frontend.service, *reason);
@@ -173,7 +195,7 @@ impl Model {
     }
 
     /// Whether kube-proxy would have the backend see the node's address.
-    fn masquerades(&self, family: Family, frontend: abi::Frontend, from_outside: bool) -> bool {
+    pub(crate) fn masquerades(&self, family: Family, frontend: abi::Frontend, from_outside: bool) -> bool {
         if !is_set(self.node(family)) {
             return false;
         }
@@ -185,29 +207,36 @@ impl Model {
         }
     }
 
-    /// Whether there are more new flows in this tick than anybody's clients make. Counts them.
-    fn is_flood(&mut self) -> bool {
-        if self.config.flood == 0 || self.has(abi::CONFIG_BESIDE) {
-            return false;
-        }
+    /// Whether there were more new flows in this tick than anybody's clients make.
+    pub(crate) fn is_flood(&self) -> bool {
+        let (tick, flows) = self.tables.pace;
+        let bound = self.config.flood;
+        bound != 0 && !self.has(abi::CONFIG_BESIDE) && tick == self.now.ticks && flows >= bound
+    }
+
+    /// Counts a new flow of this tick.
+    fn count_pace(&mut self) {
         let (tick, flows) = self.tables.pace;
         let before = if tick == self.now.ticks { flows } else { 0 };
         self.tables.pace = (self.now.ticks, before.wrapping_add(1));
-        before >= self.config.flood
     }
 
     /// Both entries of a flow.
-    fn write(&mut self, p: &Packet, started: Started, from_outside: bool) -> Result<Flow, Reason> {
+    fn write(&mut self, p: &Packet, started: Started, from_outside: bool) -> Result<Written, Reason> {
         let Started { mut flow, masquerade, direct } = started;
         let backend = self.control.backend(flow.backend);
         let flood = self.is_flood() && p.syn && flow.retries == 0;
+        self.count_pace();
         if direct {
             // No answer will tell that it goes on: what its client says next does.
             (flow.direct, flow.replied) = (true, true);
             if !flood {
                 self.tables.flows.put(Stage::Opening, p.key(), flow);
             }
-            return Ok(flow);
+            if !p.syn && !p.ending && p.protocol == TCP {
+                self.keep_backend(p, &flow);
+            }
+            return Ok(Written::Flow(flow));
         }
         let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;
         let keeps_client = !must
@@ -218,22 +247,32 @@ impl Model {
                 self.tables.replies.put(Stage::Opening, key, self.reply_of(p, &flow, self.asked_by(p)));
                 true
             } else {
-                !masquerade && self.store_direct(p, &flow, &backend)
+                let stored = if masquerade { Stored::Taken } else { self.store_direct(p, &flow, &backend) };
+                match stored {
+                    Stored::Written => true,
+                    Stored::Taken => false,
+                    Stored::Again => {
+                        self.tables.flows.put(Stage::Opening, p.key(), flow);
+                        return Ok(Written::Again(flow));
+                    }
+                }
             };
         if !keeps_client {
             let port = self.store_snat(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
             flow.snat = Some(port);
             self.tables.flows.put(Stage::Opening, p.key(), flow);
-            return Ok(flow);
+            return Ok(Written::Flow(flow));
         }
         // Of a flood's SYNs only the answer's entry is written: the next packet is hashed alike, but of one that went elsewhere.
         if !flood {
             self.tables.flows.put(Stage::Opening, p.key(), flow);
         }
-        if !p.syn && p.protocol == TCP && self.promote(&p.key(), &flow) {
+        // An end shows nobody that the client has heard of an answer.
+        if !p.syn && !p.ending && p.protocol == TCP && self.promote(&p.key(), &flow, p.heard) {
             flow.opening = false;
+            self.keep_backend(p, &flow);
         }
-        Ok(flow)
+        Ok(Written::Flow(flow))
     }
 
     /// Since when an answer is awaited. A connection that was there before us is not timed.
@@ -248,6 +287,8 @@ impl Model {
             client: p.source(),
             snat: flow.snat.is_some(),
             closing: false,
+            ended: false,
+            heard: 0,
             replied: false,
             moved: false,
             opening: flow.opening,
@@ -261,29 +302,40 @@ impl Model {
         }
     }
 
-    /// The entry of a flow that keeps its client's address. False if the backend knows that address and port through
-    /// another frontend.
-    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> bool {
+    /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
+    /// chooses the endpoint.
+    fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
+        let is_it = old.generation == flow.generation && old.frontend == p.destination() && p.endpoint.is_none();
+        let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
+        let waited = |asked| self.now.delay.wrapping_sub(asked).cast_signed() >= SYN_AGAIN.cast_signed();
+        is_it && is_of_now && old.asked.is_some_and(waited)
+    }
+
+    /// The entry of a flow that keeps its client's address.
+    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Stored {
         let key = reply_key(p, backend, p.source());
         let reply = self.reply_of(p, flow, self.asked_by(p));
         let same = |old: &Reply| old.frontend == reply.frontend;
         if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
             if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
-                return false;
+                return Stored::Taken;
             }
             self.tables.replies.forget(Stage::Going, &key);
         }
         if let Some(old) = self.tables.replies.at(Stage::Opening, &key) {
             if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
-                return false;
+                return Stored::Taken;
+            }
+            if p.syn && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
+                return Stored::Again;
             }
             // Of a flood only this was written, and it was answered.
             if !p.syn && old.replied && old.generation == reply.generation && same(&old) {
-                return true;
+                return Stored::Written;
             }
         }
         self.tables.replies.put(Stage::Opening, key, reply);
-        true
+        Stored::Written
     }
 
     /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.

@@ -1,12 +1,16 @@
 //! Which backend a new flow gets: who may, who keeps what it has, and a selection by weight for everybody else.
 
+use std::net::IpAddr;
+
 use weir_abi as abi;
 use weir_abi::Addr;
+use weir_core::model::Family;
 use weir_core::select::{self, Pick};
 
 use crate::control::is_local;
-use crate::packet::{Packet, UDP, ip_of};
-use crate::{Model, Place, Reason};
+use crate::packet::{End, Packet, TCP, UDP, ip_of};
+use crate::tables::Flow;
+use crate::{Model, Reason};
 
 /// What a new flow asks for.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +21,13 @@ pub(crate) struct Request {
     pub(crate) hash: u64,
     /// A backend that does not answer.
     pub(crate) avoid: Option<u32>,
+    /// No packet of the flow will be seen.
+    pub(crate) by_socket: bool,
+    /// No table may know the flow when its next packet comes, or may have known it when an earlier one came: nothing but the hash
+    /// decides.
+    pub(crate) by_hash: bool,
+    /// Its client may not be there: what it keeps is noted when the flow goes on.
+    pub(crate) keep_nothing: bool,
 }
 
 /// What it gets.
@@ -28,24 +39,62 @@ pub(crate) struct Choice {
 
 impl Request {
     pub(crate) fn new(model: &Model, p: &Packet, frontend: abi::Frontend, from_outside: bool) -> Self {
-        let class = match frontend.kind {
-            abi::KIND_CLUSTER_IP => abi::CLASS_INTERNAL,
-            _ if from_outside => abi::CLASS_EXTERNAL,
-            // Who is inside the cluster may use every endpoint.
-            _ => abi::CLASS_SHORT_CIRCUIT,
-        };
+        let class = class_of(frontend, from_outside);
         let maglev = model.control.service(frontend.service).flags & abi::SERVICE_MAGLEV != 0;
         let seed = if maglev { abi::MAGLEV_SEED.into() } else { model.config.hash_seed };
         let [src, dst] = [p.src, p.dst].map(|addr| ip_of(p.family, addr));
         let hash = select::flow_hash(seed, src, dst, p.sport, p.dport, p.protocol);
-        Self { client: p.src, frontend, class, hash, avoid: None }
+        let flood = model.is_flood();
+        // Datagrams are remembered always; of an association nobody tells when it goes on.
+        let by_hash = p.protocol != UDP && (flood || !p.syn);
+        let keep_nothing = flood && (p.protocol == TCP || p.syn);
+        Self { client: p.src, frontend, class, hash, avoid: None, by_socket: false, by_hash, keep_nothing }
+    }
+
+    /// Of a socket, whose number stands in for the address and port that it does not have yet.
+    pub(crate) fn of_socket(
+        seed: u64,
+        cookie: u64,
+        (family, protocol, to): (Family, u8, End),
+        client: Addr,
+        frontend: abi::Frontend,
+    ) -> Self {
+        // A number in the machine's order, where an address is in the network's.
+        let half = |shift: u32| u32::try_from(cookie >> shift & u64::from(u32::MAX)).unwrap_or_default().to_ne_bytes();
+        let mut octets = [0; 16];
+        let words = [half(32), half(0), half(32), half(0)];
+        octets.chunks_exact_mut(4).zip(words).for_each(|(octets, word)| octets.copy_from_slice(&word));
+        let src = match family {
+            Family::V4 => IpAddr::from(half(0)),
+            Family::V6 => IpAddr::from(octets),
+        };
+        let hash = select::flow_hash(seed, src, ip_of(family, to.addr), 0, to.port, protocol);
+        Self {
+            client,
+            frontend,
+            class: class_of(frontend, false),
+            hash,
+            avoid: None,
+            by_socket: true,
+            by_hash: false,
+            keep_nothing: false,
+        }
+    }
+}
+
+const fn class_of(frontend: abi::Frontend, from_outside: bool) -> usize {
+    match frontend.kind {
+        abi::KIND_CLUSTER_IP => abi::CLASS_INTERNAL,
+        _ if from_outside => abi::CLASS_EXTERNAL,
+        // Who is inside the cluster may use every endpoint.
+        _ => abi::CLASS_SHORT_CIRCUIT,
     }
 }
 
 impl Model {
-    /// Chooses a backend, the one to avoid only if no other is found. Where the kernel draws at random, `place` tells what
+    /// Chooses a backend, the one to avoid only if no other is found. Where the kernel draws at random, `drawn` tells what
     /// it drew; whether it may have is judged here.
-    pub(crate) fn choose(&mut self, request: Request, place: &Place<'_>) -> Result<Choice, Reason> {
+    pub(crate) fn choose(&mut self, request: Request, drawn: &[u32]) -> Result<Choice, Reason> {
         let id = request.frontend.service;
         let service = self.control.service(id);
         let ranged = service.flags & abi::SERVICE_SOURCE_RANGES != 0;
@@ -61,12 +110,13 @@ impl Model {
         }
         if let Some(avoid) = request.avoid {
             // Its SYN may have been lost on its way, so that the client keeps its backend for others.
-            return self.choose_elsewhere(&service, avoid, &request, place);
+            return self.choose_elsewhere(&service, avoid, &request, drawn);
         }
-        let one_hash = has_affinity && service.flags & abi::SERVICE_MAGLEV != 0;
-        let hash = if one_hash { select::client_hash(request.client.ip()) } else { request.hash };
+        let hash = if has_affinity { self.hash_of_client(&request, &service) } else { request.hash };
         let lines = |id| Some(self.control.line(id));
-        let selected = match select::pick(&service, request.class, hash, lines, |id| self.open_flows(id)) {
+        let mut asked = service;
+        asked.flags &= if request.by_hash { !abi::SERVICE_LEAST_CONN } else { u32::MAX };
+        let selected = match select::pick(&asked, request.class, hash, lines, |id| self.open_flows(id)) {
             Pick::Backend { id, .. } => id,
             Pick::NoEndpoints => return Err(abi::REASON_NO_ENDPOINTS),
             Pick::NoneAllowed => return Err(abi::REASON_NO_LOCAL_ENDPOINTS),
@@ -76,24 +126,53 @@ impl Model {
             return Err(abi::REASON_BROKEN_TABLE);
         }
         let choice = self.take(selected, &request);
-        if has_affinity {
-            let Choice { backend, generation } = choice;
-            let kept = abi::Affinity { backend, generation, last_seen: self.now.ticks };
-            self.tables.affinities.insert((request.client, id), kept);
+        if has_affinity && !request.keep_nothing {
+            self.keep((request.client, id), choice);
         }
         Ok(choice)
     }
 
+    /// The hash of a client with affinity: the same for all of its flows where nodes share them, or where no table may tell what
+    /// the others got.
+    fn hash_of_client(&self, request: &Request, service: &abi::Service) -> u64 {
+        if service.flags & abi::SERVICE_MAGLEV != 0 {
+            select::client_hash(abi::MAGLEV_SEED.into(), request.client.ip())
+        } else if request.by_hash {
+            select::client_hash(self.config.hash_seed, request.client.ip())
+        } else {
+            request.hash
+        }
+    }
+
+    fn keep(&mut self, who: (Addr, u32), Choice { backend, generation }: Choice) {
+        self.tables.affinities.insert(who, abi::Affinity { backend, generation, last_seen: self.now.ticks });
+    }
+
+    /// Lets the client of a flow that goes on keep its backend, unless it keeps one: in a flood this is not noted before.
+    pub(crate) fn keep_backend(&mut self, p: &Packet, flow: &Flow) {
+        let (limit, who) = (self.control.service(flow.service).affinity, (p.src, flow.service));
+        let concerned = p.endpoint.is_none() && limit != 0 && is_set(p.src) && self.is_alive(flow);
+        if concerned && self.flags_of_kept(who, limit) == 0 {
+            self.keep(who, Choice { backend: flow.backend, generation: flow.generation });
+        }
+    }
+
+    /// Flags of the backend that a client keeps; 0: that one went away, or its latest flow is too long ago.
+    fn flags_of_kept(&self, who: (Addr, u32), limit: u32) -> u8 {
+        let Some(kept) = self.tables.affinities.get(&who) else { return 0 };
+        let backend = self.control.backend(kept.backend);
+        let is_there = backend.flags & abi::BACKEND_USED != 0 && backend.generation == kept.generation;
+        if is_there && !self.now.is_idle(kept.last_seen, limit) { backend.flags } else { 0 }
+    }
+
     /// The backend that session affinity keeps for a client, if it may still have new flows of the class. They prolong it.
     fn kept_backend(&mut self, request: &Request, limit: u32) -> Option<u32> {
-        let now = self.now;
-        let kept = self.tables.affinities.get_mut(&(request.client, request.frontend.service))?;
-        let backend = self.control.backend(kept.backend);
-        let may = abi::BACKEND_USED | abi::BACKEND_CLASS << request.class;
-        if now.is_idle(kept.last_seen, limit) || backend.generation != kept.generation || backend.flags & may != may {
+        let (now, who) = (self.now.ticks, (request.client, request.frontend.service));
+        if self.flags_of_kept(who, limit) & abi::BACKEND_CLASS << request.class == 0 {
             return None;
         }
-        kept.last_seen = now.ticks;
+        let kept = self.tables.affinities.get_mut(&who)?;
+        kept.last_seen = now;
         Some(kept.backend)
     }
 
@@ -102,7 +181,7 @@ impl Model {
         service: &abi::Service,
         avoid: u32,
         request: &Request,
-        place: &Place<'_>,
+        drawn: &[u32],
     ) -> Result<Choice, Reason> {
         let tiers = service.tiers[request.class];
         if (tiers.local, tiers.remote) == (0, 0) {
@@ -114,8 +193,9 @@ impl Model {
             self.collect(tier, abi::LINE_DEPTH, &mut reachable);
         }
         reachable.retain(|id| self.is_used(*id));
-        match place.drawn {
-            Some(drawn) if drawn != avoid && reachable.contains(&drawn) => Ok(self.take(drawn, request)),
+        // It has had the first SYN of a flood, which came again.
+        match drawn.iter().copied().find(|drawn| *drawn != avoid) {
+            Some(drawn) if reachable.contains(&drawn) => Ok(self.take(drawn, request)),
             // There is no other, or it never came up.
             None if reachable.contains(&avoid) => Ok(self.take(avoid, request)),
             Some(_) | None => Err(abi::REASON_BROKEN_TABLE),
@@ -142,7 +222,12 @@ impl Model {
         if request.avoid != Some(id) {
             let service = self.tables.service_counters(request.frontend.service);
             *(if is_local(&backend) { &mut service.local } else { &mut service.remote }) += 1;
-            self.count_flow(id);
+            if request.by_socket {
+                // Nobody will hear that it ends.
+                self.tables.backend_counters(id).flows += 1;
+            } else {
+                self.count_flow(id);
+            }
         }
         Choice { backend: id, generation: backend.generation }
     }

@@ -70,7 +70,10 @@ impl Control {
             MapOp::PutService { id, service } => drop(self.services.insert(*id, *service)),
             MapOp::PutFrontend { key, frontend } => {
                 let to = End { addr: key.address.into(), port: key.port };
-                self.filter.insert(filter_place(to, key.protocol));
+                // Of an address as such nobody asks on the way in.
+                if frontend.kind != abi::KIND_ADDRESS {
+                    self.filter.insert(filter_place(to, key.protocol));
+                }
                 self.frontends.insert(*key, *frontend);
             }
             MapOp::DeleteFrontend { key } => drop(self.frontends.remove(key)),
@@ -126,10 +129,9 @@ impl Control {
             && self.frontend_at(family, any, 0).is_some_and(|any| any.kind == abi::KIND_UNUSED_PORT)
     }
 
-    /// Whether an address is one of services, whatever its ports are.
-    pub(crate) fn is_address_of_services(&self, family: Family, addr: Addr) -> bool {
-        let any = End { addr, port: 0 };
-        self.may_be_frontend(any, 0) && self.frontend_at(family, any, 0).is_some()
+    /// What an address of services is, whatever its ports are; none of what is none.
+    pub(crate) fn rest_of(&self, family: Family, addr: Addr) -> Option<u32> {
+        self.frontend_at(family, End { addr, port: 0 }, 0).map(|any| any.kind)
     }
 
     pub(crate) fn service(&self, id: u32) -> abi::Service {

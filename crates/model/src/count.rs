@@ -44,8 +44,11 @@ impl Model {
         reply.last_seen = self.now.ticks;
         reply.replied = true;
         reply.closing |= p.ending;
+        if p.syn_ack {
+            reply.heard = p.heard;
+        }
         if p.ending {
-            self.backend_ends(key, &reply, p);
+            self.backend_ends(key, &mut reply, p);
         }
         let all = fresh || reply.closing || reply.asked.is_some();
         let bytes = hold(&mut reply.bytes, &mut reply.held, p, all);

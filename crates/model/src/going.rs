@@ -5,12 +5,12 @@ use weir_abi as abi;
 use crate::begin::reply_key;
 use crate::control::is_here;
 use crate::over::has_ended;
-use crate::packet::{End, Key, Packet, UDP};
+use crate::packet::{End, Key, Packet, Piece, UDP};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Reason};
 
 /// A SYN that is back sooner was not sent again, but doubled on its way: 100 ms in units of delay.
-const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
+pub(crate) const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
 /// The same of a flow that was answered once: a backend that is there says so at least every half a second.
 const SYN_AGAIN_GOING: u32 = 900_000_000 >> abi::DELAY_SHIFT;
 /// Backends that are tried after the first one.
@@ -46,7 +46,9 @@ impl Model {
     pub(crate) fn known_flow(&mut self, p: &Packet) -> Option<(Stage, Flow)> {
         let key = p.key();
         let (stage, flow) = self.tables.flows.find(&key)?;
-        if stage == Stage::Opening && flow.replied && !p.syn && !p.ending && self.promote(&key, &flow) {
+        let goes_on = flow.replied && !flow.ended && !p.syn && !p.ending;
+        if stage == Stage::Opening && goes_on && self.promote(&key, &flow, p.heard) {
+            self.keep_backend(p, &flow);
             return Some((Stage::Going, Flow { opening: false, ..flow }));
         }
         Some((stage, flow))
@@ -64,7 +66,7 @@ impl Model {
     }
 
     pub(crate) fn step(&mut self, p: &Packet, flow: &Flow) -> Step {
-        if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) {
+        if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) && !self.is_told(p, flow) {
             return Step::Over;
         }
         if p.syn && flow.ended {
@@ -75,6 +77,13 @@ impl Model {
             return Step::On;
         }
         self.check_reply(p, flow)
+    }
+
+    /// Whether a backend still sends to a client that has been silent: datagrams of one side are enough.
+    fn is_told(&self, p: &Packet, flow: &Flow) -> bool {
+        let reply = self.tables.replies.find(&self.reply_key_of(p, flow)).map(|(_, reply)| reply);
+        let of_now = |reply: Reply| reply.replied && !self.now.is_idle(reply.last_seen, self.config.udp_idle);
+        !flow.direct && reply.is_some_and(|reply| reply.is_of(&p.key(), flow) && of_now(reply))
     }
 
     /// What the backend answers must find its way back: an entry that a full table has lost is written anew; if another flow
@@ -96,7 +105,7 @@ impl Model {
             if !is_here(&self.control.backend(flow.backend)) {
                 return Step::Over;
             }
-            self.tables.replies.forget(Stage::Going, &key);
+            self.tables.replies.forget_all(&key);
         }
         self.tables.lost += u64::from(known.is_none() && !flow.opening);
         let stage = if flow.opening { Stage::Opening } else { Stage::Going };
@@ -126,19 +135,17 @@ impl Model {
         }
     }
 
-    /// Moves a flow that was answered to the tables of those that go on. Returns whether it did.
-    pub(crate) fn promote(&mut self, key: &Key, flow: &Flow) -> bool {
+    /// Moves a flow that was answered, and whose client has heard of it, to the tables of those that go on. Returns whether it
+    /// did.
+    pub(crate) fn promote(&mut self, key: &Key, flow: &Flow, heard: u16) -> bool {
         if flow.direct {
             self.tables.flows.forget(Stage::Opening, key);
             self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
             return true;
         }
-        let peer = flow.snat.map_or(key.from, |port| End { addr: self.node(key.family), port });
-        let backend = self.control.backend(flow.backend);
-        let from = crate::control::backend_end(&backend);
-        let at = Key { family: key.family, protocol: key.protocol, from, to: peer };
+        let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || !reply.is_of(key, flow) {
+        if !reply.replied || !reply.is_of(key, flow) || !reply.was_heard(heard) {
             return false;
         }
         self.tables.replies.forget(Stage::Opening, &at);
@@ -148,15 +155,22 @@ impl Model {
         true
     }
 
+    /// How the answers to a flow of this key are keyed.
+    pub(crate) fn answers_to(&self, key: &Key, flow: &Flow) -> Key {
+        let peer = flow.snat.map_or(key.from, |port| End { addr: self.node(key.family), port });
+        let from = crate::control::backend_end(&self.control.backend(flow.backend));
+        Key { family: key.family, protocol: key.protocol, from, to: peer }
+    }
+
     /// What a backend's packet answers. The second datagram back of a flow that begins lets it go on: a client may ask once
     /// for many.
     pub(crate) fn reply_to(&mut self, p: &Packet) -> Option<(Stage, Reply)> {
         let key = p.key();
         let (stage, reply) = self.tables.replies.find(&key)?;
-        if p.protocol == UDP && reply.opening && reply.replied {
+        if p.protocol == UDP && p.piece != Piece::Later && reply.opening && reply.replied {
             let flow_key = reply.flow_key(&key);
             if let Some(flow) = self.tables.flows.at(Stage::Opening, &flow_key)
-                && self.promote(&flow_key, &flow)
+                && self.promote(&flow_key, &flow, p.heard)
             {
                 return self.tables.replies.find(&key);
             }

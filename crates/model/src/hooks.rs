@@ -82,7 +82,8 @@ impl Model {
             self.tables.fragments.insert(fragment_key(p, !inward), ports);
         }
         // Nobody has a cluster IP out there, and it may come back in a loop.
-        if place.hook == Hook::NicOut && is_untouched(outcome.reason) && self.is_in_service_network(p) {
+        let is_nobodys = self.is_in_service_network(p) || self.comes_round(p, place);
+        if place.hook == Hook::NicOut && is_untouched(outcome.reason) && is_nobodys {
             outcome = Outcome::untouched(abi::REASON_NO_SERVICE, frame);
         }
         outcome
@@ -148,7 +149,7 @@ impl Model {
             && asks
             && frame.len() >= p.l4 + 8
             && is_one_host(p.family, p.src)
-            && self.control.is_address_of_services(p.family, p.dst)
+            && self.control.rest_of(p.family, p.dst).is_some()
             && place.network.route(ip_of(p.family, p.dst)).is_some()
     }
 
@@ -162,6 +163,15 @@ impl Model {
         let networks = self.config.service_network.iter().take(self.config.service_networks as usize);
         let word = |addr: abi::Addr| u128::from_be_bytes(addr.octets());
         networks.into_iter().any(|net| (word(p.dst) ^ word(net.addr)) & word(net.mask) == 0)
+    }
+
+    /// Whether a packet to an address of services leaves where it came in: whoever sent it here would do so again. Nodes say
+    /// themselves what their ports are.
+    fn comes_round(&self, p: &Packet, place: &Place<'_>) -> bool {
+        place.came_by == place.device
+            && !self.has(abi::CONFIG_BESIDE)
+            && self.control.rest_of(p.family, p.dst) == Some(abi::KIND_ADDRESS)
+            && !self.other_nodes.contains(&p.dst)
     }
 
     /// The node's own address of a family.

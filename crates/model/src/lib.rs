@@ -1,6 +1,6 @@
 //! The reference model of the packet path: what the programs in `bpf/` must do with a packet, written as rules rather than for
-//! speed. Frame in; reason, verdict, frame out; tables before and after. The kernel is compared with it, packet by packet, by
-//! the fuzzer in `crates/datapath/tests`.
+//! speed. Frame in; reason, verdict, frame out; tables before and after; and the same of calls about sockets. The kernel is compared
+//! with it, packet by packet and call by call, by the fuzzer in `crates/datapath/tests`.
 //!
 //! Its sources are ARCHITECTURE.md, the decisions in `docs/adr` and the comments of `bpf/abi.h`. What it does not have: a clock
 //! (it is told), routes ([`Network`]), tables that are full, and random draws (it judges the one that the kernel made).
@@ -18,10 +18,11 @@ mod icmp;
 mod over;
 mod packet;
 mod path;
+mod socket;
 mod tables;
 mod unwrap;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use weir_abi as abi;
@@ -30,7 +31,9 @@ use weir_core::source_ports::PortSet;
 
 pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 pub use packet::{End, Key};
+pub use socket::{Called, Refusal, Socket, Wish};
 pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables};
+pub use weir_abi::Hook;
 
 /// A number of `enum reason` in `bpf/abi.h`.
 pub type Reason = u32;
@@ -41,21 +44,6 @@ pub type Reason = u32;
 pub fn ends_of(frame: &[u8]) -> Option<(Key, usize)> {
     let (packet, read) = packet::parse(frame).ok()?;
     read.ok().map(|()| (packet.key(), packet.l3))
-}
-
-/// Where a packet meets a program.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Hook {
-    /// XDP on an interface of the node.
-    Xdp,
-    /// Into the node from one of its interfaces.
-    NicIn,
-    /// Out of one.
-    NicOut,
-    /// From a pod.
-    PodIn,
-    /// To a pod.
-    PodOut,
 }
 
 /// What becomes of the frame.
@@ -114,10 +102,12 @@ pub struct Place<'a> {
     pub hook: Hook,
     /// Index of the device.
     pub device: u32,
+    /// Index of the device that the packet came in by; 0: of none.
+    pub came_by: u32,
     /// The routes.
     pub network: &'a dyn Network,
-    /// The backend slot whose count of new flows moved in the kernel. It decides where the kernel draws at random.
-    pub drawn: Option<u32>,
+    /// The backend slots whose counts of new flows moved in the kernel. They decide where the kernel draws at random.
+    pub drawn: &'a [u32],
 }
 
 impl Place<'_> {
@@ -135,6 +125,8 @@ pub struct Model {
     pub tables: Tables,
     /// Addresses of the other nodes of the cluster.
     pub other_nodes: HashSet<abi::Addr>,
+    /// Pods whose TCP sockets are translated, by the numbers of their cgroups.
+    pub hooked_pods: HashMap<u64, abi::HookedPod>,
     /// The time. Only its differences mean something.
     pub now: Now,
     control: control::Control,
@@ -145,7 +137,7 @@ impl Model {
     #[must_use]
     pub fn new(config: abi::Config, now: Now) -> Self {
         let (tables, control) = (Tables::default(), control::Control::default());
-        Self { config, tables, other_nodes: HashSet::new(), now, control }
+        Self { config, tables, other_nodes: HashSet::new(), hooked_pods: HashMap::new(), now, control }
     }
 
     /// Applies writes of the control plane, in order. Names are left out, and so is [`MapOp::ForgetFlows`]: whoever forgets

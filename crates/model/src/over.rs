@@ -22,6 +22,12 @@ pub(crate) const fn has_ended(flow: &Flow, reply: &Reply) -> bool {
     flow.ended || (flow.closing && reply.closing)
 }
 
+/// Whether a packet is the last one of a flow, or of the entry of its answers: an end was acknowledged, or a reset needs no
+/// acknowledgement.
+pub(crate) const fn is_last(p: &Packet, ended: bool, opening: bool) -> bool {
+    ended && !opening && (!p.ending || p.reset)
+}
+
 impl Model {
     /// Whether nothing has come in either direction for longer than so many ticks.
     pub(crate) const fn is_silent(&self, flow: &Flow, reply: &Reply, limit: u32) -> bool {
@@ -41,18 +47,18 @@ impl Model {
         if flow.backend != reply.backend || flow.snat != port || !self.is_alive(flow) {
             return true;
         }
-        // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
-        // datagrams to one who need not answer does.
-        let went_on = protocol != TCP && flow.last_seen != flow.created;
-        if claim != Claim::Only && flow.opening && !went_on {
-            return true;
-        }
         if has_ended(flow, reply) {
             // The ports behind it are free for longer, unless all have had their turn since it began.
             let linger = self.config.tcp_linger;
             return claim != Claim::Turn
                 || self.is_silent(flow, reply, linger)
                 || !self.now.is_idle(flow.created, linger);
+        }
+        // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
+        // datagrams to one who need not answer does.
+        let went_on = protocol != TCP && flow.last_seen != flow.created;
+        if claim != Claim::Only && flow.opening && !went_on {
+            return true;
         }
         let limit = match protocol {
             TCP if flow.opening => abi::OPENING_IDLE,
@@ -87,25 +93,60 @@ impl Model {
 
     /// Notes an end that a client has sent.
     pub(crate) fn client_ends(&mut self, flow: &mut Flow, p: &Packet) {
+        // Who begins in the node's name resets what is for somebody before at the port, and goes on asking.
+        if p.reset && p.protocol == TCP && flow.opening && flow.snat.is_some() {
+            return;
+        }
         flow.closing = true;
-        let reply = self.tables.replies.find(&self.reply_key_of(p, flow)).map(|(_, reply)| reply);
+        let at = self.reply_key_of(p, flow);
+        let own = |reply: &Reply| !flow.direct && reply.is_of(&p.key(), flow);
+        let found = self.tables.replies.find(&at).filter(|(_, reply)| own(reply));
         // Whose answers do not come by here is believed to have closed its direction.
-        let backend_has = flow.direct || reply.is_some_and(|reply| reply.is_of(&p.key(), flow) && reply.closing);
-        if p.reset || backend_has {
+        if p.reset || flow.direct || found.is_some_and(|(_, reply)| reply.closing) {
+            if let Some((stage, reply)) = found {
+                self.tables.replies.put(stage, at, Reply { ended: true, ..reply });
+            }
             self.end(flow);
         }
     }
 
     /// Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow.
-    pub(crate) fn backend_ends(&mut self, key: &Key, reply: &Reply, p: &Packet) {
+    pub(crate) fn backend_ends(&mut self, key: &Key, reply: &mut Reply, p: &Packet) {
         let flow_key = reply.flow_key(key);
         let Some((stage, mut flow)) = self.tables.flows.find(&flow_key) else { return };
         let is_of = (flow.backend, flow.generation) == (reply.backend, reply.generation);
         if !is_of || flow.snat != reply.snat.then_some(p.dport) || !(p.reset || flow.closing) {
             return;
         }
+        reply.ended = true;
         self.end(&mut flow);
         self.tables.flows.put(stage, flow_key, flow);
+    }
+
+    /// Moves a flow that has ended back to the tables of those that begin: it never costs one that goes on its place.
+    pub(crate) fn retire(&mut self, key: &Key, flow: &Flow) {
+        let at = self.answers_to(key, flow);
+        let reply = self.tables.replies.at(Stage::Going, &at).filter(|reply| !flow.direct && reply.is_of(key, flow));
+        if let Some(reply) = reply {
+            self.tables.replies.forget(Stage::Going, &at);
+            self.tables.replies.put(Stage::Opening, at, Reply { opening: true, ..reply });
+        }
+        self.tables.flows.forget(Stage::Going, key);
+        self.tables.flows.put(Stage::Opening, *key, Flow { opening: true, ..*flow });
+    }
+
+    /// The same after a packet of the backend's. Its client may have gone on to another flow.
+    pub(crate) fn retire_answered(&mut self, p: &Packet, stage: Stage) {
+        let key = p.key();
+        let Some(reply) = self.tables.replies.at(stage, &key).filter(|reply| is_last(p, reply.ended, reply.opening))
+        else {
+            return;
+        };
+        let flow_key = reply.flow_key(&key);
+        let is_of = |flow: &Flow| (flow.backend, flow.generation) == (reply.backend, reply.generation);
+        if let Some(flow) = self.tables.flows.at(Stage::Going, &flow_key).filter(|flow| flow.ended && is_of(flow)) {
+            self.retire(&flow_key, &flow);
+        }
     }
 
     /// Notes that a flow has ended, and takes it out of the balance of its backend, whose slot may be another's by now.

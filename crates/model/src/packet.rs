@@ -102,6 +102,8 @@ pub(crate) struct Packet {
     pub(crate) ending: bool,
     /// Ends it for both sides.
     pub(crate) reset: bool,
+    /// Of TCP: what it acknowledges, a SYN-ACK what its own ACK will; 0 of others. See [`abi::HEARD_KNOWN`].
+    pub(crate) heard: u16,
     /// Of the way, where the packet is too big for it.
     pub(crate) mtu: u32,
     /// Came wrapped: the slot of the endpoint that another node has chosen.
@@ -131,6 +133,7 @@ impl Packet {
             syn_ack: false,
             ending: false,
             reset: false,
+            heard: 0,
             mtu: 0,
             endpoint: None,
         }
@@ -326,6 +329,9 @@ fn read_transport(cursor: &mut Cursor<'_>, p: &mut Packet) -> Result<(), Reason>
             let [fin, syn, rst, ack] = [1, 2, 4, 16].map(|flag| tcp[13] & flag != 0);
             (p.syn, p.syn_ack) = (syn && !ack, syn && ack);
             (p.ending, p.reset) = (fin || rst, rst);
+            let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
+            let acknowledged = if p.syn_ack { number(4).wrapping_add(1) } else { number(8) };
+            p.heard = abi::HEARD_KNOWN | u16::try_from(acknowledged >> abi::HEARD_SHIFT).unwrap_or_default();
         }
         UDP => ports(&cursor.take::<8>()?),
         SCTP => {

@@ -6,6 +6,7 @@ use weir_core::model::Family;
 use crate::begin::Begun;
 use crate::control::{Arrival, backend_end, is_in_host_network, is_local};
 use crate::going::Step;
+use crate::over::is_last;
 use crate::packet::{End, Packet, Piece, SCTP, TCP, UDP, ip_of};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason, Route};
@@ -63,8 +64,11 @@ impl Model {
                 Begun::Stays => self.go_on(p, stage, flow, place),
             },
             (known, _) => {
-                let new = self.begin(p, from_outside, place)?;
-                self.go_with(p, known.map(|(_, flow)| flow), new, place)
+                let former = known.map(|(_, flow)| flow);
+                match self.begin(p, from_outside, place)? {
+                    Begun::Flow(new) => self.go_with(p, former, new, place),
+                    Begun::Stays => self.stay_with(p, former, place),
+                }
             }
         }
     }
@@ -87,6 +91,7 @@ impl Model {
     fn send_back(&mut self, p: &mut Packet, stage: Stage, reply: &Reply, place: &Place<'_>) -> Left {
         let route = place.route(p, reply.client.addr)?;
         self.count_back(stage, &p.key(), p);
+        self.retire_answered(p, stage);
         Ok((abi::REASON_BACK, Translated::Both { from: reply.frontend, to: reply.client, route }))
     }
 
@@ -96,6 +101,9 @@ impl Model {
         let mut noted = flow;
         self.count_to(&mut noted, p);
         self.tables.flows.put(stage, p.key(), noted);
+        if is_last(p, noted.ended, noted.opening) {
+            self.retire(&p.key(), &noted);
+        }
         Ok(left)
     }
 
@@ -107,7 +115,22 @@ impl Model {
         }
         let left = self.to_backend(p, &flow, place)?;
         self.count_to(&mut flow, p);
+        // It may be known by an end first: that is the connection's, not the packet's.
+        if p.ending
+            && let Some((stage, stored)) = self.tables.flows.find(&p.key())
+        {
+            self.tables.flows.put(stage, p.key(), Flow { closing: flow.closing, ended: flow.ended, ..stored });
+        }
         Ok(left)
+    }
+
+    /// The SYN of a flow that nobody knew before it came again, and that no other backend can have.
+    fn stay_with(&mut self, p: &mut Packet, former: Option<Flow>, place: &Place<'_>) -> Left {
+        if former.is_some_and(|former| !former.opening) {
+            self.tables.flows.forget(Stage::Going, &p.key());
+        }
+        let flow = self.tables.flows.at(Stage::Opening, &p.key()).ok_or(abi::REASON_BROKEN_TABLE)?;
+        self.go_on(p, Stage::Opening, flow, place)
     }
 
     fn to_backend(&self, p: &mut Packet, flow: &Flow, place: &Place<'_>) -> Left {
@@ -143,6 +166,7 @@ impl Model {
             return Err(abi::REASON_NO_REPLY);
         }
         self.count_back(stage, &p.key(), p);
+        self.retire_answered(p, stage);
         Ok((abi::REASON_BACK, Translated::Source(reply.frontend)))
     }
 }

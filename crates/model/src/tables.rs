@@ -77,6 +77,10 @@ pub struct Reply {
     pub snat: bool,
     /// The backend has closed its direction.
     pub closing: bool,
+    /// Both sides have closed theirs, or one has reset it.
+    pub ended: bool,
+    /// What its client acknowledges, if there was a SYN-ACK; else 0.
+    pub heard: u16,
     /// The backend has said something.
     pub replied: bool,
     /// The client was led elsewhere, as the backend did not answer.
@@ -104,6 +108,11 @@ impl Reply {
     pub(crate) fn is_of(&self, key: &Key, flow: &Flow) -> bool {
         (self.backend, self.generation) == (flow.backend, flow.generation)
             && (self.client, self.frontend) == (key.from, key.to)
+    }
+
+    /// Whether a client's packet shows that it has heard of the SYN-ACK, as far as there was one.
+    pub(crate) const fn was_heard(&self, heard: u16) -> bool {
+        self.heard == 0 || heard.wrapping_sub(self.heard) & abi::HEARD_MASK <= 1
     }
 
     /// The key of its flow.
@@ -197,6 +206,8 @@ pub struct Tables {
     pub affinities: HashMap<(Addr, u32), abi::Affinity>,
     /// Datagrams in pieces.
     pub fragments: HashMap<FragmentKey, Fragment>,
+    /// Where sockets were sent to, and which address their owners know.
+    pub sockets: HashMap<abi::SocketKey, abi::SocketPeer>,
     /// By slot of `snat_counters`: the first number that the next flow may get.
     pub turns: HashMap<u32, u32>,
     /// By slot.

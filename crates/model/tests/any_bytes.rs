@@ -50,7 +50,7 @@ fn a_node_without_services_leaves_every_frame_as_it_came() {
             ethertype[2] = version;
         }
         for hook in HOOKS {
-            let place = Place { hook, device: 1, network: &Nowhere, drawn: None };
+            let place = Place { hook, device: 1, came_by: 1, network: &Nowhere, drawn: &[] };
             let outcome = model.run(&frame, &place);
             assert!(outcome.reason < abi::REASON_TO_LOCAL, "{hook:?}: {outcome:?}");
             assert_eq!((outcome.verdict, outcome.frame.as_slice()), (Verdict::Pass, frame.as_slice()));

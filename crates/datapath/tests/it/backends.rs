@@ -1,5 +1,6 @@
 //! Endpoints that come and go while flows use them.
 
+use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use etherparse::TcpHeader;
@@ -10,7 +11,9 @@ use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases, tcp};
+use crate::entries::age;
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
+use crate::talk::{Talk, WAYS};
 
 const OLD: (u8, u8) = (1, 1);
 const NEW: (u8, u8) = (1, 2);
@@ -60,6 +63,35 @@ fn udp_selects_anew_at_once_when_its_backend_is_gone() {
             let outcome = node.send(hook, Device::Eth0, &sent);
             assert_eq!(outcome.packet(), sent.with_destination(pod(case, NEW)));
             assert_eq!(outcome.reason, abi::REASON_TO_LOCAL);
+        }
+    }
+}
+
+/// Datagrams of one side are enough to keep a flow: a stream, for example, that its client only listens to.
+#[test]
+fn udp_of_a_silent_client_stays_as_long_as_its_backend_sends_and_no_longer() {
+    for way in WAYS {
+        let Some(mut node) = Node::new("UDP of silent clients") else { return };
+        for case in cases(Protocol::Udp) {
+            let other = (way.endpoint.0, way.endpoint.1 + 2);
+            node.serve(web(), &[way.endpoint]);
+            let talk = Talk::open(&node, case, way);
+            talk.endpoint_goes_on();
+            talk.endpoint_goes_on();
+            let later = case.later(talk.first.source_socket(), talk.first.destination_socket());
+            let answer = case.later(talk.seen.destination_socket(), talk.seen.source_socket());
+            let (flows, replies) = (talk.flows(), talk.replies());
+            // New flows go to another one from now on.
+            node.serve_draining(web(), &[other], &[way.endpoint]);
+            let sends = || node.send(way.to.0, way.to.1, &later).packet().destination_socket();
+            for _ in 0..2 {
+                age(&node, flows, offset_of!(abi::Flow, last_seen), 1000);
+                assert_eq!(sends(), pod(case, way.endpoint), "{way:?}");
+                node.send(way.back.0, way.back.1, &answer);
+            }
+            age(&node, flows, offset_of!(abi::Flow, last_seen), 1000);
+            age(&node, replies, offset_of!(abi::Reply, last_seen), 1000);
+            assert_eq!(sends(), pod(case, other), "both are silent: {way:?}");
         }
     }
 }

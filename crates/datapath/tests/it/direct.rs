@@ -1,6 +1,7 @@
 //! Direct server return, at the node that a client comes to: what goes wrapped to another node, as it is, and what does not.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
@@ -13,6 +14,7 @@ use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, 
 use crate::node::{
     Device, ETH0_MAC, ETH1_MAC, NODE2_MAC, NODE3_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_REDIRECT, XDP_TX, web,
 };
+use crate::talk::wait;
 
 /// Both ends that send to another node, with what they answer the kernel for one on the same device.
 const HOOKS: [(Hook, u32); 2] = [(Hook::Xdp, XDP_TX), (Hook::NicIn, TC_REDIRECT)];
@@ -151,8 +153,8 @@ fn a_syn_that_comes_again_goes_where_the_first_one_went_and_nobody_is_counted_as
             let seen = node.send(hook, Device::Eth0, &sent).packet();
             let flow = node.flow_of(&sent);
             for _ in 0..4 {
-                // More than what a doubled SYN is told by: 100 ms.
-                std::thread::sleep(std::time::Duration::from_millis(110));
+                // Of a flow whose answers come by here it would be one that nobody has answered.
+                wait(&node, case, Duration::from_secs(1));
                 node.send(hook, Device::Eth0, &sent).is(verdict, abi::REASON_DIRECT, &seen);
             }
             let counters = node.view.backend_counters(flow.backend).unwrap();
@@ -180,6 +182,24 @@ fn a_flow_goes_on_when_its_client_does_and_ends_when_its_client_says_so() {
             assert_eq!(open - node.view.backend_counters(flow.backend).unwrap().balance, 1);
             node.send(hook, Device::Eth0, &sent);
             assert_eq!(node.flow_of(&sent).flags & (abi::FLOW_ENDED | abi::FLOW_OPENING), abi::FLOW_OPENING);
+        }
+    }
+}
+
+#[test]
+fn a_wrapped_flow_of_which_the_clients_end_is_seen_first_has_ended_and_is_counted_once() {
+    let Some(node) = serving("wrapped flows that begin with their end", &[(2, 1)]) else { return };
+    for case in cases(Protocol::Tcp) {
+        for (hook, _) in HOOKS {
+            let begun = first(&node, case, EXTERNAL_IP, PORT);
+            let header = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
+            let fin = tcp(begun.source_socket(), begun.destination_socket(), header);
+            let open = || node.view.backend_counters(node.flow_of(&fin).backend).unwrap().balance;
+            node.send(hook, Device::Eth0, &fin);
+            assert_eq!(node.flow_of(&fin).flags & abi::FLOW_ENDED, abi::FLOW_ENDED, "{case:?} at {hook}");
+            assert_eq!(open(), 0, "{case:?} at {hook}");
+            node.send(hook, Device::Eth0, &fin);
+            assert_eq!(open(), 0, "sent again: {case:?} at {hook}");
         }
     }
 }

@@ -33,11 +33,7 @@ fn stages(map: &str) -> impl Iterator<Item = &str> {
 
 /// Makes all entries of a table look as if they were last seen so many ticks earlier. `last_seen`: offset of that field.
 pub(crate) fn age(node: &Node, map: &str, last_seen: usize, ticks: u32) {
-    let older = |value: &mut [u8]| {
-        let field = &mut value[last_seen..last_seen + size_of::<u32>()];
-        let seen = u32::from_ne_bytes(field.try_into().unwrap());
-        field.copy_from_slice(&seen.wrapping_sub(ticks).to_ne_bytes());
-    };
+    let older = |value: &mut [u8]| make_earlier(&mut value[last_seen..last_seen + size_of::<u32>()], ticks);
     for map in stages(map) {
         if is_of_sets(map) {
             edit_sets(node, map, older);
@@ -48,6 +44,21 @@ pub(crate) fn age(node: &Node, map: &str, last_seen: usize, ticks: u32) {
             bpftool("update", &node.pin(map), &[("key", &key), ("value", &value)]);
         }
     }
+}
+
+/// Makes all entries of a table of flows that begin look as if they were written so many ticks earlier.
+pub(crate) fn age_births(node: &Node, map: &str, ticks: u32) {
+    let births = offset_of!(abi::OpeningHead, born);
+    let births = births..births + size_of::<u32>() * abi::OPENING_WAYS;
+    change_sets(node, map, |set, _| {
+        set[births.clone()].chunks_exact_mut(size_of::<u32>()).for_each(|born| make_earlier(born, ticks));
+    });
+}
+
+/// Takes so many ticks off a time, as it lies in memory.
+fn make_earlier(time: &mut [u8], ticks: u32) {
+    let then = u32::from_ne_bytes((&*time).try_into().unwrap());
+    time.copy_from_slice(&then.wrapping_sub(ticks).to_ne_bytes());
 }
 
 /// Removes all entries of a table, as the kernel does with the oldest ones of a full one.
@@ -83,8 +94,26 @@ pub(crate) fn empty_sets(node: &Node, map: &str) {
     change_sets(node, map, |set, _| set.fill(0));
 }
 
+/// Makes all places of a table of flows that begin look as if other CPUs were writing to them. [`empty_sets`] ends it.
+pub(crate) fn keep_busy(node: &Node, map: &str) {
+    let busy = abi::OPENING_BUSY.to_ne_bytes();
+    change_all_sets(node, map, |set, _| {
+        set.chunks_exact_mut(size_of::<u32>()).take(abi::OPENING_WAYS).for_each(|tag| tag.copy_from_slice(&busy));
+    });
+}
+
 /// Shows `change` each set that is not empty, with where its values begin.
-fn change_sets(node: &Node, map: &str, change: impl FnMut(&mut [u8], usize)) {
+fn change_sets(node: &Node, map: &str, mut change: impl FnMut(&mut [u8], usize)) {
+    let tags = ..size_of::<u32>() * abi::OPENING_WAYS;
+    change_all_sets(node, map, |set, values| {
+        if set[tags].iter().any(|byte| *byte != 0) {
+            change(set, values);
+        }
+    });
+}
+
+/// Shows `change` each set, with where its values begin.
+fn change_all_sets(node: &Node, map: &str, change: impl FnMut(&mut [u8], usize)) {
     match map {
         "openings4" => {
             change_each::<{ size_of::<abi::OpeningSet4>() }>(node, map, offset_of!(abi::OpeningSet4, value), change);
@@ -107,8 +136,9 @@ fn change_each<const N: usize>(node: &Node, map: &str, values: usize, mut change
     let mut array: Array<_, [u8; N]> = pinned.try_into().unwrap();
     for slot in 0..array.len() {
         let mut set = array.get(&slot, 0).unwrap();
-        if set[..size_of::<u32>() * abi::OPENING_WAYS].iter().any(|byte| *byte != 0) {
-            change(&mut set, values);
+        let before = set;
+        change(&mut set, values);
+        if set != before {
             array.set(slot, set, 0).unwrap();
         }
     }

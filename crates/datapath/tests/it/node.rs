@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,17 +21,18 @@ use weir_core::model::{
     Endpoint, Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice,
     SlicePort, TrafficPolicy,
 };
-use weir_core::ops::FrontendKey;
+use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
 use weir_datapath::{AttachOptions, Datapath, FlowEntry, Hook, MapStore, Role, View};
-use weir_testbed::address::{self, Pair};
+use weir_testbed::Netns;
+use weir_testbed::address;
 use weir_testbed::packet::{Mac, Packet, decode};
 use weir_testbed::prog_run::{Context, Run, prog_run};
-use weir_testbed::{Netns, Result};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
-use crate::pins::{Pins, SMALL, unique_name};
+use crate::network::network;
+use crate::pins::{Pins, SMALL};
 
 pub(crate) const SNAT_PORTS: (u16, u16) = (50000, 50999);
 pub(crate) const SEED: u64 = 0x5eed;
@@ -58,6 +59,21 @@ pub(crate) enum Device {
     Eth0,
     Eth1,
     Pod1,
+}
+
+/// A run, and by how much the hook's counters moved.
+type Counted = (Run, Vec<(u32, abi::Counter)>);
+
+impl Device {
+    /// Its index in the calling thread's namespace.
+    fn index(self) -> u32 {
+        let name = match self {
+            Self::Eth0 => "eth0",
+            Self::Eth1 => "eth1",
+            Self::Pod1 => "pod1",
+        };
+        nix::net::if_::if_nametoindex(name).unwrap()
+    }
 }
 
 /// What a program did with a packet.
@@ -115,9 +131,14 @@ pub(crate) struct Node {
 impl Node {
     /// None, with a message, if this machine cannot run the test.
     pub(crate) fn new(what: &str) -> Option<Self> {
+        Self::with_capacity(what, SMALL)
+    }
+
+    /// The same with tables of another size.
+    pub(crate) fn with_capacity(what: &str, capacity: Capacity) -> Option<Self> {
         let pins = Pins::new(what)?;
         let (netns, peers) = network().unwrap();
-        let mut datapath = netns.enter(|| pins.open()).unwrap();
+        let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         netns.enter(|| {
             for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)]
             {
@@ -138,13 +159,12 @@ impl Node {
             node: "node-1".into(),
             node_port_addresses: address::node(1).both().to_vec(),
             external_ips: true,
-            echo_replies: false,
             spread: Spread::LocalFirst,
             clock: TickClock::new(Duration::from_millis(4)),
             handing_over: BTreeSet::new(),
         };
         let view = View::open(pins.dir.clone()).unwrap();
-        let (tables, client_port) = (Tables::new(SMALL), Cell::new(40000));
+        let (tables, client_port) = (Tables::new(capacity), Cell::new(40000));
         let node = Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers: peers };
         node.configure(SNAT_PORTS, true);
         Some(node)
@@ -182,9 +202,8 @@ impl Node {
         self.config.spread = spread;
     }
 
-    /// Answers echo requests to addresses of services that are served from now on.
-    pub(crate) fn echo_replies(&mut self) {
-        self.config.echo_replies = true;
+    /// Answers echo requests to addresses of services.
+    pub(crate) fn echo_replies(&self) {
         let config = self.datapath.config().unwrap();
         self.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_ECHO, ..config }).unwrap();
     }
@@ -278,44 +297,39 @@ impl Node {
     /// The same; none if the kernel refuses to run anything on such a frame.
     #[track_caller]
     pub(crate) fn try_run(&self, hook: Hook, device: Device, frame: &[u8]) -> Option<Outcome> {
-        let (run, mut moved) = self.run_counted(hook, device, frame, 0)?;
-        // The namespace's own reports of multicast listeners pass the same hooks, when they please.
-        if moved.len() > 1 {
-            moved.retain(|(reason, _)| *reason != abi::REASON_NOT_TRANSPORT);
-        }
-        assert_eq!(moved.len(), 1, "one counter moves for weir_{hook}, not {moved:?}");
-        let (reason, moved) = moved[0];
-        assert_eq!((moved.packets, moved.bytes), (1, frame.len() as u64), "packets, bytes");
-        Some(Outcome { verdict: run.retval, reason, frame: run.packet })
+        self.run_counted(hook, device, frame, 0).map(|ran| outcome(hook, frame, ran))
+    }
+
+    /// Runs the program on the way out of a device on a packet that the node has got by one, and forwards.
+    #[track_caller]
+    pub(crate) fn forward(&self, came_by: Device, device: Device, packet: &Packet) -> Outcome {
+        let frame = packet.to_bytes();
+        let context = || Context::Forwarded { ifindex: device.index(), came_by: came_by.index() };
+        let ran = self.run_in(Hook::NicOut, &frame, context).expect("the kernel runs whole packets");
+        outcome(Hook::NicOut, &frame, ran)
     }
 
     /// Runs a program on a frame, of segments of so many bytes unless that is 0. Returns with it by how much the hook's counters
     /// moved, also for what comes by at the device meanwhile.
     #[track_caller]
-    pub(crate) fn run_counted(
-        &self,
-        hook: Hook,
-        device: Device,
-        frame: &[u8],
-        segment: u32,
-    ) -> Option<(Run, Vec<(u32, abi::Counter)>)> {
-        let name = format!("weir_{hook}");
-        let program = self.datapath.program(&name).unwrap();
-        let device = match device {
-            Device::Eth0 => "eth0",
-            Device::Eth1 => "eth1",
-            Device::Pod1 => "pod1",
-        };
-        let before = self.counters(hook);
-        let run = self.netns.enter(|| {
-            let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
-            let context = match (hook, segment) {
+    pub(crate) fn run_counted(&self, hook: Hook, device: Device, frame: &[u8], segment: u32) -> Option<Counted> {
+        self.run_in(hook, frame, || {
+            let ifindex = device.index();
+            match (hook, segment) {
                 (Hook::Xdp, _) => Context::Xdp { ifindex },
                 (_, 0) => Context::Skb { ifindex },
                 (_, size) => Context::Segments { ifindex, size },
-            };
-            prog_run(program.as_fd(), frame, Some(context), 1)
-        });
+            }
+        })
+    }
+
+    /// The same in a context that is made in the node's namespace.
+    #[track_caller]
+    fn run_in(&self, hook: Hook, frame: &[u8], context: impl FnOnce() -> Context + Send) -> Option<Counted> {
+        let name = format!("weir_{hook}");
+        let program = self.datapath.program(&name).unwrap();
+        let before = self.counters(hook);
+        let run = self.netns.enter(|| prog_run(program.as_fd(), frame, Some(context()), 1));
         let run = match run {
             Err(error) if error.io_kind() == Some(ErrorKind::InvalidInput) => return None,
             run => run.unwrap(),
@@ -344,6 +358,24 @@ impl Node {
         };
         (0..abi::REASON_COUNT).map(|reason| self.view.counters().counter(hook as usize, reason).unwrap()).collect()
     }
+}
+
+/// What one run did, of which one counter knows.
+#[track_caller]
+fn outcome(hook: Hook, frame: &[u8], (run, mut moved): Counted) -> Outcome {
+    // The namespace's own reports of multicast listeners pass the same hooks, when they please.
+    if moved.len() > 1 {
+        moved.retain(|(reason, _)| *reason != abi::REASON_NOT_TRANSPORT);
+    }
+    assert_eq!(moved.len(), 1, "one counter moves for weir_{hook}, not {moved:?}");
+    let (reason, moved) = moved[0];
+    let ours = (1, frame.len() as u64);
+    if reason == abi::REASON_NOT_TRANSPORT {
+        assert!((moved.packets, moved.bytes) >= ours, "{moved:?} beside a report, perhaps");
+    } else {
+        assert_eq!((moved.packets, moved.bytes), ours, "packets, bytes");
+    }
+    Outcome { verdict: run.retval, reason, frame: run.packet }
 }
 
 /// The service of most fixtures: TCP and UDP, at addresses of every kind.
@@ -394,57 +426,4 @@ fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -
         endpoints: endpoints.iter().map(endpoint).collect(),
         triggered: None,
     }
-}
-
-/// Address of this node (host 11) or of a neighbour in the network of eth`device`.
-const fn nic(device: u8, host: u8) -> Pair {
-    let v6 = Ipv6Addr::new(0xfd00, 0x30 + device as u16, 0, 0, 0, 0, 0, (host / 10 * 16 + host % 10) as u16);
-    Pair { v4: Ipv4Addr::new(172, 30 + device, 0, host), v6 }
-}
-
-/// The node's namespace and the one with the other ends of its cables, which are silent.
-fn network() -> Result<(Netns, Netns)> {
-    let netns = Netns::create(&unique_name())?;
-    let peers = Netns::create(&unique_name())?;
-    let mut script = String::new();
-    let mut peer_script = String::new();
-    for (name, mac) in
-        [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", Mac([2, 0, 0, 0, 1, 2])), ("pod1", Mac([2, 0, 0, 0, 1, 3]))]
-    {
-        script += &format!("link add {name} address {mac} type veth peer name peer-{name} netns {}\n", peers.name());
-        // Without link-local addresses nobody says anything unasked.
-        script += &format!("link set {name} addrgenmode none\nlink set {name} up\n");
-        peer_script += &format!("link set peer-{name} addrgenmode none\nlink set peer-{name} up\n");
-    }
-    netns.ip(&script)?;
-    peers.ip(&peer_script)?;
-    netns.sysctls(&[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")])?;
-    netns.ip(&addresses())?;
-    Ok((netns, peers))
-}
-
-fn addresses() -> String {
-    let mut script = String::new();
-    for device in 0..3 {
-        let Pair { v4, v6 } = nic(device, 11);
-        script += &format!("addr add {v4}/24 dev eth{device}\naddr add {v6}/64 dev eth{device} nodad\n");
-    }
-    let neighbours = [(0, 1, ROUTER_MAC), (0, 12, NODE2_MAC), (1, 13, NODE3_MAC), (2, 14, Mac([2, 0, 0, 0, 2, 4]))];
-    for (device, host, mac) in neighbours {
-        for ip in nic(device, host).both() {
-            script += &format!("neigh add {ip} lladdr {mac} dev eth{device} nud permanent\n");
-        }
-    }
-    for ip in nic(0, 1).both() {
-        script += &format!("route add default via {ip}\n");
-    }
-    for (node, gateway) in [(2, nic(0, 12)), (3, nic(1, 13)), (4, nic(2, 14)), (5, nic(0, 15))] {
-        for (net, gateway) in address::pod_cidrs(node).into_iter().zip(gateway.both()) {
-            script += &format!("route add {net} via {gateway}\n");
-        }
-    }
-    for ip in address::pod(1, 1).both() {
-        script += &format!("route add {ip} dev pod1\nneigh add {ip} lladdr 02:00:00:00:02:11 dev pod1 nud permanent\n");
-    }
-    script
 }

@@ -10,14 +10,15 @@ use weir_core::model::{Family, Protocol};
 use weir_datapath::{FlowEntry, Hook};
 use weir_testbed::address::CLIENT;
 
-use crate::case::{CLUSTER_IP, Case, PORT, cases};
-use crate::node::{Device, Node, web};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases};
+use crate::entries::{empty_sets, keep_busy};
+use crate::node::{Device, Node, TC_SHOT, XDP_DROP, web};
 use crate::pins::SMALL;
-use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, each_way};
+use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, XDP, each_way};
 
 const LOCAL: Way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
 
-fn flows(talk: &Talk<'_>) -> Vec<FlowEntry> {
+pub(crate) fn flows(talk: &Talk<'_>) -> Vec<FlowEntry> {
     let port = talk.first.source_socket().port();
     let mut flows = talk.node.view.flows().unwrap();
     flows.retain(|entry| entry.client_port == port && entry.protocol == talk.case.protocol.number());
@@ -26,7 +27,7 @@ fn flows(talk: &Talk<'_>) -> Vec<FlowEntry> {
 
 /// Both entries of the flow are in one pair of tables. Says whether it is that of flows which begin.
 #[track_caller]
-fn begins(talk: &Talk<'_>) -> bool {
+pub(crate) fn begins(talk: &Talk<'_>) -> bool {
     let flows = flows(talk);
     assert_eq!(flows.len(), 1, "{flows:?}");
     let opening = |flags: u16| flags & abi::FLOW_OPENING != 0;
@@ -151,13 +152,13 @@ fn a_flood_evicts_no_flow_that_goes_on() {
 }
 
 /// From now on so many flows may begin on a CPU in a tick before SYNs are those of a flood.
-fn allow(node: &Node, flood: u32) {
+pub(crate) fn allow(node: &Node, flood: u32) {
     let config = node.datapath.config().unwrap();
     node.datapath.configure(&abi::Config { flood, ..config }).unwrap();
 }
 
 /// A client in a flood. The first SYN in a tick on a CPU is none of it, and there are few of either while this runs.
-fn open_in_flood(node: &Node, case: Case, way: Way) -> Talk<'_> {
+pub(crate) fn open_in_flood(node: &Node, case: Case, way: Way) -> Talk<'_> {
     let mut talks = (0..64).map(|_| Talk::open(node, case, way));
     talks.find(|talk| flows(talk).is_empty()).expect("a SYN is not worth an entry")
 }
@@ -215,6 +216,26 @@ fn in_a_flood_a_syn_that_went_elsewhere_is_remembered_there() {
             let later = case.later(alive.first.source_socket(), alive.first.destination_socket());
             let went = node.send(LOCAL.to.0, LOCAL.to.1, &later).packet();
             assert_eq!(went.destination, alive.seen.destination);
+        }
+    }
+}
+
+#[test]
+fn a_flow_for_which_there_is_no_place_right_now_is_dropped_and_its_client_may_come_again() {
+    let Some(mut node) = Node::new("flows without a place") else { return };
+    for endpoint in [(1, 1), (2, 1)] {
+        node.serve(web(), &[endpoint]);
+        for case in CASES {
+            let table = if case.family == Family::V4 { "openings4" } else { "openings6" };
+            for (hook, device) in [NIC_IN, XDP] {
+                let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+                keep_busy(&node, table);
+                let dropped = if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT };
+                node.send(hook, device, &first).is_untouched(dropped, abi::REASON_FLOW_TABLE, &first.to_bytes());
+                empty_sets(&node, table);
+                let sent = node.send(hook, device, &first).reason;
+                assert!([abi::REASON_TO_LOCAL, abi::REASON_TO_REMOTE].contains(&sent), "{sent}");
+            }
         }
     }
 }

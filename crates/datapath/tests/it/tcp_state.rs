@@ -298,3 +298,23 @@ fn the_middle_of_a_connection_of_which_nothing_is_known_is_adopted_and_a_reset_d
         }
     });
 }
+
+#[test]
+fn one_that_is_adopted_with_its_clients_fin_is_half_closed_and_ends_with_its_backends() {
+    each_way("connections that are adopted with a FIN", Protocol::Tcp, |talk| {
+        establish(talk);
+        let before = talk.counters().balance;
+        evict(talk.node, talk.flows());
+        evict(talk.node, talk.replies());
+        let adopted = Talk::open_with(talk.node, talk.case, talk.way, talk.client_tcp(fin()));
+        let is = |flags: u16| adopted.flow().flags & (abi::FLOW_CLOSING | abi::FLOW_ENDED) == flags;
+        assert!(is(abi::FLOW_CLOSING), "{:?} {:?}", talk.case, talk.way);
+        assert_eq!(adopted.counters().balance, before + 1);
+        endpoint_sends(&adopted, fin());
+        assert!(is(abi::FLOW_CLOSING | abi::FLOW_ENDED), "{:?} {:?}", talk.case, talk.way);
+        assert_eq!(adopted.counters().balance, before);
+        client_sends(&adopted, fin());
+        endpoint_sends(&adopted, ack());
+        assert_eq!(adopted.counters().balance, before, "what comes again counts once");
+    });
+}

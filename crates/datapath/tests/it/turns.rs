@@ -202,3 +202,34 @@ fn a_flow_that_has_just_ended_yields_its_port_if_no_other_is_free() {
         }
     }
 }
+
+/// RFC 9293, 3.10.7.3: a client whose SYN is answered with what is for somebody before it resets that, and asks again. At the endpoint
+/// the reset frees the port; at another one somebody else may be half-open.
+#[test]
+fn a_client_that_resets_an_answer_to_somebody_before_keeps_its_port_unless_its_turn_comes() {
+    const RING: u16 = 8;
+    let Some(node) = node("ports at which somebody before is half-open", (50_000..).take(RING.into())) else { return };
+    let answer = |syn| TcpHeader { syn, ack: true, ..TcpHeader::default() };
+    for case in cases(Protocol::Tcp) {
+        for hook in HOOKS {
+            let [client, slow] = [(); 2].map(|()| Forwarded::open(&node, case, hook));
+            let reset = |flow: &Forwarded<'_>, syn| {
+                flow.endpoint_sends(&tcp(flow.seen.destination_socket(), flow.seen.source_socket(), answer(syn)));
+                let rst = TcpHeader { rst: true, ..TcpHeader::default() };
+                flow.client_sends(&tcp(flow.first.source_socket(), flow.first.destination_socket(), rst));
+            };
+            for syn in [false, true] {
+                reset(&client, syn);
+                client.client_sends(&client.first);
+            }
+            client.endpoint_answers();
+            client.client_goes_on();
+            reset(&slow, true);
+            flood(&node, case, hook, RING.into(), &[client]);
+            let late = node.send(hook, Device::Eth0, &slow.first);
+            assert_eq!(late.reason, abi::REASON_TO_REMOTE);
+            assert_ne!(late.packet().source_socket(), slow.seen.source_socket());
+            pass(&node, case, 10_000);
+        }
+    }
+}

@@ -2,12 +2,13 @@
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
-use weir_core::model::Protocol;
+use weir_core::model::{Family, Protocol, Service};
 use weir_core::ops::MapOp;
 use weir_datapath::{Hook, MapStore};
-use weir_testbed::address::{self, CLIENT};
+use weir_testbed::address::{self, CLIENT, Pair};
+use weir_testbed::packet::{Fragment, Packet, Transport};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, EXTERNAL_IP, PORT, TARGET_PORT, cases, tcp};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases, tcp};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::refusals::{CLIENTS, refusal};
 
@@ -56,6 +57,65 @@ fn other_addresses_of_a_service_are_not_its_own_and_their_ports_are_left_alone()
                 node.run(hook, Device::Eth0, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
             }
         }
+    }
+}
+
+/// What one client sends, whatever it is.
+fn packets(node: &Node, case: Case, to: Pair) -> Vec<Packet> {
+    let from = case.at(CLIENT, node.client_port());
+    let kind = if case.family == Family::V4 { 8 } else { 128 };
+    let echo = Transport::Icmp { kind, code: 0, rest: [0, 1, 0, 1], body: vec![7; 33] };
+    let mut piece = case.first(from, case.at(to, PORT + 1));
+    piece.fragment = Some(Fragment { offset: 185, more: false });
+    vec![case.first(from, case.at(to, PORT + 1)), Packet::new(case.ip(CLIENT), case.ip(to), echo), piece]
+}
+
+#[test]
+fn what_leaves_where_it_came_in_goes_no_further_if_it_is_to_an_address_of_services() {
+    let Some(node) = node("packets that come round") else { return };
+    for case in CASES {
+        for address in [BALANCER_IP, EXTERNAL_IP] {
+            for packet in packets(&node, case, address) {
+                let outcome = node.forward(Device::Eth0, Device::Eth0, &packet);
+                outcome.is_for(TC_SHOT, abi::REASON_NO_SERVICE);
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn leaves(node: &Node, came_by: Device, packet: &Packet) {
+    let outcome = node.forward(came_by, Device::Eth0, packet);
+    outcome.is_untouched(TC_UNSPEC, outcome.reason, &packet.to_bytes());
+    assert!(outcome.reason < abi::REASON_TO_LOCAL, "{outcome:?}");
+}
+
+#[test]
+fn what_leaves_elsewhere_is_left_alone_and_so_is_what_nodes_or_nobody_of_ours_has() {
+    let Some(mut node) = node("packets that are forwarded") else { return };
+    // As some load balancers have it: the nodes' own addresses.
+    node.serve(Service { load_balancer_ips: address::node(2).both().to_vec(), ..web() }, &[(1, 2)]);
+    node.direct(&[]);
+    for case in CASES {
+        for packet in packets(&node, case, EXTERNAL_IP) {
+            leaves(&node, Device::Eth1, &packet);
+            leaves(&node, Device::Pod1, &packet);
+        }
+        for address in [address::node(2), address::node(3), address::pod(2, 1), BALANCER_IP] {
+            for packet in packets(&node, case, address) {
+                leaves(&node, Device::Eth0, &packet);
+            }
+        }
+    }
+}
+
+#[test]
+fn beside_another_proxy_what_comes_round_is_left_to_it() {
+    let Some(node) = node("packets that come round beside another proxy") else { return };
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_BESIDE, ..config }).unwrap();
+    for case in CASES {
+        packets(&node, case, EXTERNAL_IP).iter().for_each(|packet| leaves(&node, Device::Eth0, packet));
     }
 }
 

@@ -93,6 +93,8 @@ pub(super) fn tables(node: &Node, model: &Model, tick: u32) -> Result<(), String
     let lost = [("lost", kernel::lost(node))].into();
     differences("counter", &lost, &[("lost", ours.lost)].into(), &mut wrong);
     differences("affinity", &kernel::affinities(node, clocks), &ours.affinities, &mut wrong);
+    let sockets = node.view.sockets().unwrap().into_iter().collect();
+    differences("socket", &sockets, &ours.sockets, &mut wrong);
     differences("fragment", &kernel::fragments(node, clocks), &ours.fragments, &mut wrong);
     let mut turns = ours.turns.clone();
     turns.retain(|_, turn| *turn != 0);

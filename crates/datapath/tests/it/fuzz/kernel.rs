@@ -72,7 +72,7 @@ pub(super) fn tick() -> u32 {
 }
 
 /// Packets by reason that a hook has counted.
-fn counted(node: &Node, hook: usize) -> Vec<u64> {
+pub(super) fn counted(node: &Node, hook: usize) -> Vec<u64> {
     let all = node.view.raw("counters").unwrap().unwrap();
     let packets = |value: &[u8]| -> u64 {
         // One counter of packets and bytes for each CPU.
@@ -91,13 +91,13 @@ fn stay_on_one_cpu() {
     sched_setaffinity(here, &one).unwrap();
 }
 
-/// Runs a program. None: the kernel runs nothing on such a frame.
-pub(super) fn run(node: &Node, hook: Hook, device: u32, frame: &[u8]) -> Option<Ran> {
+/// Runs a program at a device, on a frame that came in by one. None: the kernel runs nothing on such a frame.
+pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame: &[u8]) -> Option<Ran> {
     let (name, number) = program(hook);
     let program = node.datapath.program(name).unwrap();
     let context = match hook {
         Hook::Xdp => Context::Xdp { ifindex: device },
-        Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => Context::Skb { ifindex: device },
+        Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => Context::Forwarded { ifindex: device, came_by },
     };
     let before = counted(node, number);
     let run = node.netns.enter(|| {
@@ -185,6 +185,7 @@ fn put(node: &Node, name: &str, key: &[u8], size: usize, value: Option<&[u8]>) {
         (40, 64) => write::<40, 64>,
         (24, 12) => write::<24, 12>,
         (40, 12) => write::<40, 12>,
+        (32, 28) => write::<32, 28>,
         sizes => panic!("{name} has entries of {sizes:?}"),
     };
     write(node, name, key, value);
@@ -215,6 +216,7 @@ pub(super) fn reset(node: &mut Node) {
     for (name, ..) in AGEING {
         clear(node, name);
     }
+    clear(node, "socket_peers");
     zero::<8>(node, "snat_counters");
     zero::<16>(node, "snat_ports");
     zero_paces(node, 16);
@@ -318,12 +320,14 @@ fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
 fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
     let mut f = Fields(bytes);
     let (frontend, client) = (f.addr(), f.addr());
-    let (frontend_port, client_port, flags, _pad) = (f.port(), f.port(), f.u16(), f.u16());
+    let (frontend_port, client_port, flags, heard) = (f.port(), f.port(), f.u16(), f.u16());
     Reply {
         frontend: End { addr: frontend, port: frontend_port },
         client: End { addr: client, port: client_port },
         snat: flags & abi::FLOW_SNAT != 0,
         closing: flags & abi::FLOW_CLOSING != 0,
+        ended: flags & abi::FLOW_ENDED != 0,
+        heard,
         replied: flags & abi::FLOW_REPLIED != 0,
         moved: flags & abi::FLOW_MOVED != 0,
         opening: flags & abi::FLOW_OPENING != 0,

@@ -11,6 +11,7 @@ mod compare;
 mod coverage;
 mod frame;
 mod kernel;
+mod sockets;
 mod step;
 mod world;
 
@@ -29,7 +30,7 @@ use crate::node::Node;
 /// Most steps of a random scenario.
 const STEPS: usize = 40;
 /// Random scenarios of a usual test run.
-const USUAL_SECONDS: u64 = 30;
+const USUAL_SECONDS: u64 = 60;
 /// How often a scenario is played when the clock moves meanwhile.
 const PLAYS: usize = 100;
 

@@ -16,6 +16,8 @@ pub(super) const ENDPOINTS: usize = 8;
 pub(super) const SERVICES: u32 = 8;
 pub(super) const BACKENDS: u32 = 64;
 pub(super) const LINES: u32 = 64;
+/// The port of all endpoints but SCTP's.
+pub(super) const TARGET: u16 = 8080;
 /// A slot that never has an endpoint.
 const NOBODY: u32 = BACKENDS;
 
@@ -189,24 +191,11 @@ impl Served {
 
     /// The port of its endpoints: SCTP cannot change it.
     const fn target(&self) -> u16 {
-        if self.protocol == SCTP { 80 } else { 8080 }
+        if self.protocol == SCTP { 80 } else { TARGET }
     }
 
-    /// Address and flags of an endpoint. Those of several services are the same.
     fn place(&self, endpoint: usize) -> (IpAddr, u8) {
-        let here = abi::BACKEND_LOCAL;
-        let host = abi::BACKEND_HOST_NETWORK;
-        let (pair, flags) = match endpoint {
-            0 => (address::pod(1, 1), here),
-            1 => (address::pod(1, 2), here),
-            2 => (address::node(1), here | host),
-            3 => (address::pod(2, 1), 0),
-            4 => (address::pod(3, 1), 0),
-            5 => (address::pod(4, 1), 0),
-            6 => (address::pod(5, 1), 0),
-            _ => (address::node(2), host),
-        };
-        (of(self.family, pair), flags)
+        place(self.family, endpoint)
     }
 
     fn backend(&self, endpoint: usize) -> abi::Backend {
@@ -366,6 +355,23 @@ impl Served {
         self.direct = weight & 1 != 0;
         self.choice_ops()
     }
+}
+
+/// Address and flags of an endpoint. Those of several services are the same.
+pub(super) fn place(family: Family, endpoint: usize) -> (IpAddr, u8) {
+    let here = abi::BACKEND_LOCAL;
+    let host = abi::BACKEND_HOST_NETWORK;
+    let (pair, flags) = match endpoint {
+        0 => (address::pod(1, 1), here),
+        1 => (address::pod(1, 2), here),
+        2 => (address::node(1), here | host),
+        3 => (address::pod(2, 1), 0),
+        4 => (address::pod(3, 1), 0),
+        5 => (address::pod(4, 1), 0),
+        6 => (address::pod(5, 1), 0),
+        _ => (address::node(2), host),
+    };
+    (of(family, pair), flags)
 }
 
 /// The ends of a wrapper: another node, or somebody who is none; and an endpoint, here or elsewhere.

@@ -1,56 +1,18 @@
-//! Keys of the control plane's maps, as the kernel has them and back.
+//! Keys of `source_ranges`, as the kernel has them and back.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use weir_abi as abi;
-use weir_core::ops::{FrontendKey, SourceRange};
+use weir_core::ops::SourceRange;
 
 /// Bits in front of a client's address in a key of `source_ranges`: those of the service.
 const SERVICE_BITS: u32 = 32;
 /// Bits in front of an IPv4 address in a v4-mapped one.
 const MAPPED_BITS: u32 = 96;
 
-/// A key of `frontends4` or `frontends6`.
-pub(crate) enum KernelKey {
-    V4(abi::FrontendKey4),
-    V6(abi::FrontendKey6),
-}
-
-/// The kernel's key of a frontend.
-pub(crate) fn of_frontend(key: &FrontendKey) -> KernelKey {
-    let addr = abi::Addr::from(key.address);
-    let (port, proto, pad) = (abi::Be16::new(key.port), key.protocol, 0);
-    match key.address {
-        IpAddr::V4(_) => KernelKey::V4(abi::FrontendKey4 { addr: addr.word[3], port, proto, pad }),
-        IpAddr::V6(_) => KernelKey::V6(abi::FrontendKey6 { addr: addr.word, port, proto, pad }),
-    }
-}
-
-/// A frontend of a key of `frontends4`.
-pub(crate) fn frontend4(key: &abi::FrontendKey4) -> FrontendKey {
-    FrontendKey { address: Ipv4Addr::from(key.addr.get()).into(), port: key.port.get(), protocol: key.proto }
-}
-
-/// A frontend of a key of `frontends6`.
-pub(crate) fn frontend6(key: &abi::FrontendKey6) -> FrontendKey {
-    let octets = abi::Addr { word: key.addr }.octets();
-    FrontendKey { address: Ipv6Addr::from(octets).into(), port: key.port.get(), protocol: key.proto }
-}
-
-/// What a flow of `flows4` goes to.
-pub(crate) fn flow_frontend4(key: &abi::FlowKey4) -> FrontendKey {
-    FrontendKey { address: Ipv4Addr::from(key.dst.get()).into(), port: key.dport.get(), protocol: key.proto }
-}
-
-/// What a flow of `flows6` goes to.
-pub(crate) fn flow_frontend6(key: &abi::FlowKey6) -> FrontendKey {
-    let octets = abi::Addr { word: key.dst }.octets();
-    FrontendKey { address: Ipv6Addr::from(octets).into(), port: key.dport.get(), protocol: key.proto }
-}
-
 /// The key of `source_ranges`. Host bits are left out.
-pub(crate) fn of_range(range: &SourceRange) -> abi::SourceRangeKey {
+pub(crate) fn key(range: &SourceRange) -> abi::SourceRangeKey {
     let mapped = if range.net.addr().is_ipv4() { MAPPED_BITS } else { 0 };
     abi::SourceRangeKey {
         prefixlen: SERVICE_BITS + mapped + u32::from(range.net.prefix_len()),
@@ -73,6 +35,8 @@ pub(crate) fn range(key: &abi::SourceRangeKey) -> Option<SourceRange> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
@@ -86,7 +50,7 @@ mod tests {
             ("2001:db8::1/128", 160),
         ] {
             let given = SourceRange { service: 7, net: net.parse().unwrap() };
-            let key = of_range(&given);
+            let key = key(&given);
             assert_eq!((key.prefixlen, key.service), (prefixlen, 7), "{net}");
             assert_eq!(range(&key), Some(given), "{net}");
         }
@@ -95,12 +59,12 @@ mod tests {
     #[test]
     fn the_host_bits_of_a_range_do_not_reach_the_kernel() {
         let net = "192.0.2.129/24".parse().unwrap();
-        assert_eq!(of_range(&SourceRange { service: 1, net }).client.ip(), Ipv4Addr::new(192, 0, 2, 0));
+        assert_eq!(key(&SourceRange { service: 1, net }).client.ip(), Ipv4Addr::new(192, 0, 2, 0));
     }
 
     #[test]
     fn a_key_that_covers_no_whole_service_is_no_range() {
-        let key = of_range(&SourceRange { service: 1, net: "::/0".parse().unwrap() });
+        let key = key(&SourceRange { service: 1, net: "::/0".parse().unwrap() });
         assert_eq!(range(&abi::SourceRangeKey { prefixlen: 31, ..key }), None);
         assert_eq!(range(&abi::SourceRangeKey { prefixlen: 161, ..key }), None);
     }

@@ -1,0 +1,160 @@
+//! A flow that has ended goes back to the tables that it began in, and one that only seems to go on never leaves them: neither
+//! evicts one that goes on.
+
+use etherparse::TcpHeader;
+use weir_core::model::Protocol;
+use weir_core::ops::Capacity;
+use weir_testbed::address::CLIENT;
+use weir_testbed::packet::Packet;
+
+use crate::case::{CLUSTER_IP, PORT, cases};
+use crate::fragments::{PIECE, answer, large};
+use crate::node::{Node, web};
+use crate::openings::begins;
+use crate::pins::SMALL;
+use crate::talk::{Talk, WAYS, each_way};
+
+fn fin() -> TcpHeader {
+    TcpHeader { fin: true, ack: true, ..TcpHeader::default() }
+}
+
+fn ack(number: u32) -> TcpHeader {
+    TcpHeader { ack: true, acknowledgment_number: number, ..TcpHeader::default() }
+}
+
+fn reset() -> TcpHeader {
+    TcpHeader { rst: true, ack: true, ..TcpHeader::default() }
+}
+
+#[track_caller]
+fn establish(talk: &Talk<'_>) {
+    talk.accept();
+    talk.client_goes_on();
+    assert!(!begins(talk));
+}
+
+#[test]
+fn the_last_packet_takes_a_connection_back() {
+    each_way("connections that their clients close first", Protocol::Tcp, |talk| {
+        establish(talk);
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        assert!(!begins(talk), "the last ACK is still to come");
+        talk.client_sends(&talk.client_tcp(ack(1)));
+        assert!(begins(talk));
+    });
+    each_way("connections that their endpoints close first", Protocol::Tcp, |talk| {
+        establish(talk);
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        talk.client_sends(&talk.client_tcp(fin()));
+        assert!(!begins(talk), "the last ACK is still to come");
+        talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
+        assert!(begins(talk));
+    });
+}
+
+#[test]
+fn a_reset_takes_a_connection_back_at_once() {
+    each_way("connections that their clients reset", Protocol::Tcp, |talk| {
+        establish(talk);
+        talk.client_sends(&talk.client_tcp(reset()));
+        assert!(begins(talk));
+    });
+    each_way("connections that their endpoints reset", Protocol::Tcp, |talk| {
+        establish(talk);
+        talk.endpoint_sends(&talk.endpoint_tcp(reset()));
+        assert!(begins(talk));
+    });
+}
+
+#[test]
+fn what_comes_late_or_again_still_gets_through_and_moves_nothing() {
+    each_way("packets after an end", Protocol::Tcp, |talk| {
+        establish(talk);
+        let open = talk.counters().balance;
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        talk.client_sends(&talk.client_tcp(ack(1)));
+        let flow = talk.flow();
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        talk.client_sends(&talk.client_tcp(ack(1)));
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+        assert!(begins(talk));
+        let after = talk.flow();
+        assert_eq!((after.backend, after.snat_port, after.created), (flow.backend, flow.snat_port, flow.created));
+        assert_eq!(talk.counters().balance + 1, open, "it ended once");
+    });
+}
+
+#[test]
+fn connections_that_ended_evict_none_that_goes_on() {
+    let small = Capacity { flows: 1024, openings: 512, ..SMALL };
+    let what = "more connections than the tables hold, one after the other";
+    let Some(mut node) = Node::with_capacity(what, small) else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in [WAYS[0], WAYS[3]] {
+            node.serve(web(), &[way.endpoint]);
+            let talks: Vec<_> = (0..20).map(|_| Talk::open(&node, case, way)).collect();
+            talks.iter().for_each(establish);
+            for _ in 0..small.flows * 5 / 4 {
+                let brief = Talk::open(&node, case, way);
+                brief.accept();
+                brief.client_goes_on();
+                brief.endpoint_sends(&brief.endpoint_tcp(fin()));
+                brief.client_sends(&brief.client_tcp(fin()));
+                brief.endpoint_sends(&brief.endpoint_tcp(ack(1)));
+            }
+            for talk in &talks {
+                assert!(!begins(talk));
+                talk.endpoint_goes_on();
+                talk.client_goes_on();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_was_refused_never_goes_on() {
+    each_way("connections that were refused", Protocol::Tcp, |talk| {
+        talk.refuse();
+        talk.client_goes_on();
+        talk.client_goes_on();
+        assert!(begins(talk), "a flood in others' names may go on like that");
+    });
+}
+
+#[test]
+fn who_has_not_heard_of_the_answer_does_not_go_on() {
+    const BEGINS: u32 = 0x7fff_fff0;
+    each_way("connections in others' names", Protocol::Tcp, |talk| {
+        let accepts = TcpHeader { syn: true, sequence_number: BEGINS, ..ack(0) };
+        talk.endpoint_sends(&talk.endpoint_tcp(accepts));
+        for guess in [0, BEGINS - (1 << 18), BEGINS.wrapping_add(1 << 19), BEGINS ^ 1 << 31] {
+            talk.client_sends(&talk.client_tcp(ack(guess)));
+            assert!(begins(talk), "{guess:#x}");
+        }
+        // Some data has come with it, and the number is past a border.
+        talk.client_sends(&talk.client_tcp(ack(BEGINS + 20_000)));
+        assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn one_answer_in_pieces_is_one_answer() {
+    let Some(mut node) = Node::new("large answers to small questions") else { return };
+    for case in cases(Protocol::Udp) {
+        let way = WAYS[0];
+        node.serve(web(), &[way.endpoint]);
+        let talk = Talk::open(&node, case, way);
+        let seen = Packet { identification: 7, ..large(case, &node, CLIENT, CLUSTER_IP) }
+            .with_source(talk.seen.source_socket())
+            .with_destination(talk.seen.destination_socket());
+        let pieces = answer(&seen, 7).cut(PIECE);
+        assert!(pieces.len() > 2);
+        pieces.iter().for_each(|piece| talk.endpoint_sends(piece));
+        assert!(begins(&talk), "one question and one answer, port {PORT}");
+        talk.client_goes_on();
+        assert!(!begins(&talk));
+    }
+}

@@ -1,0 +1,60 @@
+//! Two CPUs at once, one between the steps of the other: `two_cpus.c`, with the path compiled for this machine. What no
+//! test in the kernel could lead to at will; what it does not see is the order in which a CPU shows its stores.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The program, compiled once for all tests.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (new, program) = (directory.join(format!("new-{}", std::process::id())), directory.join("interleaved"));
+    let mut command = Command::new(env::var("WEIR_CLANG").unwrap_or_else(|_| "clang-19".to_owned()));
+    command.args(["-O1", "-g", "-Wall", "-Wno-unused", "-Ibpf"]);
+    command.args(["-fsanitize-coverage=func,trace-pc,trace-loads,trace-stores", "-fno-sanitize-link-runtime"]);
+    command.args(["crates/datapath/tests/it/interleaved/two_cpus.c", "-o"]);
+    let output = command.arg(&new).current_dir(&root).output().expect("clang, which has compiled the objects");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // Another run of the tests may be using it.
+    fs::rename(new, &program).unwrap();
+    program
+});
+
+#[track_caller]
+fn holds(scenario: &str) {
+    let output = Command::new(&*PROGRAM).arg(scenario).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn while_a_flow_moves_neither_its_packets_nor_its_answers_miss_it() {
+    holds("moves");
+}
+
+#[test]
+fn while_a_flow_that_has_ended_moves_back_its_clients_packets_do_not_miss_it() {
+    holds("ends");
+}
+
+#[test]
+fn a_first_packet_that_comes_twice_at_once_begins_one_flow() {
+    holds("begins");
+}
+
+#[test]
+fn of_two_that_add_the_same_key_at_once_one_gets_it_or_neither() {
+    holds("adds");
+}
+
+#[test]
+fn two_that_need_places_of_a_full_set_at_once_get_one_each() {
+    holds("needs");
+}
+
+#[test]
+fn what_is_being_written_is_found_whole_or_not_at_all() {
+    holds("looks");
+}

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Two CPUs at once. While one of them works, the other one comes between two of its steps, and has done all of its own work before
+ * the first one goes on; so for each of the steps, down to single loads and stores. mod.rs compiles and runs it.
+ *
+ *     interleaved NAME	plays the scenarios of this name; prints what does not hold, and fails then
+ */
+#include <stdio.h>
+
+#include "kernel.h"
+
+/* ---- a client and a backend ---------------------------------------------------------------------------------- */
+
+static struct {
+	bool v6;
+	bool remote; /* the backend is on another node, and sees this one's address */
+	bool later;  /* a tick passes before it gets serious */
+	__u8 proto;
+} way;
+
+enum who {
+	CLIENT = 1,
+	FRONTEND = 2,
+	BACKEND = 3,
+	NODE = 4
+};
+enum segment {
+	SYN,
+	SYN_ACK,
+	DATA,
+	FIN
+};
+
+static struct addr address_of(enum who who)
+{
+	if (way.v6)
+		return (struct addr){ { bpf_htonl(0xfd000000), 0, 0, bpf_htonl(who) } };
+	return (struct addr){ { 0, 0, IPV4_MAPPED_PREFIX, bpf_htonl(0x0a000000 | who) } };
+}
+
+static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dport, enum segment segment)
+{
+	const bool tcp = way.proto == IPPROTO_TCP;
+
+	return (struct packet){
+		.src = address_of(from),
+		.dst = address_of(to),
+		.sport = bpf_htons(sport),
+		.dport = bpf_htons(dport),
+		.l3 = 14,
+		.l4 = 34,
+		.proto = way.proto,
+		.ttl = 64,
+		.length = 60,
+		.frame = 74,
+		.syn = tcp && segment == SYN,
+		.syn_ack = tcp && segment == SYN_ACK,
+		.ending = tcp && segment == FIN,
+		.heard = tcp ? HEARD_KNOWN : 0,
+	};
+}
+
+/* Returns the reason why the packet leaves. */
+static int client_sends(enum segment segment)
+{
+	struct packet p = packet_of(CLIENT, 40000, FRONTEND, 80, segment);
+	ctx_t ctx = {};
+
+	return ingress(&ctx, &p, true, way.v6);
+}
+
+static int backend_sends(enum segment segment)
+{
+	/* The first flow of all has the first port. */
+	struct packet p = packet_of(BACKEND, 8080, way.remote ? NODE : CLIENT, way.remote ? 1 : 40000, segment);
+	ctx_t ctx = {};
+
+	return way.remote ? ingress(&ctx, &p, true, way.v6) : egress(&ctx, &p, way.v6);
+}
+
+static void reset(void)
+{
+	const __u8 here = way.remote ? 0 : BACKEND_LOCAL;
+
+	ticks = 1000;
+	memset(&written, 0, sizeof(written));
+	written.turn.next = 1;
+	for (unsigned int i = 0; i < TABLES; i++)
+		tables[i].used = 0;
+	memset(&given, 0, sizeof(given));
+	given.config = (struct config){ .hash_seed = 0x5eed,
+					.flood = ~0u,
+					.udp_idle = 300,
+					.tcp_idle = 7200,
+					.tcp_half_closed = 3600,
+					.tcp_linger = 3 };
+	given.config.node4 = given.config.node6 = address_of(NODE);
+	given.frontend = (struct frontend){ .service = 1, .kind = KIND_EXTERNAL_IP };
+	given.filter.bits = ~0ull;
+	given.service = (struct service){ .endpoints = 1, .flags = SERVICE_USED };
+	for (int class = 0; class < CLASS_COUNT; class ++)
+		given.service.tiers[class] =
+			(struct tiers){ .local = way.remote ? 0 : 1, .remote = way.remote ? 1 : 0 };
+	given.backend = (struct backend){ .addr = address_of(BACKEND),
+					  .port = bpf_htons(8080),
+					  .proto = way.proto,
+					  .flags = BACKEND_USED | here,
+					  .generation = 1,
+					  .service = 1 };
+	given.ports.answers = ~0ull;
+	for (__u32 port = 0; port < 1 << 16; port++)
+		given.next[port >> SNAT_NEXT_BITS].port[port & ((1 << SNAT_NEXT_BITS) - 1)] = port;
+}
+
+/* ---- what is in the tables ----------------------------------------------------------------------------------- */
+
+static struct opening_head *flow_set(void)
+{
+	return way.v6 ? &written.openings6.head : &written.openings4.head;
+}
+
+static struct opening_head *reply_set(void)
+{
+	return way.v6 ? &written.awaited6.head : &written.awaited4.head;
+}
+
+static int in_set(const struct opening_head *head)
+{
+	int used = 0;
+
+	for (int i = 0; i < OPENING_WAYS; i++)
+		used += head->tag[i] != OPENING_FREE;
+	return used;
+}
+
+static int in_table(const void *map)
+{
+	const struct table *table = table_of(map);
+	int used = 0;
+
+	for (__u32 i = 0; i < table->used; i++)
+		used += table->there[i];
+	return used;
+}
+
+static int flows_going(void)
+{
+	return in_table(way.v6 ? (void *)&flows6 : (void *)&flows4);
+}
+
+static int replies_going(void)
+{
+	return in_table(way.v6 ? (void *)&replies6 : (void *)&replies4);
+}
+
+/* ---- scenarios ----------------------------------------------------------------------------------------------- */
+
+/* What either of the two has seen in the end. */
+static int seen[2];
+#define ONE 0
+#define OTHER 1
+
+/* A flow of which the backend has answered the first packet. */
+static void begin_answered(void)
+{
+	client_sends(SYN);
+	backend_sends(SYN_ACK);
+}
+
+static void begin_nothing(void)
+{
+}
+
+static void one_client_sends(void)
+{
+	seen[ONE] = client_sends(DATA) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+static void other_client_sends(void)
+{
+	seen[OTHER] = client_sends(DATA) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+static void other_backend_sends(void)
+{
+	seen[OTHER] = backend_sends(DATA) == REASON_BACK;
+}
+
+/* Both came through as packets of the flow that was there, which goes on now, and is nowhere else. */
+static bool is_moved(void)
+{
+	return seen[ONE] && seen[OTHER] && written.backend.flows == 1 && !written.pace.lost && flows_going() == 1 &&
+	       replies_going() == 1 && !in_set(flow_set()) && !in_set(reply_set());
+}
+
+/* A connection that both sides have closed, but for the last ACK. */
+static void begin_closed(void)
+{
+	begin_answered();
+	client_sends(DATA);
+	backend_sends(FIN);
+	client_sends(FIN);
+}
+
+/* Datagrams end nothing. */
+static bool is_moved_back(void)
+{
+	const bool tcp = way.proto == IPPROTO_TCP;
+
+	return seen[ONE] && seen[OTHER] && written.backend.flows == 1 && !written.pace.lost && flows_going() == !tcp &&
+	       replies_going() == !tcp && in_set(flow_set()) == tcp && in_set(reply_set()) == tcp;
+}
+
+static void one_begins(void)
+{
+	seen[ONE] = client_sends(SYN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+static void other_begins(void)
+{
+	seen[OTHER] = client_sends(SYN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+/* One entry of each; of two that took a source port each, one is nobody's. */
+static bool is_once(void)
+{
+	return seen[ONE] && seen[OTHER] && in_set(flow_set()) == 1 && (way.remote || in_set(reply_set()) == 1);
+}
+
+/* Keys and values that are numbers. */
+static int store(__u32 number, __u32 value, __u64 flags)
+{
+	struct flow_key4 key4 = { .src = number };
+	struct flow_key6 key6 = { .src = { number } };
+	struct flow flow = { .backend = value, .last_seen = ticks };
+
+	return way.v6 ? openings6_store(&key6, &flow, flags) : openings4_store(&key4, &flow, flags);
+}
+
+/* The value of a key, or 0. */
+static int look(__u32 number)
+{
+	struct flow_key4 key4 = { .src = number };
+	struct flow_key6 key6 = { .src = { number } };
+	const struct flow *flow = way.v6 ? openings6_at(&key6) : openings4_at(&key4);
+
+	return flow ? flow->backend : 0;
+}
+
+static void one_adds(void)
+{
+	seen[ONE] = store(1, 1, BPF_NOEXIST);
+}
+
+static void other_adds(void)
+{
+	seen[OTHER] = store(1, 2, BPF_NOEXIST);
+}
+
+static bool is_nobodys_or_ones(void)
+{
+	if (seen[ONE] && seen[OTHER])
+		return !in_set(flow_set()) && !look(1);
+	return in_set(flow_set()) == 1 && (seen[ONE] ? look(1) == 2 : seen[OTHER] && look(1) == 1);
+}
+
+static void begin_full(void)
+{
+	for (__u32 number = 1; number <= OPENING_WAYS; number++)
+		store(number, number, BPF_ANY);
+}
+
+static void one_needs_a_place(void)
+{
+	seen[ONE] = store(11, 11, BPF_ANY);
+}
+
+static void other_needs_a_place(void)
+{
+	seen[OTHER] = store(12, 12, BPF_NOEXIST);
+}
+
+/* Who looks for the oldest entry while another one is written may find that one, as young as it is; but each is in one place. */
+static bool have_places(void)
+{
+	const bool eleven = look(11) == 11, twelve = look(12) == 12;
+
+	return !seen[ONE] && !seen[OTHER] && (eleven || !look(11)) && (twelve || !look(12)) && (eleven || twelve) &&
+	       in_set(flow_set()) == OPENING_WAYS;
+}
+
+static void other_looks(void)
+{
+	seen[OTHER] = (!look(1) || look(1) == 1) && (!look(11) || look(11) == 11);
+}
+
+static bool is_whole(void)
+{
+	return !seen[ONE] && seen[OTHER] && look(11) == 11;
+}
+
+static const struct scenario {
+	const char *name;
+	work_t begin, one, other;
+	bool (*holds)(void);
+	bool in_turns; /* the first one comes between the steps of the other, too */
+} scenarios[] = {
+	{ "moves", begin_answered, one_client_sends, other_client_sends, is_moved, true },
+	{ "moves", begin_answered, one_client_sends, other_backend_sends, is_moved, true },
+	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
+	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
+	{ "begins", begin_nothing, one_begins, other_begins, is_once, true },
+	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
+	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },
+	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
+	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
+};
+
+/* The second one comes at each step of the first one. Returns how many there are, or -1 if something does not hold. */
+static AT_ONCE int play(const struct scenario *scenario, work_t first, work_t second)
+{
+	for (int step = 0;; step++) {
+		reset();
+		scenario->begin();
+		ticks += way.later;
+		seen[ONE] = seen[OTHER] = 0;
+		other = second;
+		steps_until_other = step;
+		first();
+		if (other) {
+			other = NULL;
+			return step;
+		}
+		if (!scenario->holds()) {
+			printf("%s: IPv%d, protocol %u, %s, %s: the %s comes before step %d of the other: %d and %d "
+			       "are seen; "
+			       "flows %d and %d, replies %d and %d, begun %llu, lost %llu\n",
+			       scenario->name, way.v6 ? 6 : 4, way.proto, way.remote ? "remote" : "local",
+			       way.later ? "later" : "at once", first == scenario->one ? "second" : "first", step,
+			       seen[ONE], seen[OTHER], in_set(flow_set()), flows_going(), in_set(reply_set()),
+			       replies_going(), written.backend.flows, written.pace.lost);
+			return -1;
+		}
+	}
+}
+
+/* Returns how many steps there are in all, or -1. */
+static int play_in_turns(const struct scenario *scenario)
+{
+	int one = play(scenario, scenario->one, scenario->other);
+	int other_one = scenario->in_turns ? play(scenario, scenario->other, scenario->one) : 0;
+
+	return one <= 0 || other_one < 0 ? -1 : one + other_one;
+}
+
+int main(int count, char **arguments)
+{
+	int steps = 0;
+
+	for (unsigned int i = 0; count > 1 && i < sizeof(scenarios) / sizeof(*scenarios); i++) {
+		if (strcmp(scenarios[i].name, arguments[1]))
+			continue;
+		for (int n = 0; n < 16 && steps >= 0; n++) {
+			int played;
+
+			way.v6 = n & 1;
+			way.remote = n >> 1 & 1;
+			way.later = n >> 2 & 1;
+			way.proto = n >> 3 ? IPPROTO_UDP : IPPROTO_TCP;
+			played = play_in_turns(&scenarios[i]);
+			steps = played < 0 ? -1 : steps + played;
+		}
+	}
+	printf("%d steps\n", steps);
+	return steps <= 0;
+}

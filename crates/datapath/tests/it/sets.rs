@@ -1,0 +1,192 @@
+//! Sets of flows that begin, on a node that has a single one: who goes when all of its places are taken
+//! (docs/adr/0037-sets-of-flows-that-begin.md).
+
+use std::mem::offset_of;
+
+use weir_abi as abi;
+use weir_core::model::{Family, Protocol};
+use weir_core::ops::Capacity;
+
+use crate::case::{CASES, Case};
+use crate::entries::{age, age_births, evict};
+use crate::node::{Node, web};
+use crate::pins::SMALL;
+use crate::talk::{Talk, WAYS};
+
+const PLACES: usize = abi::OPENING_WAYS;
+
+/// Clients whose flows have begun, in that order, in a table with places for the first of them only.
+struct Clients<'a> {
+    node: &'a Node,
+    case: Case,
+    talks: Vec<Talk<'a>>,
+}
+
+impl<'a> Clients<'a> {
+    /// One more begins.
+    fn open(&mut self) {
+        self.talks.push(Talk::open(self.node, self.case, WAYS[0]));
+    }
+
+    /// A tick passes.
+    fn pass(&self) {
+        let (flows, replies, sets) = match self.case.family {
+            Family::V4 => ("flows4", "replies4", ["openings4", "awaited4"]),
+            Family::V6 => ("flows6", "replies6", ["openings6", "awaited6"]),
+        };
+        age(self.node, flows, offset_of!(abi::Flow, last_seen), 1);
+        age(self.node, replies, offset_of!(abi::Reply, last_seen), 1);
+        sets.iter().for_each(|set| age_births(self.node, set, 1));
+    }
+
+    fn answer(&self, number: usize) {
+        match self.case.protocol {
+            Protocol::Tcp => self.talks[number].accept(),
+            Protocol::Udp | Protocol::Sctp => self.talks[number].endpoint_goes_on(),
+        }
+    }
+
+    /// Which clients have a client port that is among these.
+    fn with(&self, ports: &[u16]) -> Vec<usize> {
+        let known = |talk: &Talk<'_>| ports.contains(&talk.first.source_socket().port());
+        (0..self.talks.len()).filter(|number| known(&self.talks[*number])).collect()
+    }
+
+    /// Whose flows are remembered.
+    fn remembered(&self) -> Vec<usize> {
+        let flows = self.node.view.flows().unwrap();
+        let begins = flows.iter().filter(|entry| entry.flow.flags & abi::FLOW_OPENING != 0);
+        self.with(&begins.map(|entry| entry.client_port).collect::<Vec<_>>())
+    }
+
+    /// Whose answers are awaited.
+    fn awaited(&self) -> Vec<usize> {
+        let v4 = self.node.view.replies4().unwrap().into_iter().map(|(_, reply)| reply);
+        let v6 = self.node.view.replies6().unwrap().into_iter().map(|(_, reply)| reply);
+        let begins = v4.chain(v6).filter(|reply| reply.flags & abi::FLOW_OPENING != 0);
+        self.with(&begins.map(|reply| reply.client_port.get()).collect::<Vec<_>>())
+    }
+}
+
+/// Each family and protocol, as many clients as there are places, and none to spare.
+fn full(what: &str, test: impl Fn(&mut Clients<'_>)) {
+    let openings = u32::try_from(PLACES).unwrap();
+    let Some(mut node) = Node::with_capacity(what, Capacity { openings, ..SMALL }) else { return };
+    node.serve(web(), &[WAYS[0].endpoint]);
+    for case in CASES {
+        // TCP's and UDP's flows share tables.
+        ["flows4", "flows6", "replies4", "replies6"].iter().for_each(|table| evict(&node, table));
+        let mut clients = Clients { node: &node, case, talks: Vec::new() };
+        (0..PLACES).for_each(|_| clients.open());
+        let all: Vec<_> = (0..PLACES).collect();
+        assert_eq!((clients.remembered(), clients.awaited()), (all.clone(), all), "{case:?}");
+        test(&mut clients);
+    }
+}
+
+#[test]
+fn of_a_full_set_the_flow_that_was_written_longest_ago_goes() {
+    full("a full set", |clients| {
+        for last in PLACES..3 * PLACES {
+            clients.open();
+            let latest: Vec<_> = (last + 1 - PLACES..=last).collect();
+            assert_eq!((clients.remembered(), clients.awaited()), (latest.clone(), latest), "{:?}", clients.case);
+        }
+    });
+}
+
+#[test]
+fn one_whose_client_has_sent_since_is_passed_over_once() {
+    full("a set with a flow that was used since", |clients| {
+        clients.pass();
+        clients.talks[0].client_goes_on();
+        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
+            clients.open();
+            assert_eq!(clients.remembered(), expected, "{:?}", clients.case);
+        }
+    });
+}
+
+#[test]
+fn what_an_answer_must_look_like_is_passed_over_once_where_one_came_since() {
+    full("a set with an entry that was answered since", |clients| {
+        clients.pass();
+        clients.answer(0);
+        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
+            clients.open();
+            assert_eq!(clients.awaited(), expected, "{:?}", clients.case);
+        }
+    });
+}
+
+#[test]
+fn a_client_that_only_ever_sends_keeps_its_flow() {
+    full("a flow that nobody answers", |clients| {
+        for _ in 0..3 * PLACES {
+            clients.pass();
+            clients.talks[0].client_goes_on();
+            clients.open();
+            assert!(clients.remembered().contains(&0), "{:?} {:?}", clients.case, clients.remembered());
+        }
+    });
+}
+
+#[test]
+fn where_all_were_used_since_the_one_whose_turn_it_is_goes() {
+    full("a set of flows that were all used since", |clients| {
+        clients.pass();
+        clients.talks.iter().for_each(Talk::client_goes_on);
+        for last in PLACES..2 * PLACES {
+            clients.open();
+            assert_eq!(clients.remembered(), (last + 1 - PLACES..=last).collect::<Vec<_>>(), "{:?}", clients.case);
+        }
+    });
+}
+
+#[test]
+fn a_place_that_is_free_is_taken_before_anybody_goes() {
+    full("a set with a free place", |clients| {
+        clients.answer(2);
+        clients.talks[2].client_goes_on();
+        assert_eq!(clients.remembered(), [0, 1, 3], "one that goes on has left: {:?}", clients.case);
+        clients.open();
+        assert_eq!((clients.remembered(), clients.awaited()), (vec![0, 1, 3, 4], vec![0, 1, 3, 4]));
+    });
+}
+
+#[test]
+fn who_has_taken_a_free_place_goes_when_those_before_have_gone() {
+    full("a set whose free place was taken", |clients| {
+        clients.answer(2);
+        clients.talks[2].client_goes_on();
+        for expected in [[0, 1, 3, 4], [1, 3, 4, 5], [3, 4, 5, 6], [4, 5, 6, 7]] {
+            clients.open();
+            assert_eq!(
+                (clients.remembered(), clients.awaited()),
+                (expected.to_vec(), expected.to_vec()),
+                "{:?}",
+                clients.case
+            );
+        }
+    });
+}
+
+#[test]
+fn one_that_begins_anew_is_the_last_to_go() {
+    full("a set with a flow that has begun anew", |clients| {
+        if clients.case.protocol != Protocol::Tcp {
+            return;
+        }
+        clients.talks[0].refuse();
+        clients.talks[0] = Talk::open_with(clients.node, clients.case, WAYS[0], clients.talks[0].first.clone());
+        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
+            clients.open();
+            assert_eq!(
+                (clients.remembered(), clients.awaited()),
+                (expected.to_vec(), expected.to_vec()),
+                "{:?}",
+                clients.case
+            );
+        }
+    });
+}

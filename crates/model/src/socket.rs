@@ -1,0 +1,186 @@
+//! Sockets of processes on the host, and the TCP of pods that the agent names: a connection is translated when it is made,
+//! datagrams one by one (`bpf/sock.bpf.c`).
+
+use std::net::SocketAddr;
+
+use weir_abi as abi;
+use weir_abi::Addr;
+use weir_core::model::Family;
+
+use crate::begin::is_loopback;
+use crate::choose::{Request, is_set};
+use crate::control::is_local;
+use crate::packet::{End, TCP, UDP};
+use crate::{Model, Reason};
+
+/// Levels of cgroups below the root at which a pod's may be.
+const POD_LEVELS: usize = 8;
+
+/// A socket, and the process that uses it.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    /// Number of the socket.
+    pub cookie: u64,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Number of its network namespace.
+    pub netns: u64,
+    /// Cgroups of the process by number: the one below the root first, its own last.
+    pub groups: Vec<u64>,
+}
+
+/// What a process wants of an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Wish {
+    /// That the socket is connected to it.
+    Connect,
+    /// That it gets a datagram of a socket that is not connected.
+    Send,
+}
+
+/// The error that a process gets instead.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Refusal {
+    /// `ECONNREFUSED`.
+    Refused,
+    /// `EHOSTUNREACH`.
+    Unreachable,
+}
+
+/// What a hook made of a call.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Called {
+    /// What was counted; none where the hook had no say.
+    pub reason: Option<Reason>,
+    /// The address that the kernel goes on with.
+    pub result: Result<SocketAddr, Refusal>,
+}
+
+/// Who asks for a service.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    client: Addr,
+    is_pod: bool,
+}
+
+impl Socket {
+    fn key(&self, end: End) -> abi::SocketKey {
+        let port = abi::Be16::new(end.port);
+        abi::SocketKey { cookie: self.cookie, addr: end.addr, port, proto: self.protocol, pad: [0; 5] }
+    }
+}
+
+impl Model {
+    /// A process connects a socket, or sends by one. An IPv4 address may be given as a v4-mapped one.
+    pub fn call(&mut self, socket: &Socket, wish: Wish, to: SocketAddr) -> Called {
+        let end = End { addr: to.ip().into(), port: to.port() };
+        let family = Family::of(to.ip().to_canonical());
+        match self.caller(socket, wish, family, end) {
+            Some(caller) => self.translate(socket, caller, family, end),
+            None => Called { reason: None, result: Ok(canonical(end)) },
+        }
+    }
+
+    /// The address that a process is shown, where the kernel has `from` for the other end of its socket, or as the source of a
+    /// datagram.
+    #[must_use]
+    pub fn shown(&self, socket: &Socket, from: SocketAddr) -> Called {
+        let end = End { addr: from.ip().into(), port: from.port() };
+        let peer = self.tables.sockets.get(&socket.key(end));
+        let shown = peer.map_or(end, |peer| End { addr: peer.addr, port: peer.port.get() });
+        Called { reason: peer.map(|_| abi::REASON_BACK), result: Ok(canonical(shown)) }
+    }
+
+    /// Who asks, if it is the hook's to answer: otherwise packets are translated, if anything is.
+    fn caller(&self, socket: &Socket, wish: Wish, family: Family, to: End) -> Option<Caller> {
+        if !matches!(socket.protocol, TCP | UDP) {
+            return None;
+        }
+        if socket.netns == self.config.netns_cookie {
+            return Some(Caller { client: self.node(family), is_pod: false });
+        }
+        // A pod's datagrams need no hook, and its loopback is not the node's.
+        let is_connection = wish == Wish::Connect && socket.protocol == TCP;
+        if !is_connection || !self.has(abi::CONFIG_POD_SOCKETS) || is_loopback(family, to.addr) {
+            return None;
+        }
+        let any_port = End { port: 0, ..to };
+        if !self.control.may_be_frontend(to, TCP) && !self.control.may_be_frontend(any_port, 0) {
+            return None;
+        }
+        let pod = socket.groups.iter().take(POD_LEVELS).find_map(|group| self.hooked_pods.get(group))?;
+        let client = match family {
+            Family::V4 => pod.addr4,
+            Family::V6 => pod.addr6,
+        };
+        is_set(client).then_some(Caller { client, is_pod: true })
+    }
+
+    fn translate(&mut self, socket: &Socket, caller: Caller, family: Family, to: End) -> Called {
+        let untouched = |reason| Called { reason, result: Ok(canonical(to)) };
+        let Some(frontend) = self.control.frontend_at(family, to, socket.protocol) else {
+            let unused_port = self.control.is_cluster_ip(family, to.addr);
+            return if unused_port {
+                refused(abi::REASON_UNUSED_PORT)
+            } else {
+                untouched(Some(abi::REASON_NO_FRONTEND))
+            };
+        };
+        let known = if socket.protocol == UDP { self.known_backend(&socket.key(to), frontend) } else { None };
+        let slot = match known {
+            Some(slot) => slot,
+            // A socket keeps its pod's address; a packet can be given the node's.
+            None if caller.is_pod && self.masquerades(family, frontend, false) => return untouched(None),
+            None => match self.choose_for(socket, caller.client, family, to, frontend) {
+                Ok(slot) => slot,
+                Err(reason) => return refused(reason),
+            },
+        };
+        let backend = self.control.backend(slot);
+        let reason = if is_local(&backend) { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
+        Called { reason: Some(reason), result: Ok(SocketAddr::new(backend.addr.ip(), backend.port.get())) }
+    }
+
+    /// The backend of a socket's earlier datagrams to a frontend, unless it is gone, or the frontend is another service's by now.
+    fn known_backend(&self, key: &abi::SocketKey, frontend: abi::Frontend) -> Option<u32> {
+        let peer = self.tables.sockets.get(key)?;
+        let backend = self.control.backend(peer.backend);
+        let is_same = (backend.generation, backend.service) == (peer.generation, frontend.service);
+        is_same.then_some(peer.backend)
+    }
+
+    /// Chooses, and remembers where the socket was sent to and which address its owner believes to talk to.
+    fn choose_for(
+        &mut self,
+        socket: &Socket,
+        client: Addr,
+        family: Family,
+        to: End,
+        frontend: abi::Frontend,
+    ) -> Result<u32, Reason> {
+        let request =
+            Request::of_socket(self.config.hash_seed, socket.cookie, (family, socket.protocol, to), client, frontend);
+        let choice = self.choose(request, &[]).inspect_err(|reason| self.count_refusal(frontend.service, *reason))?;
+        let backend = self.control.backend(choice.backend);
+        let peer =
+            |addr, port| abi::SocketPeer { addr, port, pad: 0, backend: choice.backend, generation: choice.generation };
+        let back = socket.key(End { addr: backend.addr, port: backend.port.get() });
+        self.tables.sockets.insert(back, peer(to.addr, abi::Be16::new(to.port)));
+        if socket.protocol == UDP {
+            self.tables.sockets.insert(socket.key(to), peer(backend.addr, backend.port));
+        }
+        Ok(choice.backend)
+    }
+}
+
+const fn refused(reason: Reason) -> Called {
+    let refusal = match reason {
+        abi::REASON_NO_ENDPOINTS | abi::REASON_UNUSED_PORT => Refusal::Refused,
+        _ => Refusal::Unreachable,
+    };
+    Called { reason: Some(reason), result: Err(refusal) }
+}
+
+fn canonical(end: End) -> SocketAddr {
+    SocketAddr::new(end.addr.ip(), end.port)
+}
