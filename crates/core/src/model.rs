@@ -122,6 +122,27 @@ pub struct Service {
     pub overrides: Option<Box<Overrides>>,
 }
 
+impl Service {
+    /// One that has a name and nothing else: no address and no port, open to all, and ours.
+    #[must_use]
+    pub const fn new(name: ObjectName) -> Self {
+        Self {
+            name,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            internal_policy: TrafficPolicy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            affinity: None,
+            source_ranges: Vec::new(),
+            health_check_port: None,
+            proxy: Proxy::Ours,
+            overrides: None,
+        }
+    }
+}
+
 /// Who serves a Service, by its label `service.kubernetes.io/service-proxy-name`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Proxy {
@@ -196,6 +217,23 @@ pub struct Endpoint {
     pub node_hints: Box<[Arc<str>]>,
     /// The Pod that it is (`targetRef`); None of an endpoint that is none.
     pub pod: Option<PodUid>,
+}
+
+impl Endpoint {
+    /// One that is ready, and of which nothing else is known.
+    #[must_use]
+    pub fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            node: None,
+            ready: true,
+            serving: true,
+            terminating: false,
+            zone_hints: Box::default(),
+            node_hints: Box::default(),
+            pod: None,
+        }
+    }
 }
 
 /// `metadata.uid` of a Pod, by which its cgroup is found: a UUID (RFC 9562) as the API server makes them. Nothing is

@@ -49,11 +49,11 @@ pub fn flow_hash(seed: u64, src: IpAddr, dst: IpAddr, sport: u16, dport: u16, pr
     end(mix(hash, ports | u64::from(proto)))
 }
 
-/// Hash of a client with session affinity to a service of [`abi::SERVICE_MAGLEV`], in place of its flows'.
+/// Hash of a client with session affinity, in place of its flows': they are all one. `seed` is that of the flows.
 #[must_use]
-pub fn client_hash(client: IpAddr) -> u64 {
+pub fn client_hash(seed: u64, client: IpAddr) -> u64 {
     let [a, b, c, d] = abi::Addr::from(client).word.map(|word| u64::from(word.raw()));
-    end(mix(mix(abi::MAGLEV_SEED.into(), a << 32 | b), c << 32 | d))
+    end(mix(mix(seed, a << 32 | b), c << 32 | d))
 }
 
 const fn mix(hash: u64, word: u64) -> u64 {

@@ -11,8 +11,7 @@ use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::load::{Inbound, NodeLoad, PeerReport, Sample, ServiceId, Share};
 use weir_core::model::{
-    Endpoint, Family, Node, NodeCapacity, ObjectName, PodUid, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
-    TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, PodUid, Protocol, Service, ServicePort, Slice, SlicePort,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
@@ -58,31 +57,16 @@ fn address(base: [u8; 4], index: u32) -> IpAddr {
 
 fn service(index: u32) -> Service {
     Service {
-        name: name(index),
         cluster_ips: vec![address([10, 96, 0, 0], index)],
-        external_ips: vec![],
-        load_balancer_ips: vec![],
         ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None }],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: vec![],
-        health_check_port: None,
-        proxy: Proxy::Ours,
-        overrides: None,
+        ..Service::new(name(index))
     }
 }
 
 fn slice(index: u32) -> Slice {
-    let endpoint = |n| Endpoint {
-        address: address([10, 128, 0, 0], index * ENDPOINTS + n),
-        node: Some(format!("node-{}", (index + n) % NODES).into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: Box::default(),
-        node_hints: Box::default(),
-        pod: None,
+    let endpoint = |n| {
+        let node = Some(format!("node-{}", (index + n) % NODES).into());
+        Endpoint { node, ..Endpoint::new(address([10, 128, 0, 0], index * ENDPOINTS + n)) }
     };
     let service = name(index);
     Slice {
@@ -119,7 +103,6 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
         node: "node-1".into(),
         node_port_addresses: vec![],
         external_ips: true,
-        echo_replies: false,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),
         handing_over: BTreeSet::new(),

@@ -1,6 +1,8 @@
 //! Which steps lead from kube-proxy to Weir and back, and how far a node is. A step is done when the facts say so: nothing
 //! else is remembered, so whoever was interrupted begins where it was, and doing it twice does nothing.
 
+mod standing;
+
 use weir_core::stage::Stage;
 
 /// Which way.
@@ -119,12 +121,6 @@ pub struct Step {
     pub standing: Standing,
 }
 
-/// The agent looks at the file now and then.
-const NOT_FOLLOWED: &str = "the agent has not followed yet: does it run, and is its --state-dir the same?";
-
-/// The first differences, which say enough.
-const SHOWN: usize = 3;
-
 /// All steps in their order. The first that is not done comes next.
 #[must_use]
 pub fn steps(direction: Direction, facts: &Facts, consent: Consent) -> Vec<Step> {
@@ -141,176 +137,13 @@ pub fn steps(direction: Direction, facts: &Facts, consent: Consent) -> Vec<Step>
             &[StepKind::RulesComplete, StepKind::Drain, StepKind::Drained, StepKind::StopAgent, StepKind::Detach]
         }
     };
-    kinds.iter().map(|kind| Step { kind: *kind, standing: standing(*kind, facts, consent) }).collect()
+    kinds.iter().map(|kind| Step { kind: *kind, standing: standing::of(*kind, facts, consent) }).collect()
 }
 
 /// The step that comes next; `None`: all are done.
 #[must_use]
 pub fn next(steps: &[Step]) -> Option<&Step> {
     steps.iter().find(|step| !matches!(step.standing, Standing::Done(_)))
-}
-
-fn standing(kind: StepKind, facts: &Facts, consent: Consent) -> Standing {
-    match kind {
-        StepKind::Preflight => preflight(facts),
-        StepKind::TakeOver => take_over(facts),
-        StepKind::Verify => verify(facts, consent),
-        StepKind::StopKubeProxy => stop_kube_proxy(facts),
-        StepKind::RemoveRules => remove_rules(facts),
-        StepKind::Finish => finish(facts, consent),
-        StepKind::RulesComplete => rules_complete(facts, consent),
-        StepKind::Drain => drain(facts),
-        StepKind::Drained => drained(facts, consent),
-        StepKind::StopAgent => stop_agent(facts),
-        StepKind::Detach => detach(facts),
-    }
-}
-
-fn done(what: impl Into<String>) -> Standing {
-    Standing::Done(what.into())
-}
-
-fn due(what: impl Into<String>) -> Standing {
-    Standing::Due(what.into())
-}
-
-fn waits(what: impl Into<String>) -> Standing {
-    Standing::Waits(what.into())
-}
-
-fn preflight(facts: &Facts) -> Standing {
-    if !(facts.agent_runs && facts.pinned) {
-        return waits("no agent runs on this node: start weir-agent with --service-proxy-name weir, beside kube-proxy");
-    }
-    if facts.has_ipvs {
-        return waits(
-            "kube-proxy is in mode ipvs, which drops connections when its virtual servers go: run it in mode nftables or \
-             iptables first",
-        );
-    }
-    let modes = if facts.modes.is_empty() { "no rules of kube-proxy".to_owned() } else { facts.modes.join(" and ") };
-    done(format!("an agent runs; {modes}"))
-}
-
-fn take_over(facts: &Facts) -> Standing {
-    match facts.stage {
-        Stage::Usual | Stage::Drain => due("have Weir take new connections to all Services, beside kube-proxy's rules"),
-        Stage::TakeOver if !facts.in_force => waits(NOT_FOLLOWED),
-        Stage::TakeOver | Stage::Alone => done(format!("Weir serves {} frontends", facts.frontends)),
-    }
-}
-
-fn shown(differences: &[String]) -> String {
-    let mut text = differences.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
-    if differences.len() > SHOWN {
-        text.push_str(&format!("; and {} more", differences.len() - SHOWN));
-    }
-    text
-}
-
-fn verify(facts: &Facts, consent: Consent) -> Standing {
-    if facts.modes.is_empty() {
-        return done("nothing to compare");
-    }
-    if facts.differences.is_empty() {
-        return done("Weir's maps have every frontend and endpoint of kube-proxy's rules");
-    }
-    // Whoever does not follow the cluster any more has endpoints that are gone.
-    let old = facts.kube_proxies.is_empty() && facts.of_age == facts.differences.len();
-    if old || consent.force {
-        return done(format!("let pass: {}", shown(&facts.differences)));
-    }
-    waits(shown(&facts.differences))
-}
-
-fn stop_kube_proxy(facts: &Facts) -> Standing {
-    match facts.kube_proxies.first() {
-        None => done("no kube-proxy runs on this node"),
-        Some(process) => waits(format!(
-            "kube-proxy runs (process {process}) and would put its rules back: take it off this node, for example by a label that \
-             its DaemonSet's affinity keeps away from"
-        )),
-    }
-}
-
-fn remove_rules(facts: &Facts) -> Standing {
-    if facts.modes.is_empty() {
-        return done("no rules of kube-proxy");
-    }
-    due(format!("remove kube-proxy's rules ({}) and nothing else", facts.modes.join(" and ")))
-}
-
-fn finish(facts: &Facts, consent: Consent) -> Standing {
-    if facts.stage == Stage::Alone {
-        return match (facts.has_keeper, facts.in_force) {
-            (true, _) => due("remove what has kept kube-proxy's connections alive"),
-            (false, false) => waits(NOT_FOLLOWED),
-            (false, true) => done("Weir serves alone"),
-        };
-    }
-    match facts.theirs {
-        _ if consent.finish => due("have Weir serve alone; connections that kube-proxy has begun break"),
-        Some(0) => due("have Weir serve alone: kube-proxy's last connection is over"),
-        Some(count) => waits(format!(
-            "{count} connections that kube-proxy has begun go on, or ended less than two minutes ago; run this again, or cut \
-             them by --finish"
-        )),
-        None => waits("the kernel does not show /proc/net/nf_conntrack: once old connections have ended, say --finish"),
-    }
-}
-
-fn rules_complete(facts: &Facts, consent: Consent) -> Standing {
-    if facts.frontends == 0 {
-        return done("Weir serves nothing");
-    }
-    if facts.kube_proxies.is_empty() && !consent.force {
-        return waits("kube-proxy does not run on this node: start it; it makes its rules beside Weir");
-    }
-    if facts.modes.is_empty() {
-        return waits("kube-proxy has made no rules yet");
-    }
-    if facts.differences.is_empty() {
-        return done("kube-proxy's rules have every frontend and endpoint of Weir's maps");
-    }
-    if consent.force {
-        return done(format!("let pass: {}", shown(&facts.differences)));
-    }
-    waits(shown(&facts.differences))
-}
-
-fn drain(facts: &Facts) -> Standing {
-    if facts.stage != Stage::Drain {
-        return due("leave new connections to kube-proxy; Weir carries its own on");
-    }
-    // Without an agent nobody follows; what is served nevertheless must not be taken away.
-    if facts.pinned && (!facts.in_force || facts.frontends > 0) {
-        return waits(NOT_FOLLOWED);
-    }
-    done("new connections are kube-proxy's")
-}
-
-fn drained(facts: &Facts, consent: Consent) -> Standing {
-    if facts.ours == 0 {
-        return done("no flow of Weir's goes on");
-    }
-    if consent.finish {
-        return done(format!("{} flows of Weir's break", facts.ours));
-    }
-    waits(format!("{} flows that Weir has begun go on; run this again, or cut them by --finish", facts.ours))
-}
-
-fn stop_agent(facts: &Facts) -> Standing {
-    if facts.agent_runs {
-        return waits("weir-agent runs: take it off this node; it would attach its programs again");
-    }
-    done("no agent runs on this node")
-}
-
-fn detach(facts: &Facts) -> Standing {
-    if facts.pinned || facts.has_keeper {
-        return due("detach Weir's programs and remove its maps");
-    }
-    done("nothing of Weir's is left")
 }
 
 #[cfg(test)]
@@ -415,11 +248,5 @@ mod tests {
         assert_eq!(to_weir(&drains), Some((StepKind::TakeOver, true)));
         let halfway = Facts { has_keeper: true, modes: vec![], kube_proxies: vec![], ..taken_over() };
         assert_eq!(back(&halfway), Some((StepKind::RulesComplete, false)));
-    }
-
-    #[test]
-    fn of_many_differences_the_first_are_told() {
-        let differences: Vec<_> = (1..=5).map(|number| number.to_string()).collect();
-        assert_eq!(shown(&differences), "1; 2; 3; and 2 more");
     }
 }

@@ -7,6 +7,7 @@
 pub mod arrivals;
 mod brain;
 pub mod catalogue;
+pub mod chart;
 pub mod crowd;
 pub mod feed;
 mod flows;

@@ -69,6 +69,16 @@ pub struct Definition {
 }
 
 impl Definition {
+    /// One series.
+    const fn new(kind: Kind, name: &'static str, help: &'static str) -> Self {
+        Self { name, kind, labels: &[], series: Series::Most(1), help }
+    }
+
+    /// The same with labels, or of another number of series.
+    const fn with(self, labels: &'static [&'static str], series: Series) -> Self {
+        Self { labels, series, ..self }
+    }
+
     /// The name without the suffix that the exposition adds by itself.
     #[must_use]
     pub fn family(&self) -> &'static str {

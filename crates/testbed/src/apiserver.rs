@@ -3,72 +3,35 @@
 //! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`]; or by controllers and kubelets that the
 //! caller runs beside it, see [`Admission::Cluster`].
 
+mod programs;
+mod users;
+
 use std::fs;
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::OpenOptionsExt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use nix::sys::socket::SockaddrStorage;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::address::Pair;
 use crate::audit::Audit;
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
 use crate::process::{self, Process};
 use crate::{Error, Result, address};
+pub(crate) use programs::free_ports;
+use programs::{ETCD, Ports, SERVER, first_address};
+pub use users::User;
+use users::random_token;
 
 /// How long etcd and the API server together may take to be ready, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
 /// A name in the server's own certificate that does not depend on where it listens.
 const CERTIFICATE_NAME: &str = "kubernetes.default.svc";
-
-/// The two programs.
-const ETCD: &str = "etcd";
-const SERVER: &str = "kube-apiserver";
-
-/// Bytes of a random token.
-const TOKEN_BYTES: usize = 16;
-
-/// Who talks to the API server.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum User {
-    /// A member of `system:masters`: may do everything.
-    Admin,
-    /// `system:serviceaccount:kube-system:weir-agent`: may do what the test's roles allow, at first next to nothing.
-    Agent,
-    /// `system:kube-proxy`, which the API server's own roles let do what kube-proxy does.
-    KubeProxy,
-}
-
-impl User {
-    const ALL: [Self; 3] = [Self::Admin, Self::Agent, Self::KubeProxy];
-
-    /// The user name that roles are bound to.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Agent => "system:serviceaccount:kube-system:weir-agent",
-            Self::KubeProxy => "system:kube-proxy",
-        }
-    }
-
-    const fn groups(self) -> &'static str {
-        match self {
-            Self::Admin => "system:masters",
-            Self::Agent => "system:serviceaccounts,system:serviceaccounts:kube-system",
-            Self::KubeProxy => "system:authenticated",
-        }
-    }
-}
 
 /// What the API server expects around it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -77,21 +40,6 @@ pub enum Admission {
     Alone,
     /// Controllers, which make service accounts, and kubelets, which it calls at their nodes' addresses.
     Cluster,
-}
-
-/// TCP ports of the two programs.
-#[derive(Clone, Copy, Debug)]
-struct Ports {
-    etcd: u16,
-    etcd_peer: u16,
-    server: u16,
-}
-
-impl Ports {
-    fn free() -> Result<Self> {
-        let [etcd, etcd_peer, server] = free_ports()?;
-        Ok(Self { etcd, etcd_peer, server })
-    }
 }
 
 /// A running (or stopped) API server with its data. Everything is ended and removed on drop.
@@ -327,99 +275,7 @@ impl ApiServer {
         Process::start(command, name, &self.path(&format!("{name}.log")))
     }
 
-    fn etcd_command(&self) -> Result<Command> {
-        let Ports { etcd, etcd_peer, server: _ } = self.ports;
-        let (client, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{etcd_peer}"));
-        let mut command = Command::new(process::installed(ETCD)?);
-        command.arg("--data-dir").arg(self.path("etcd"));
-        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("default={peer}"), "--logger", "zap", "--log-level", "warn"]);
-        // The data dies with the test.
-        command.arg("--unsafe-no-fsync");
-        Ok(command)
-    }
-
-    fn server_command(&self) -> Result<Command> {
-        let certificates = self.path("certificates");
-        let key = self.service_account_key();
-        let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
-        let services = self.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        let mut command = Command::new(process::built(SERVER)?);
-        command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
-        command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
-        command.args([format!("--advertise-address={}", self.advertised)]);
-        command.arg(format!("--service-cluster-ip-range={services}"));
-        command.arg(format!("--cert-dir={}", certificates.display()));
-        command.arg(format!("--token-auth-file={}", self.path("tokens.csv").display()));
-        command.arg(format!("--service-account-key-file={}", key.display()));
-        command.arg(format!("--service-account-signing-key-file={}", key.display()));
-        command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
-        command.args(["--allow-privileged=true", "--profiling=false"]);
-        command.args(self.audit.iter().flat_map(Audit::options));
-        command.arg(match self.admission {
-            // No controller makes the default service accounts that this plug-in would wait for.
-            Admission::Alone => "--disable-admission-plugins=ServiceAccount",
-            Admission::Cluster => "--kubelet-preferred-address-types=InternalIP",
-        });
-        Ok(command)
-    }
-
-    fn write_tokens(&self) -> Result<()> {
-        let path = self.path("tokens.csv");
-        let lines = User::ALL.iter().map(|user| {
-            let (token, name, groups) = (self.token(*user), user.name(), user.groups());
-            format!("{token},{name},{name},\"{groups}\"\n")
-        });
-        let content: String = lines.collect();
-        let mut options = fs::File::options();
-        options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(content.as_bytes()))
-            .map_err(Error::file("write", &path))
-    }
-
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
-}
-
-/// TCP ports that are free on the loopback of the calling thread's namespace.
-pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let ports = || {
-        // All are held at once: otherwise the same one might come twice.
-        let held = (0..N).map(listen).collect::<std::io::Result<Vec<_>>>()?;
-        let mut ports = [0; N];
-        for (port, listener) in ports.iter_mut().zip(&held) {
-            *port = listener.local_addr()?.port();
-        }
-        Ok(ports)
-    };
-    ports().map_err(Error::io("find free ports"))
-}
-
-/// The address that the service `default/kubernetes` gets: the calling thread's namespace's first one of the family of
-/// `like` that others can reach.
-fn first_address(like: IpAddr) -> Result<IpAddr> {
-    /// Nobody's; valid and unused where a namespace has only loopback.
-    const NOWHERE: Pair = Pair { v4: Ipv4Addr::new(192, 0, 2, 1), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1) };
-    let interfaces = nix::ifaddrs::getifaddrs().map_err(Error::nix("list addresses"))?;
-    let of_family = |address: SockaddrStorage| match like {
-        IpAddr::V4(_) => address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())),
-        IpAddr::V6(_) => address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())),
-    };
-    let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let mut addresses = interfaces.filter_map(|interface| of_family(interface.address?));
-    Ok(addresses.find(|ip| !ip.is_loopback() && !is_local(ip)).unwrap_or_else(|| NOWHERE.like(like)))
-}
-
-fn random_token() -> Result<String> {
-    let mut bytes = [0; TOKEN_BYTES];
-    let mut source = fs::File::open("/dev/urandom").map_err(Error::io("open /dev/urandom"))?;
-    std::io::Read::read_exact(&mut source, &mut bytes).map_err(Error::io("read /dev/urandom"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -27,6 +27,13 @@ pub enum Context {
         /// The device that the packet is at.
         ifindex: u32,
     },
+    /// For a tc program on the way out: a packet that the node forwards.
+    Forwarded {
+        /// The device that the packet is at.
+        ifindex: u32,
+        /// The device that it came in by.
+        came_by: u32,
+    },
     /// For a tc program: a packet of several segments, which the card will cut.
     Segments {
         /// The device that the packet is at.
@@ -64,15 +71,20 @@ struct XdpMd {
 /// Offset of `gso_size` in `struct __sk_buff`.
 const GSO_SIZE_AT: usize = 176;
 
-fn sk_buff(ifindex: u32, gso_size: u32) -> Vec<u8> {
+fn sk_buff(ifindex: u32, ingress_ifindex: u32, gso_size: u32) -> Vec<u8> {
     let mut bytes = vec![0; SKB_SIZE];
-    for (at, value) in [(offset_of!(SkBuffStart, ifindex), ifindex), (GSO_SIZE_AT, gso_size)] {
+    let fields = [
+        (offset_of!(SkBuffStart, ifindex), ifindex),
+        (offset_of!(SkBuffStart, ingress_ifindex), ingress_ifindex),
+        (GSO_SIZE_AT, gso_size),
+    ];
+    for (at, value) in fields {
         bytes[at..at + size_of::<u32>()].copy_from_slice(&value.to_ne_bytes());
     }
     bytes
 }
 
-/// The members of `struct __sk_buff` up to the one that is set.
+/// The members of `struct __sk_buff` up to the last of those that are set.
 #[repr(C)]
 struct SkBuffStart {
     len: u32,
@@ -99,8 +111,9 @@ impl Context {
                     .flat_map(u32::to_ne_bytes)
                     .collect()
             }
-            Self::Skb { ifindex } => sk_buff(ifindex, 0),
-            Self::Segments { ifindex, size } => sk_buff(ifindex, size),
+            Self::Skb { ifindex } => sk_buff(ifindex, 0, 0),
+            Self::Forwarded { ifindex, came_by } => sk_buff(ifindex, came_by, 0),
+            Self::Segments { ifindex, size } => sk_buff(ifindex, 0, size),
         }
     }
 
@@ -111,7 +124,7 @@ impl Context {
                 let at = offset_of!(XdpMd, data);
                 u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize
             }
-            Self::Skb { .. } | Self::Segments { .. } => 0,
+            Self::Skb { .. } | Self::Forwarded { .. } | Self::Segments { .. } => 0,
         }
     }
 }

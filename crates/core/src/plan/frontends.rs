@@ -41,16 +41,12 @@ pub(super) fn frontends(
     if let Some(node_port) = port.node_port.filter(|node_port| refusal::can_translate(port, *node_port)) {
         claim(&config.node_port_addresses, node_port, protocol, abi::KIND_NODE_PORT);
     }
+    // The datapath has to know these addresses without a port, too: of a cluster IP, the one of its unused ports says it.
     claim(&service.load_balancer_ips, port.port, protocol, abi::KIND_LOAD_BALANCER);
+    claim(&service.load_balancer_ips, 0, 0, abi::KIND_ADDRESS);
     if config.external_ips {
         claim(&service.external_ips, port.port, protocol, abi::KIND_EXTERNAL_IP);
-    }
-    if config.echo_replies {
-        // Of a cluster IP, the one of its unused ports says it.
-        claim(&service.load_balancer_ips, 0, 0, abi::KIND_ADDRESS);
-        if config.external_ips {
-            claim(&service.external_ips, 0, 0, abi::KIND_ADDRESS);
-        }
+        claim(&service.external_ips, 0, 0, abi::KIND_ADDRESS);
     }
     frontends
 }

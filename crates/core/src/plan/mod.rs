@@ -32,8 +32,6 @@ pub struct PlanConfig {
     pub node_port_addresses: Vec<IpAddr>,
     /// Whether `spec.externalIPs` are served.
     pub external_ips: bool,
-    /// Whether echo requests to addresses of services are answered: the datapath must know them without a port.
-    pub echo_replies: bool,
     /// How new flows spread over the usable endpoints.
     pub spread: Spread,
     /// The kernel's clock, in which affinity is counted.

@@ -6,11 +6,17 @@ use std::time::Duration;
 
 use super::facts::{BackendCounts, Facts, FlowRates, PodUse};
 use super::target::{Member, Set};
-use super::{SENT_SMOOTHING, Steered, Write};
+use super::{Steered, Write};
 use crate::controller::{Controller, Tick, WORTH_WRITING};
 use crate::ejection::Outcome;
 use crate::load::{NodeLoad, Sample};
 use crate::policies::{Endpoint, EndpointLoad, Inputs, Node, Offered, Own, Parameters, PodsLoad};
+
+/// Time constant of what other nodes are told that goes to them: a packet tells of one moment, and theirs are half a second
+/// apart. It is well below that of what they calculate with it (5 s, [`waterfill`]).
+///
+/// [`waterfill`]: crate::policies::waterfill
+const SENT_SMOOTHING: Duration = Duration::from_secs(1);
 
 /// What is the same for all sets of a port in a tick.
 struct Moment<'a, F> {

@@ -51,7 +51,7 @@ fn all_addresses_of_a_port_share_it() {
     web.ports[0].node_port = Some(30080);
     let mut world = World::new();
     world.serve(&cluster(vec![web], vec![]), &config(), "web");
-    assert_eq!(world.maps.frontends.len(), 5);
+    assert_eq!(world.maps.frontends.len(), 7);
     assert!(world.maps.frontends.values().all(|frontend| frontend.service == 1));
     assert_eq!(world.maps.services[&1].affinity, 98);
 }

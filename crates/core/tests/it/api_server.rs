@@ -141,7 +141,7 @@ fn kept_endpoints_are_served_with_whatever_else_changes_of_the_service() {
     let mut kubernetes = up().service(&api_server()).unwrap().clone();
     kubernetes.external_ips = vec![ip("203.0.113.9")];
     cluster.apply(Event::Service(kubernetes));
-    assert_eq!(kinds(&write(&mut world, &cluster)), ["put frontend"]);
+    assert_eq!(kinds(&write(&mut world, &cluster)), ["put frontend"; 2], "the port, and the address as such");
     let external = world.maps.choices(&key("203.0.113.9"), abi::CLASS_EXTERNAL);
     assert_eq!(external, [ip("192.168.0.1"), ip("192.168.0.2")].into());
 }

@@ -8,8 +8,7 @@ use std::time::Duration;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServiceCidr, ServicePort, Slice,
-    SlicePort, TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Service, ServiceCidr, ServicePort, Slice, SlicePort,
 };
 use weir_core::plan::{PlanConfig, Spread};
 
@@ -24,18 +23,9 @@ pub(crate) fn name(name: &str) -> ObjectName {
 /// One TCP port 80 at one cluster IP.
 pub(crate) fn service(service: &str, cluster_ips: &[&str]) -> Service {
     Service {
-        name: name(service),
         cluster_ips: cluster_ips.iter().map(|text| ip(text)).collect(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![service_port("http", Protocol::Tcp, 80)],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_port: None,
-        proxy: Proxy::Ours,
-        overrides: None,
+        ..Service::new(name(service))
     }
 }
 
@@ -57,16 +47,7 @@ pub(crate) fn slice(slice: &str, service: &str, endpoints: Vec<Endpoint>) -> Sli
 
 /// Ready, without hints.
 pub(crate) fn endpoint(address: &str, node: &str) -> Endpoint {
-    Endpoint {
-        address: ip(address),
-        node: Some(node.into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: Box::default(),
-        node_hints: Box::default(),
-        pod: None,
-    }
+    Endpoint { node: Some(node.into()), ..Endpoint::new(ip(address)) }
 }
 
 pub(crate) fn draining(address: &str, node: &str) -> Endpoint {
@@ -108,7 +89,6 @@ pub(crate) fn config() -> PlanConfig {
         node: "here".into(),
         node_port_addresses: vec![ip("192.168.0.1"), ip("fd00::1")],
         external_ips: true,
-        echo_replies: false,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),
         handing_over: BTreeSet::new(),

@@ -161,5 +161,5 @@ fn a_service_of_ipv6_alone_has_nothing_of_ipv4() {
     let mut world = World::new();
     world.serve(&cluster(vec![web], slices), &config(), "web");
     assert!(world.maps.frontends.keys().all(|key| key.address.is_ipv6()));
-    assert_eq!((world.maps.frontends.len(), world.maps.used_backends().len()), (5, 0));
+    assert_eq!((world.maps.frontends.len(), world.maps.used_backends().len()), (7, 0));
 }

@@ -10,6 +10,8 @@ use weir_core::endpoint_checks::{
 };
 use weir_core::model::{Endpoint, Family, ObjectName, Protocol, Slice, SlicePort};
 
+use crate::build::ip;
+
 const SECOND: Duration = Duration::from_secs(1);
 /// The moment at which a test begins.
 const START: Duration = Duration::ZERO;
@@ -30,22 +32,9 @@ fn web() -> ObjectName {
     ObjectName::new("shop", "web")
 }
 
-fn endpoint(address: &str) -> Endpoint {
-    Endpoint {
-        address: address.parse().unwrap(),
-        node: None,
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: Box::default(),
-        node_hints: Box::default(),
-        pod: None,
-    }
-}
-
 /// A slice of `web` whose endpoints serve its port `http` here.
 fn slice(number: u8, port: u16, addresses: &[&str]) -> Slice {
-    let endpoints: Vec<_> = addresses.iter().map(|address| endpoint(address)).collect();
+    let endpoints: Vec<_> = addresses.iter().map(|address| Endpoint::new(ip(address))).collect();
     Slice {
         name: ObjectName::new("shop", format!("web-{number}")),
         service: web(),
@@ -244,7 +233,7 @@ fn services_without_a_check_and_endpoints_that_are_not_ready_are_left_alone() {
     let mut bed = Bed::new(check(), vec![draining.clone(), other.clone()]);
     bed.run(START);
     let asked: Vec<IpAddr> = bed.asked.iter().map(|(_, endpoint)| endpoint.ip()).collect();
-    assert_eq!(asked, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
+    assert_eq!(asked, [ip("10.0.0.2")]);
     assert_eq!(bed.checks.slices(), [other, draining]);
 }
 

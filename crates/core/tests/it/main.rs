@@ -1,13 +1,13 @@
 //! What planning promises, module by module.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod addresses;
 mod affinity;
 mod api_server;
 mod build;
 mod cluster;
 mod conflicts;
 mod direct;
-mod echo_replies;
 mod endpoint_checks;
 mod endpoints;
 mod frontends;
@@ -22,6 +22,7 @@ mod policies;
 mod policies_build;
 mod policies_controller;
 mod policies_ejection;
+mod policies_laws;
 mod policies_level;
 mod policies_loop;
 mod policies_papers;
@@ -38,6 +39,7 @@ mod size;
 mod source_ports;
 mod source_ranges;
 mod steering;
+mod steering_world;
 mod tables;
 mod tables_steer;
 mod udp;

@@ -107,6 +107,7 @@ fn its_frontends_go_before_its_endpoints_so_that_no_client_is_refused() {
         "delete frontend",
         "delete frontend",
         "delete frontend",
+        "delete frontend",
         "put service",
         "delete source range",
         "put backend",

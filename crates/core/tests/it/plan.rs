@@ -25,6 +25,10 @@ fn unused_ports(address: &str) -> (FrontendKey, u32) {
     (FrontendKey { address: ip(address), port: 0, protocol: 0 }, abi::KIND_UNUSED_PORT)
 }
 
+fn address(address: &str) -> (FrontendKey, u32) {
+    (FrontendKey { address: ip(address), port: 0, protocol: 0 }, abi::KIND_ADDRESS)
+}
+
 fn tier(spill: u16, local: &[usize], remote: &[usize]) -> TierPlan {
     let even = |set: &[usize]| set.iter().map(|index| (*index, 1)).collect();
     TierPlan { spill, local: even(local), remote: even(remote) }
@@ -75,7 +79,9 @@ fn frontends_are_cluster_ip_node_port_load_balancer_and_external_ips_of_the_fami
             unused_ports("10.96.0.1"),
             (key("192.168.0.1", 30080), abi::KIND_NODE_PORT),
             (key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER),
+            address("203.0.113.1"),
             (key("203.0.113.9", 80), abi::KIND_EXTERNAL_IP),
+            address("203.0.113.9"),
         ]
     );
 }
@@ -98,7 +104,7 @@ fn of_two_kinds_that_claim_one_address_and_port_the_first_wins() {
         },
         vec![],
     );
-    assert_eq!(plan.frontends[2..], [(key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER)]);
+    assert_eq!(plan.frontends[2..], [(key("203.0.113.1", 80), abi::KIND_LOAD_BALANCER), address("203.0.113.1")]);
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn if_a_range_contains_the_node_ip_the_load_balancer_ip_itself_is_admitted() {
 fn only_the_frontends_of_load_balancer_ips_are_told_apart() {
     let plans = plan(&cluster(vec![guarded(&["10.1.0.0/16"])], vec![]), &config(), &name("web"));
     let kinds: Vec<_> = plans[0].frontends.iter().map(|(_, kind)| *kind).collect();
-    assert_eq!(kinds, [abi::KIND_CLUSTER_IP, abi::KIND_UNUSED_PORT, abi::KIND_LOAD_BALANCER]);
+    assert_eq!(kinds, [abi::KIND_CLUSTER_IP, abi::KIND_UNUSED_PORT, abi::KIND_LOAD_BALANCER, abi::KIND_ADDRESS]);
 }
 
 #[test]

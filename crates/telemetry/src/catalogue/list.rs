@@ -30,13 +30,12 @@ const CODES: u32 = 2;
 /// What may become of a question to an endpoint.
 const CHECK_RESULTS: u32 = 5;
 
-/// Defines metrics by section, and the list of all of them.
+/// Defines metrics by section, and the list of all of them. What has no labels has one series.
 macro_rules! metrics {
-    ($($section:literal { $($kind:ident $id:ident = $name:literal [$($label:literal),*] $series:expr, $help:literal;)* })*) => {
+    ($($section:literal { $($kind:ident $id:ident = $name:literal $([$($label:literal),*] $series:expr)?, $help:literal;)* })*) => {
         $($(
             #[doc = concat!($help, ".")]
-            pub const $id: Definition =
-                Definition { name: $name, kind: $kind, labels: &[$($label),*], series: $series, help: $help };
+            pub const $id: Definition = Definition::new($kind, $name, $help)$(.with(&[$($label),*], $series))?;
         )*)*
 
         /// All metrics, in the order of the documentation.
@@ -94,15 +93,15 @@ pub const LABELS: &[Label] = &[
 metrics! {
     "The agent" {
         Info BUILD = "weir_build_info" ["version", "abi_version"] Most(1), "Version of the agent";
-        Gauge CONFIG_GOOD = "weir_config_good" [] Most(1), "Whether the configuration file is in force as it stands (1) or refused (0), so that what it said before is; 1 without a file";
-        Gauge ATTACHED_INTERFACES = "weir_attached_interfaces" [] Most(1), "Interfaces with programs attached";
-        Gauge UNATTACHED_INTERFACES = "weir_unattached_interfaces" [] Most(1), "Interfaces that programs could not be attached to: their clients are not served";
+        Gauge CONFIG_GOOD = "weir_config_good", "Whether the configuration file is in force as it stands (1) or refused (0), so that what it said before is; 1 without a file";
+        Gauge ATTACHED_INTERFACES = "weir_attached_interfaces", "Interfaces with programs attached";
+        Gauge UNATTACHED_INTERFACES = "weir_unattached_interfaces", "Interfaces that programs could not be attached to: their clients are not served";
         Gauge ATTACHED_LINKS = "weir_attached_links" ["hook"] Most(PROGRAMS), "Links of programs; without those of kernels before 6.6, whose tc has filters in their place";
         Counter PROGRAM_RUN_SECONDS = "weir_program_run_seconds_total" ["program"] Most(PROGRAMS), "Time in which a program ran since the agent's start, while the kernel measures it: `sysctl kernel.bpf_stats_enabled=1`";
         Counter PROGRAM_RUNS = "weir_program_runs_total" ["program"] Most(PROGRAMS), "How often it ran meanwhile";
-        Counter EVENTS_DROPPED = "weir_events_dropped_total" [] Most(1), "Kubernetes events that were lost because too many waited";
-        Counter SOCKETS_DESTROYED = "weir_sockets_destroyed_total" [] Most(1), "Connected UDP sockets of processes on the host that were destroyed when their endpoint was gone";
-        Counter SOCKET_SWEEP_FAILURES = "weir_socket_sweep_failures_total" [] Most(1), "Searches for such sockets that failed, so that some stay with an endpoint that is gone";
+        Counter EVENTS_DROPPED = "weir_events_dropped_total", "Kubernetes events that were lost because too many waited";
+        Counter SOCKETS_DESTROYED = "weir_sockets_destroyed_total", "Connected UDP sockets of processes on the host that were destroyed when their endpoint was gone";
+        Counter SOCKET_SWEEP_FAILURES = "weir_socket_sweep_failures_total", "Searches for such sockets that failed, so that some stay with an endpoint that is gone";
     }
     "Packets and flows" {
         Counter PACKETS = "weir_packets_total" ["hook", "verdict", "reason"] Most(HOOKS * REASONS), "Packets by hook and by the reason why they left it; told once there was one";
@@ -110,8 +109,8 @@ metrics! {
         Counter DROPS = "weir_drops_total" ["hook", "reason"] Most(HOOKS * DROP_REASONS), "Those of the packets that were dropped; told from the start";
         Counter SELECTIONS = "weir_selections_total" ["tier"] Most(3), "New flows by how far they went";
         Gauge FLOW_ENTRIES = "weir_flow_entries" ["map", "state"] Most(8), "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is free; weir_map_max_entries is the room";
-        Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total" [] Most(1), "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
-        Gauge SOURCE_PORTS = "weir_source_ports" [] Most(1), "Ports that new connections to an endpoint on another node may take as their source";
+        Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
+        Gauge SOURCE_PORTS = "weir_source_ports", "Ports that new connections to an endpoint on another node may take as their source";
         Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went";
         Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s";
     }
@@ -120,30 +119,30 @@ metrics! {
         Gauge MAP_MAX_ENTRIES = "weir_map_max_entries" ["map"] Most(MAPS), "Entries that a map can hold";
         Counter MAP_OPS = "weir_map_ops_total" ["map", "op"] Most(OPS), "Operations on maps; one that fails ends the agent, and the next one starts over from the maps";
         Histogram PROGRAMMING_DURATION = "weir_programming_duration_seconds" [] Most(19), "From an event's arrival to the last map operation that it caused";
-        Gauge FULL_SYNC = "weir_full_sync_seconds" [] Most(1), "What the first full sync took";
-        Counter SERVICES_PROGRAMMED = "weir_services_programmed_total" [] Most(1), "Services planned and written";
-        Gauge UNWRITTEN_SERVICES = "weir_unwritten_services" [] Most(1), "Services that could not be written as planned, most often since a map is full: what was served before goes on";
-        Gauge REFUSED_PORTS = "weir_refused_ports" [] Most(1), "Ports of services that cannot be served as asked";
-        Gauge UNSTEERED_PORTS = "weir_unsteered_ports" [] Most(1), "Service ports whose new shares could not be written: their last ones stay in force";
-        Gauge LAST_RESORT_PORTS = "weir_last_resort_ports" [] Most(1), "Service ports in a family that have no ready endpoint and are served by those that are going";
+        Gauge FULL_SYNC = "weir_full_sync_seconds", "What the first full sync took";
+        Counter SERVICES_PROGRAMMED = "weir_services_programmed_total", "Services planned and written";
+        Gauge UNWRITTEN_SERVICES = "weir_unwritten_services", "Services that could not be written as planned, most often since a map is full: what was served before goes on";
+        Gauge REFUSED_PORTS = "weir_refused_ports", "Ports of services that cannot be served as asked";
+        Gauge UNSTEERED_PORTS = "weir_unsteered_ports", "Service ports whose new shares could not be written: their last ones stay in force";
+        Gauge LAST_RESORT_PORTS = "weir_last_resort_ports", "Service ports in a family that have no ready endpoint and are served by those that are going";
     }
     "The cluster" {
-        Gauge WATCH_SYNCED = "weir_watch_synced" [] Most(1), "Whether every kind was listed";
+        Gauge WATCH_SYNCED = "weir_watch_synced", "Whether every kind was listed";
         Gauge WATCH_CONNECTED = "weir_watch_connected" ["kind"] Most(KINDS), "Whether the source of a kind can be reached";
         Counter WATCH_EVENTS = "weir_watch_events_total" ["kind"] Most(KINDS), "Events of a kind";
     }
     "Decisions" {
-        Gauge STEERED_PORTS = "weir_steered_ports" [] Most(1), "Service ports whose shares follow the load";
+        Gauge STEERED_PORTS = "weir_steered_ports", "Service ports whose shares follow the load";
         Gauge WEIGHT = "weir_weight" ["peer"] Most(NODES), "Part of the new flows of steered services that is to go to a node";
-        Counter WEIGHT_UPDATES = "weir_weight_updates_total" [] Most(1), "Decisions that moved shares";
-        Gauge WEIGHT_STALENESS = "weir_weight_staleness_seconds" [] Most(1), "Age of what is known of this node's own load at the last decision, and the time since then; not told while nothing is steered";
+        Counter WEIGHT_UPDATES = "weir_weight_updates_total", "Decisions that moved shares";
+        Gauge WEIGHT_STALENESS = "weir_weight_staleness_seconds", "Age of what is known of this node's own load at the last decision, and the time since then; not told while nothing is steered";
         Gauge WEIGHT_INPUTS = "weir_weight_inputs" ["peer", "signal"] Most(NODES * SIGNALS), "How busy a node is, of what it has, as this agent knows it: 0 to 1; of `other` the mean";
         Gauge LEVEL = "weir_level_ratio" ["peer"] Most(NODES), "How full a node is: the highest of its CPU, memory and network in use; of `other` the mean";
-        Gauge SPILL = "weir_spill_ratio" [] Most(1), "Part of the new flows of steered services that is to leave the node, by the last decision";
-        Gauge SPILLING_SERVICES = "weir_spilling_services" [] Most(1), "Services with endpoints here whose flows leave all the same, since the node has no room for them";
-        Counter SPILLS = "weir_spills_total" [] Most(1), "Times that a Service began to spill";
-        Gauge EJECTED_ENDPOINTS = "weir_ejected_endpoints" [] Most(1), "Endpoints that failed, or whose node is silent, and get no new flows";
-        Counter EJECTIONS = "weir_ejections_total" [] Most(1), "Times that an endpoint was ejected";
+        Gauge SPILL = "weir_spill_ratio", "Part of the new flows of steered services that is to leave the node, by the last decision";
+        Gauge SPILLING_SERVICES = "weir_spilling_services", "Services with endpoints here whose flows leave all the same, since the node has no room for them";
+        Counter SPILLS = "weir_spills_total", "Times that a Service began to spill";
+        Gauge EJECTED_ENDPOINTS = "weir_ejected_endpoints", "Endpoints that failed, or whose node is silent, and get no new flows";
+        Counter EJECTIONS = "weir_ejections_total", "Times that an endpoint was ejected";
         Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of what is known of this node's load; what is not told is unknown";
         Counter SIGNAL_READS = "weir_signal_reads_total" ["signal"] Most(SOURCES), "Readings of a source";
         Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * 6), "Readings of a source that failed, and how";
@@ -151,28 +150,28 @@ metrics! {
     "The mesh" {
         Gauge PROBE_RTT = "weir_probe_rtt_seconds" ["peer"] Most(NODES), "Round-trip time to a node";
         Gauge REPORT_AGE = "weir_report_age_seconds" ["peer"] Most(NODES), "Age of what a node told last";
-        Gauge MESH_PEERS = "weir_mesh_peers" [] Most(1), "Nodes that may be probed";
-        Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers" [] Most(1), "Those of them that do not answer any more";
+        Gauge MESH_PEERS = "weir_mesh_peers", "Nodes that may be probed";
+        Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers", "Those of them that do not answer any more";
         Counter MESH_PACKETS = "weir_mesh_packets_total" ["kind"] Most(7), "Packets of the mesh, by what became of them";
-        Counter MESH_SENT_BYTES = "weir_mesh_sent_bytes_total" [] Most(1), "Bytes sent to other nodes";
+        Counter MESH_SENT_BYTES = "weir_mesh_sent_bytes_total", "Bytes sent to other nodes";
         Counter MESH_REFUSED = "weir_mesh_refused_total" ["kind"] Most(12), "Packets of the mesh that were dropped, and why";
     }
     "Health checks of a static file" {
         Counter ENDPOINT_CHECKS = "weir_endpoint_checks_total" ["result"] Most(CHECK_RESULTS), "Questions to endpoints of services with a health check, by what became of them";
         Histogram ENDPOINT_CHECK_DURATION = "weir_endpoint_check_duration_seconds" [] Most(17), "From a question to its answer or failure";
-        Gauge CHECKED_ENDPOINTS = "weir_checked_endpoints" [] Most(1), "Endpoints that are asked";
-        Gauge FAILING_ENDPOINTS = "weir_failing_endpoints" [] Most(1), "Those of them that fail, and get no new flows unless all of their service do";
-        Gauge ALL_FAILING_SERVICES = "weir_all_failing_services" [] Most(1), "Services, each family counted, of which every endpoint fails";
+        Gauge CHECKED_ENDPOINTS = "weir_checked_endpoints", "Endpoints that are asked";
+        Gauge FAILING_ENDPOINTS = "weir_failing_endpoints", "Those of them that fail, and get no new flows unless all of their service do";
+        Gauge ALL_FAILING_SERVICES = "weir_all_failing_services", "Services, each family counted, of which every endpoint fails";
     }
     "Under kube-proxy's names" {
         Histogram NETWORK_PROGRAMMING_DURATION = "kubeproxy_network_programming_duration_seconds" ["ip_family"] Most(83 * FAMILIES), "In Cluster Network Programming Latency in seconds";
         Histogram SYNC_DURATION = "kubeproxy_sync_proxy_rules_duration_seconds" ["ip_family"] Most(18 * FAMILIES), "SyncProxyRules latency in seconds";
         Gauge LAST_SYNC = "kubeproxy_sync_proxy_rules_last_timestamp_seconds" ["ip_family"] Most(FAMILIES), "The last time proxy rules were successfully synced";
         Gauge LAST_QUEUED = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds" ["ip_family"] Most(FAMILIES), "The last time a sync of proxy rules was queued";
-        Counter ENDPOINT_CHANGES = "kubeproxy_sync_proxy_rules_endpoint_changes_total" [] Most(1), "Cumulative proxy rules Endpoint changes";
-        Gauge ENDPOINT_CHANGES_PENDING = "kubeproxy_sync_proxy_rules_endpoint_changes_pending" [] Most(1), "Pending proxy rules Endpoint changes";
-        Counter SERVICE_CHANGES = "kubeproxy_sync_proxy_rules_service_changes_total" [] Most(1), "Cumulative proxy rules Service changes";
-        Gauge SERVICE_CHANGES_PENDING = "kubeproxy_sync_proxy_rules_service_changes_pending" [] Most(1), "Pending proxy rules Service changes";
+        Counter ENDPOINT_CHANGES = "kubeproxy_sync_proxy_rules_endpoint_changes_total", "Cumulative proxy rules Endpoint changes";
+        Gauge ENDPOINT_CHANGES_PENDING = "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Pending proxy rules Endpoint changes";
+        Counter SERVICE_CHANGES = "kubeproxy_sync_proxy_rules_service_changes_total", "Cumulative proxy rules Service changes";
+        Gauge SERVICE_CHANGES_PENDING = "kubeproxy_sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes";
         Gauge NO_LOCAL_ENDPOINTS = "kubeproxy_sync_proxy_rules_no_local_endpoints_total" ["traffic_policy", "ip_family"] Most(2 * FAMILIES), "Number of services with a Local traffic policy and no endpoints; a gauge, whatever its name says";
         Counter PROXY_HEALTHZ = "kubeproxy_proxy_healthz_total" ["code"] Most(CODES), "Answers to /healthz by status code";
         Counter PROXY_LIVEZ = "kubeproxy_proxy_livez_total" ["code"] Most(CODES), "Answers to /livez by status code";

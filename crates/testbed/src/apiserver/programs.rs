@@ -1,0 +1,99 @@
+//! The two programs, with their options and ports.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::process::Command;
+
+use nix::sys::socket::SockaddrStorage;
+
+use super::{Admission, ApiServer};
+use crate::address::Pair;
+use crate::audit::Audit;
+use crate::{Error, Result, process};
+
+pub(super) const ETCD: &str = "etcd";
+pub(super) const SERVER: &str = "kube-apiserver";
+
+/// TCP ports of the two programs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    pub(super) etcd: u16,
+    pub(super) etcd_peer: u16,
+    pub(super) server: u16,
+}
+
+impl Ports {
+    pub(super) fn free() -> Result<Self> {
+        let [etcd, etcd_peer, server] = free_ports()?;
+        Ok(Self { etcd, etcd_peer, server })
+    }
+}
+
+impl ApiServer {
+    pub(super) fn etcd_command(&self) -> Result<Command> {
+        let Ports { etcd, etcd_peer, server: _ } = self.ports;
+        let (client, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{etcd_peer}"));
+        let mut command = Command::new(process::installed(ETCD)?);
+        command.arg("--data-dir").arg(self.path("etcd"));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("default={peer}"), "--logger", "zap", "--log-level", "warn"]);
+        // The data dies with the test.
+        command.arg("--unsafe-no-fsync");
+        Ok(command)
+    }
+
+    pub(super) fn server_command(&self) -> Result<Command> {
+        let certificates = self.path("certificates");
+        let key = self.service_account_key();
+        let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
+        let services = self.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let mut command = Command::new(process::built(SERVER)?);
+        command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
+        command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
+        command.args([format!("--advertise-address={}", self.advertised)]);
+        command.arg(format!("--service-cluster-ip-range={services}"));
+        command.arg(format!("--cert-dir={}", certificates.display()));
+        command.arg(format!("--token-auth-file={}", self.path("tokens.csv").display()));
+        command.arg(format!("--service-account-key-file={}", key.display()));
+        command.arg(format!("--service-account-signing-key-file={}", key.display()));
+        command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
+        command.args(["--allow-privileged=true", "--profiling=false"]);
+        command.args(self.audit.iter().flat_map(Audit::options));
+        command.arg(match self.admission {
+            // No controller makes the default service accounts that this plug-in would wait for.
+            Admission::Alone => "--disable-admission-plugins=ServiceAccount",
+            Admission::Cluster => "--kubelet-preferred-address-types=InternalIP",
+        });
+        Ok(command)
+    }
+}
+
+/// TCP ports that are free on the loopback of the calling thread's namespace.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let ports = || {
+        // All are held at once: otherwise the same one might come twice.
+        let held = (0..N).map(listen).collect::<std::io::Result<Vec<_>>>()?;
+        let mut ports = [0; N];
+        for (port, listener) in ports.iter_mut().zip(&held) {
+            *port = listener.local_addr()?.port();
+        }
+        Ok(ports)
+    };
+    ports().map_err(Error::io("find free ports"))
+}
+
+/// The address that the service `default/kubernetes` gets: the calling thread's namespace's first one of the family of
+/// `like` that others can reach.
+pub(super) fn first_address(like: IpAddr) -> Result<IpAddr> {
+    /// Nobody's; valid and unused where a namespace has only loopback.
+    const NOWHERE: Pair = Pair { v4: Ipv4Addr::new(192, 0, 2, 1), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1) };
+    let interfaces = nix::ifaddrs::getifaddrs().map_err(Error::nix("list addresses"))?;
+    let of_family = |address: SockaddrStorage| match like {
+        IpAddr::V4(_) => address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())),
+        IpAddr::V6(_) => address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())),
+    };
+    let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let mut addresses = interfaces.filter_map(|interface| of_family(interface.address?));
+    Ok(addresses.find(|ip| !ip.is_loopback() && !is_local(ip)).unwrap_or_else(|| NOWHERE.like(like)))
+}
