@@ -1,13 +1,14 @@
 //! The command line: the one definition of every option.
 
+mod sizes;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
+pub(crate) use sizes::SizeOptions;
 use weir_abi as abi;
-use weir_core::ops::Capacity;
 use weir_core::plan::Spread;
-use weir_core::table_sizes::TableSizes;
 use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
 use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
@@ -269,89 +270,6 @@ fn parse_ports(text: &str) -> Result<(u16, u16), String> {
     Ok((first, last))
 }
 
-const SIZES: Capacity = Capacity::DEFAULT;
-
-/// Map sizes, in entries. A change takes effect at the next start; connections survive it.
-#[derive(Args, Clone, Copy, Debug)]
-#[command(next_help_heading = "Sizes")]
-pub(crate) struct SizeOptions {
-    /// Service ports, each family counted
-    #[arg(long, value_name = "N", default_value_t = SIZES.services, value_parser = size())]
-    max_services: u32,
-    /// Endpoints of service ports
-    #[arg(long, value_name = "N", default_value_t = SIZES.backends, value_parser = size())]
-    max_backends: u32,
-    /// Lines of 16 weighted endpoints
-    #[arg(long, value_name = "N", default_value_t = SIZES.lines, value_parser = size())]
-    max_lines: u32,
-    /// Addresses and ports that clients connect to, in each family
-    #[arg(long, value_name = "N", default_value_t = SIZES.frontends, value_parser = size())]
-    max_frontends: u32,
-    /// Nodes of the cluster
-    #[arg(long, value_name = "N", default_value_t = SIZES.nodes, value_parser = size())]
-    max_nodes: u32,
-    /// Flows in each family; beyond it the least recently used are forgotten. A kilobyte of kernel memory each, with the tables
-    /// below [default: by the machine's memory, 16384 for 1 GiB, 131072 for 8 GiB, 524288 from 32 GiB on]
-    #[arg(long, value_name = "N", value_parser = size())]
-    max_flows: Option<u32>,
-    /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of [default: half of
-    /// --max-flows, at most 65536]
-    #[arg(long, value_name = "N", value_parser = size())]
-    max_openings: Option<u32>,
-    /// Sockets of processes on the host, and of pods with --pod-sockets on [default: half of --max-flows]
-    #[arg(long, value_name = "N", value_parser = size())]
-    max_sockets: Option<u32>,
-    /// Clients that session affinity remembers; beyond it the least recently used are forgotten [default: half of
-    /// --max-flows]
-    #[arg(long, value_name = "N", value_parser = size())]
-    max_affinities: Option<u32>,
-    /// Ranges of spec.loadBalancerSourceRanges, counted for each service port
-    #[arg(long, value_name = "N", default_value_t = SIZES.source_ranges, value_parser = size())]
-    max_source_ranges: u32,
-    /// Pieces of datagrams that wait for the first one, which has the ports: 1.6 kB each, 64 of them for the pieces of one
-    /// source. Below 64 none waits: what comes before the first one is lost
-    #[arg(long, value_name = "N", default_value_t = SIZES.held_pieces, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
-    max_held_pieces: u32,
-}
-
-/// From one to what the kernel can number with a bit to spare.
-fn size() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(16..=1 << 26)
-}
-
-impl SizeOptions {
-    /// All sizes, on a machine with so many bytes of memory.
-    pub(crate) fn capacity(self, memory: u64) -> Capacity {
-        let Self {
-            max_services: services,
-            max_backends: backends,
-            max_lines: lines,
-            max_frontends: frontends,
-            max_nodes: nodes,
-            max_flows: flows,
-            max_openings: openings,
-            max_sockets: sockets,
-            max_affinities: affinities,
-            max_source_ranges: source_ranges,
-            max_held_pieces: held_pieces,
-        } = self;
-        let default = flows.map_or_else(|| TableSizes::of_memory(memory), TableSizes::beside);
-        Capacity {
-            services,
-            backends,
-            lines,
-            frontends,
-            nodes,
-            flows: default.flows,
-            openings: openings.unwrap_or(default.openings),
-            sockets: sockets.unwrap_or(default.sockets),
-            affinities: affinities.unwrap_or(default.affinities),
-            source_ranges,
-            held_pieces,
-        }
-    }
-}
-
 /// The process itself.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Process")]
@@ -379,19 +297,6 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-
-    #[test]
-    fn tables_follow_the_machines_memory_and_what_was_said_of_flows() {
-        let sizes = |options: &[&str]| {
-            let words = [&["weir-agent"], options].concat();
-            let Capacity { flows, openings, sockets, affinities, .. } =
-                Options::try_parse_from(words).unwrap().sizes.capacity(1 << 30);
-            [flows, openings, sockets, affinities]
-        };
-        assert_eq!(sizes(&[]), [16_384, 8192, 8192, 8192]);
-        assert_eq!(sizes(&["--max-flows=1000", "--max-sockets=16"]), [1000, 500, 16, 500]);
-        assert_eq!(sizes(&["--max-openings=20", "--max-affinities=30"]), [16_384, 20, 8192, 30]);
-    }
 
     #[test]
     fn the_options_are_consistent() {

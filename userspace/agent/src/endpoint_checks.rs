@@ -24,6 +24,7 @@ use weir_core::endpoint_checks::{AllFail, Asked, EndpointChecks, Turn};
 use weir_kube_watch::static_file::{self, Contents};
 use weir_kube_watch::status::StatusWriter;
 
+use crate::host;
 use ask::Failure;
 pub(crate) use metrics::CheckMetrics;
 
@@ -70,9 +71,7 @@ struct Checker {
 
 impl Checker {
     fn new(changes: mpsc::Sender<Event>, metrics: CheckMetrics) -> Result<Self> {
-        let mut seed = [0; 8];
-        getrandom::fill(&mut seed).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
-        let checks = EndpointChecks::new(u64::from_ne_bytes(seed));
+        let checks = EndpointChecks::new(u64::from_ne_bytes(host::random()?));
         let (start, asking) = (Instant::now(), JoinSet::new());
         Ok(Self { checks, start, asking, held: None, told: false, changes, metrics })
     }

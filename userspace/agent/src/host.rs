@@ -75,12 +75,29 @@ pub(crate) fn tick_clock() -> Result<TickClock> {
     Ok(TickClock::new(jiffy.into()))
 }
 
+/// Bytes that nobody foresees.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
+    Ok(bytes)
+}
+
 /// Bytes of memory that the machine has.
 pub(crate) fn memory() -> Result<u64> {
     const FILE: &str = "/proc/meminfo";
     let text = fs::read(FILE).with_context(|| format!("cannot read {FILE}; pass --max-flows"))?;
     let found = weir_signals::memory::parse(&text).with_context(|| format!("{FILE} does not say how much there is"))?;
     Ok(found.total << 10)
+}
+
+/// Lets all threads have one heap. To be called before there are threads: glibc gives each of them its own, and never gives the free end
+/// of these back (`malloc_trim` looks at the first one's alone), so that an agent kept what its busiest moment took.
+pub(crate) fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call sets a number of the allocator's own, under its lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
 }
 
 /// Gives memory that is free back to the system. The lists of a start need much more than what is kept of them.

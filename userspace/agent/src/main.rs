@@ -2,6 +2,7 @@
 
 mod admin;
 mod args;
+mod channel;
 mod configuration;
 mod effective;
 mod endpoint_checks;
@@ -26,6 +27,7 @@ mod writer;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    host::share_one_heap();
     let (options, values) = effective::parse();
     if options.man.wanted {
         return match man::print() {

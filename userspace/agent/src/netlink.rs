@@ -13,6 +13,8 @@ use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_conne
 use tokio::sync::watch;
 use weir_core::interfaces::Interface;
 
+use crate::channel::publish;
+
 const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Link,
     MulticastGroup::Ipv4Ifaddr,
@@ -28,11 +30,7 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
     tokio::spawn(connection);
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
-        sink.send_if_modified(|known| {
-            let changed = *known != interfaces;
-            *known = interfaces;
-            changed
-        });
+        publish(&sink, interfaces);
         tokio::select! {
             message = messages.next() => {
                 message.context("the netlink socket was closed")?;

@@ -18,6 +18,7 @@ use weir_core::source_ports::{PortSet, local_port_range, reserved_ports};
 use weir_datapath::Counters;
 use weir_kube_watch::events::{Events, Regarding};
 
+use crate::channel::publish;
 use crate::sockets::diag::Diag;
 use crate::stage::CurrentStage;
 
@@ -162,11 +163,7 @@ impl PortWatch {
                 let beside = self.stage.is_beside();
                 if let Ok(Look { used, troubles }) = tokio::task::spawn_blocking(move || Look::now(beside)).await {
                     self.tell(troubles);
-                    self.used.send_if_modified(|known| {
-                        let changed = *known != used;
-                        *known = used;
-                        changed
-                    });
+                    publish(&self.used, used);
                 }
                 if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
                     self.complain(packets);

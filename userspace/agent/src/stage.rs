@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use weir_core::stage::{self, Stage};
 
+use crate::channel::publish;
+
 /// From one look at the file to the next. Whoever changes it waits for what follows; and a directory that comes later, or is
 /// mounted over, is no trouble, as it would be for a watch.
 const LOOK: Duration = Duration::from_millis(500);
@@ -89,10 +91,7 @@ impl StageFile {
     fn look(&mut self) {
         let trouble = match read(&self.path) {
             Ok(stage) => {
-                self.stage.send_if_modified(|known| {
-                    let before = std::mem::replace(known, stage);
-                    before != stage
-                });
+                publish(&self.stage, stage);
                 None
             }
             Err(cause) => Some(format!("{cause:#}")),

@@ -93,7 +93,9 @@ pub(crate) enum Color {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Say how Weir fares on this node, one line for each part of it
-    #[command(after_help = "Examples:\n  weir status\n  weir status --brief || systemctl status weir-agent")]
+    #[command(
+        after_help = "Examples:\n  weir status\n  weir status --wait 60\n  weir status --brief || systemctl status weir-agent"
+    )]
     Status(StatusArgs),
     /// List service ports: addresses, endpoints, where new flows went
     #[command(visible_alias = "svc", after_help = "Examples:\n  weir services -A\n  weir services web -n shop -o wide")]
@@ -165,6 +167,9 @@ pub(crate) struct StatusArgs {
     /// One line: ok, or what is degraded
     #[arg(long)]
     pub(crate) brief: bool,
+    /// Patience with what is degraded or not there yet: the answer comes as soon as all is well, or after so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) wait: u32,
     /// Where the stage of a migration is kept.
     #[command(flatten)]
     pub(crate) state: crate::migrate::StateDir,

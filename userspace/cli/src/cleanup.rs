@@ -1,6 +1,5 @@
 //! `weir cleanup`: leaves the node as if Weir had never been there.
 
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
@@ -11,9 +10,9 @@ use serde::Serialize;
 use weir_datapath::{Error, PinDir, detach_clsact};
 
 use crate::args::CleanupArgs;
-use crate::exit::Answer;
+use crate::exit::{Answer, require_rights};
 use crate::links::{interface_name, parse};
-use crate::output::{Output, Row};
+use crate::output::{Kind, Output, Row};
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -27,7 +26,7 @@ struct PinRow {
 }
 
 impl Row for PinRow {
-    const KIND: &'static str = "CleanupList";
+    const KIND: Kind = Kind::CleanupList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["KIND", "NAME", "INTERFACE", "PATH", "ACTION"]
@@ -75,8 +74,10 @@ pub(crate) fn run(pins: &PinDir, args: &CleanupArgs, output: &Output) -> Result<
         eprintln!("tc filters named weir_* would be removed from the interfaces of this network namespace, too");
         return Ok(Answer::Yes);
     }
+    // tc filters are removed by whoever may, and those who may not are told nothing by the kernel.
+    require_rights("cannot detach programs from interfaces")?;
     // Held until the end: no agent may start in between.
-    let _lock = if pins.root().is_dir() { lock(pins, args.force)? } else { None };
+    let _lock = if pins.exists()? { lock(pins, args.force)? } else { None };
     if !args.yes && !confirmed(pins, planned.len())? {
         eprintln!("nothing was removed");
         return Ok(Answer::No);
@@ -99,7 +100,7 @@ pub(crate) fn run(pins: &PinDir, args: &CleanupArgs, output: &Output) -> Result<
 /// Detaches and removes everything, unless an agent runs.
 pub(crate) fn remove(pins: &PinDir) -> Result<()> {
     require_ours(pins)?;
-    let _lock = if pins.root().is_dir() { lock(pins, false)? } else { None };
+    let _lock = if pins.exists()? { lock(pins, false)? } else { None };
     for interface in interfaces()? {
         detach_clsact(&interface);
     }
@@ -122,15 +123,14 @@ fn lock(pins: &PinDir, force: bool) -> Result<Option<impl Sized + use<>>> {
 /// An error unless the directory holds pins of Weir and nothing else: a mistyped one must not cost somebody's files.
 fn require_ours(pins: &PinDir) -> Result<()> {
     let root = pins.root();
-    if !root.is_dir() {
+    if !pins.exists()? {
         return Ok(());
     }
     let file_system = statfs(root).with_context(|| format!("cannot inspect {}", root.display()))?;
     if file_system.filesystem_type() != BPF_FS_MAGIC {
         return Err(Error::NoBpffs { path: root.to_owned() }.into());
     }
-    for entry in fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))? {
-        let name = entry.with_context(|| format!("cannot list {}", root.display()))?.file_name();
+    for name in pins.entries()? {
         let ours = name.to_str().is_some_and(|name| name == "links" || name.starts_with("maps-v"));
         if !ours {
             bail!("{} is not Weir's alone, it holds {}: not touching it", root.display(), name.display());
@@ -160,6 +160,8 @@ fn interfaces() -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::args::Format;
     use crate::output::tests::plain;

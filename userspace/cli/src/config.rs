@@ -11,7 +11,7 @@ use weir_kube_watch::static_file::{self, Contents, FileError};
 
 use crate::config_view::{self, ViewArgs};
 use crate::exit::Answer;
-use crate::output::Output;
+use crate::output::{Kind, Output};
 
 /// Commands of `config`.
 #[derive(Debug, Subcommand)]
@@ -111,7 +111,7 @@ fn check(CheckArgs { file, settings }: &CheckArgs, output: &Output) -> Result<An
     };
     let answer = if held.is_ok() { Answer::Yes } else { Answer::No };
     if output.is_document() {
-        output.print(&output.document("ConfigCheck", &Verdict::new(file, held))?)?;
+        output.print(&output.document(Kind::ConfigCheck, &Verdict::new(file, held))?)?;
         return Ok(answer);
     }
     match held {

@@ -9,7 +9,7 @@ use weir_telemetry::effective::{Configuration, Source, Value};
 
 use crate::agent;
 use crate::exit::Answer;
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 
 /// Options of `config view`.
 #[derive(Args, Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct ViewArgs {
 struct ValueRow<'a>(&'a Value);
 
 impl Row for ValueRow<'_> {
-    const KIND: &'static str = "Configuration";
+    const KIND: Kind = Kind::Configuration;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["SCOPE", "NAME", "VALUE", "SOURCE"]

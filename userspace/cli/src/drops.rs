@@ -10,7 +10,7 @@ use weir_abi::names::{hook_name, reason_name, verdict_name};
 use weir_datapath::View;
 
 use crate::args::DropsArgs;
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 
 /// From here on a packet did not reach an endpoint.
 const FIRST_REFUSAL: usize = 32;
@@ -28,7 +28,7 @@ struct DropRow {
 }
 
 impl Row for DropRow {
-    const KIND: &'static str = "ReasonList";
+    const KIND: Kind = Kind::ReasonList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["HOOK", "REASON", "VERDICT", "PACKETS", "BYTES", "PACKETS/S"]

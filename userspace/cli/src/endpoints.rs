@@ -10,7 +10,7 @@ use weir_datapath::View;
 use crate::args::EndpointsArgs;
 use crate::exit::Answer;
 use crate::index::{Filter, Index, Port, protocol_name, selectable};
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 use crate::share::Share;
 use crate::time::{self, Now};
 
@@ -85,7 +85,7 @@ struct Shares {
 }
 
 impl Row for EndpointRow {
-    const KIND: &'static str = "EndpointList";
+    const KIND: Kind = Kind::EndpointList;
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers = vec![

@@ -1,13 +1,15 @@
 //! Exit codes: scripts tell by them what happened.
 
+use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
-use weir_datapath::Error as Datapath;
+use nix::errno::Errno;
+use weir_datapath::{Error as Datapath, missing_capabilities};
 
 use crate::agent::NoAnswer;
 use crate::index::NoSuchService;
-use crate::kubectl::NoPod;
+use crate::kubectl::{NoPod, NotReached};
 
 /// How a command that ran to its end answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -31,14 +33,34 @@ impl Answer {
     }
 }
 
+/// An error, said before anything is done, unless this process has the capabilities that Weir needs.
+///
+/// # Errors
+/// [`Datapath::Capability`] with what was to be done.
+pub(crate) fn require_rights(action: &str) -> Result<(), Datapath> {
+    if missing_capabilities().is_empty() { Ok(()) } else { Err(Datapath::Capability { action: action.to_owned() }) }
+}
+
+/// Whether the kernel has refused for want of rights.
+fn is_refusal(cause: &(dyn Error + 'static)) -> bool {
+    let by_io = cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
+    by_io || matches!(cause.downcast_ref::<Errno>(), Some(Errno::EPERM | Errno::EACCES))
+}
+
 /// The exit code of an error; `None` if nobody listens any more, which is no error.
 pub(crate) fn code_of(error: &anyhow::Error) -> Option<u8> {
     for cause in error.chain() {
         if cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
             return None;
         }
+        if is_refusal(cause) {
+            return Some(3);
+        }
         if cause.is::<NoPod>() {
             return Some(4);
+        }
+        if let Some(on_the_way) = cause.downcast_ref::<NotReached>() {
+            return Some(on_the_way.code());
         }
         if cause.is::<NoSuchService>() {
             return Some(1);
@@ -79,6 +101,14 @@ mod tests {
         let locked = Datapath::Locked { path: "/sys/fs/bpf/weir".into() };
         let codes = [absent, refused, locked].map(|error| code_of(&anyhow::Error::from(error).context("more")));
         assert_eq!(codes, [Some(4), Some(3), Some(2)]);
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_a_missing_right_whoever_asked_it() {
+        let mount: anyhow::Result<()> = Err(Errno::EPERM).context("cannot mount bpf at /sys/fs/bpf: run it as root");
+        let file: anyhow::Result<()> = Err(io::Error::from_raw_os_error(libc::EACCES)).context("cannot read /proc/x");
+        let other: anyhow::Result<()> = Err(Errno::EBUSY).context("cannot mount bpf at /sys/fs/bpf");
+        assert_eq!([mount, file, other].map(|result| code_of(&result.unwrap_err())), [Some(3), Some(3), Some(2)]);
     }
 
     #[test]

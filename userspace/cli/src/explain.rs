@@ -5,13 +5,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
-use weir_core::policies::Kind;
+use weir_core::policies;
 use weir_telemetry::weights::{EndpointSet, Service, Weights};
 
 use crate::agent;
 use crate::args::ExplainArgs;
 use crate::exit::Answer;
-use crate::output::Output;
+use crate::output::{Kind, Output};
 use crate::weights::{full_name, milliseconds, percent, port};
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &ExplainArgs, socket: &Path, output: &Output) -> Result<
         return Ok(Answer::No);
     }
     let text = if output.is_document() {
-        output.document("Explanation", &Explanation { items: &weights.services })?
+        output.document(Kind::Explanation, &Explanation { items: &weights.services })?
     } else {
         words(&weights)
     };
@@ -61,7 +61,7 @@ fn story(weights: &Weights, service: &Service, text: &mut String) -> std::fmt::R
     if *inbound > 0.0 {
         writeln!(text, "  new flows from other nodes: {inbound:.1}/s")?;
     }
-    if policy == Kind::Maglev.name() {
+    if policy == policies::Kind::Maglev.name() {
         writeln!(text, "  nothing is decided: Maglev's table divides, which is the same on all nodes")?;
     } else if service.sets.is_empty() {
         writeln!(text, "  nothing is decided yet: nobody has used it since the agent started, and it is as planned")?;

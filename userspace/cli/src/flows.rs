@@ -11,7 +11,7 @@ use weir_datapath::{FlowEntry, View};
 use crate::args::{FlowsArgs, Scope};
 use crate::exit::Answer;
 use crate::index::{Filter, Index, Port, protocol_name};
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 use crate::time::{self, Now};
 
 /// How far a flow is.
@@ -63,7 +63,7 @@ struct FlowRow {
 }
 
 impl Row for FlowRow {
-    const KIND: &'static str = "FlowList";
+    const KIND: Kind = Kind::FlowList;
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers = vec!["PROTO", "CLIENT", "FRONTEND", "BACKEND", "STATE", "NODE", "SNAT", "AGE", "IDLE"];
@@ -295,7 +295,7 @@ mod tests {
             frontend_port: abi::Be16::new(entry.frontend_port),
             client_port: abi::Be16::new(entry.client_port),
             flags,
-            pad: 0,
+            heard: 0,
             backend: entry.flow.backend,
             generation: entry.flow.generation,
             last_seen: sample::tick(2),

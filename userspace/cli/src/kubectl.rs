@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, IsTerminal};
-use std::process::{Command, Stdio};
+use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read, Write};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, Args, Command as Definition, FromArgMatches};
@@ -15,12 +15,17 @@ use thiserror::Error;
 use crate::args;
 use crate::config::ConfigCommand;
 use crate::exit::Answer;
-use crate::output::Output;
+use crate::output::{Kind, Output};
 
 /// The program in the agent's container.
 const PROGRAM: &str = "weir";
+/// Labels of the agents' pods, as the chart gives them.
+pub(crate) const AGENTS: &str = "app.kubernetes.io/name=weir,app.kubernetes.io/component=agent";
 /// The agent's container, where a pod has several.
 const CONTAINER: &str = "agent";
+/// What kubectl says, before the number, where it got to the program in the pod and that ended with another code than 0. When
+/// kubectl itself fails it ends with 1, which from the pod would be an answer.
+const ENDED: &str = "command terminated with exit code ";
 
 /// Which node, and how to get there.
 #[derive(Args, Clone, Debug)]
@@ -40,7 +45,7 @@ pub(crate) struct Remote {
         long,
         global = true,
         value_name = "LABELS",
-        default_value = "app.kubernetes.io/name=weir,app.kubernetes.io/component=agent"
+        default_value = AGENTS
     )]
     agent_selector: String,
     /// Context within the kubeconfig
@@ -69,6 +74,48 @@ const OF_THE_WAY: [(&str, bool); 6] = [
 pub(crate) struct NoPod {
     labels: String,
     where_: String,
+}
+
+/// kubectl did not get to the program in the pod. What it says of that stands above.
+#[derive(Debug, Error)]
+pub(crate) enum NotReached {
+    /// The account may not find the pods.
+    #[error(
+        "kubectl may not list the agents' pods, see above: it takes `list` on `pods` in {0}; see --agent-namespace"
+    )]
+    List(String),
+    /// The account may not run programs in pods.
+    #[error(
+        "kubectl may not run weir in pod {namespace}/{pod}, see above: it takes `get` on `pods` and `create` on `pods/exec` in \
+         {namespace}"
+    )]
+    Exec {
+        /// The pod's namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+    },
+    /// Something else: a node that is away, no way to the API server.
+    #[error(
+        "kubectl cannot run weir in pod {namespace}/{pod}, see above; `kubectl -n {namespace} get pod {pod} -o wide` shows \
+         where that is"
+    )]
+    Failed {
+        /// The pod's namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+    },
+}
+
+impl NotReached {
+    /// The exit code.
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::List(_) | Self::Exec { .. } => 3,
+            Self::Failed { .. } => 2,
+        }
+    }
 }
 
 /// Adds the plug-in's options to the command line.
@@ -256,9 +303,14 @@ impl Remote {
         };
         let on_node = self.node.iter().map(|node| format!(",spec.nodeName={node}")).collect::<String>();
         kubectl.args(["--field-selector", &format!("status.phase=Running{on_node}")]);
-        let found = kubectl.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(not_started)?;
+        let found = kubectl.stdin(Stdio::null()).output().map_err(not_started)?;
+        let said = Said::pass_on(&*found.stderr)?;
         if !found.status.success() {
-            bail!("kubectl cannot list the agents' pods; it takes the right to list pods, see above");
+            if said.refused {
+                let all = "all namespaces".to_owned();
+                return Err(NotReached::List(self.agent_namespace.clone().unwrap_or(all)).into());
+            }
+            bail!("kubectl cannot list the agents' pods, see above");
         }
         let list = serde_json::from_slice(&found.stdout).context("kubectl lists pods in a form of its own")?;
         let places = places(list);
@@ -284,16 +336,21 @@ impl Remote {
         let place = pods.values().next().context("no pod")?;
         // `top` and questions need a terminal; a pipe must get the answer as it is.
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let status = self.exec(place, terminal, words).status().map_err(not_started)?;
-        Ok(Answer::Of(exit_code(status)))
+        let mut child = self.exec(place, terminal, words).stderr(Stdio::piped()).spawn().map_err(not_started)?;
+        let said = child.stderr.take().map(Said::pass_on).transpose()?.unwrap_or_default();
+        let status = child.wait().context("cannot wait for kubectl")?;
+        Ok(Answer::Of(said.exit_code(status, place)?))
     }
 
     fn on_all(&self, pods: &BTreeMap<String, Place>, words: &[OsString], output: &Output) -> Result<Answer> {
         let (mut worst, mut answers) = (0, Vec::new());
         for (node, place) in pods {
             let mut kubectl = self.exec(place, false, words);
-            let asked = kubectl.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(not_started)?;
-            let code = exit_code(asked.status);
+            let asked = kubectl.stdin(Stdio::null()).output().map_err(not_started)?;
+            let code = Said::pass_on(&*asked.stderr)?.exit_code(asked.status, place).unwrap_or_else(|why| {
+                eprintln!("{}: {node}: {why}", args::PLUG_IN);
+                why.code()
+            });
             worst = worst.max(code);
             if output.is_json() {
                 let answer = serde_json::from_slice(&asked.stdout).ok();
@@ -305,15 +362,55 @@ impl Remote {
             output.print(&format!("{separator}# {node}\n{}", String::from_utf8_lossy(&asked.stdout)))?;
         }
         if output.is_json() {
-            output.print(&output.document("NodeAnswerList", &NodeAnswers { items: answers })?)?;
+            output.print(&output.document(Kind::NodeAnswerList, &NodeAnswers { items: answers })?)?;
         }
         Ok(Answer::Of(worst))
     }
 }
 
-fn exit_code(status: std::process::ExitStatus) -> u8 {
-    // A signal has no code: something went wrong on the way.
-    status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(2)
+/// What kubectl said, as far as it tells its own failures from those of the program in the pod.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Said {
+    /// How the program in the pod ended, if it did.
+    ended: Option<u8>,
+    /// Whether the API server has refused something.
+    refused: bool,
+}
+
+impl Said {
+    /// Takes a line in. False if it is for nobody but us: the exit code says the same.
+    fn hear(&mut self, line: &str) -> bool {
+        if let Some(code) = line.strip_prefix(ENDED).and_then(|code| code.trim().parse().ok()) {
+            self.ended = Some(code);
+            return false;
+        }
+        self.refused |= line.contains("(Forbidden)") || line.contains(" is forbidden: ");
+        true
+    }
+
+    /// Hears to the end, and passes on what is for people as it comes.
+    fn pass_on(from: impl Read) -> Result<Self> {
+        let (mut said, mut from, mut line) = (Self::default(), BufReader::new(from), Vec::new());
+        while from.read_until(b'\n', &mut line).context("cannot read what kubectl says")? > 0 {
+            if said.hear(&String::from_utf8_lossy(&line)) {
+                // Nobody may listen; the answer counts.
+                let _ = io::stderr().write_all(&line);
+            }
+            line.clear();
+        }
+        Ok(said)
+    }
+
+    /// The exit code of the program in the pod.
+    fn exit_code(self, kubectl: ExitStatus, place: &Place) -> Result<u8, NotReached> {
+        let Place { namespace, pod, .. } = place.clone();
+        match self {
+            _ if kubectl.success() => Ok(0),
+            Self { ended: Some(code), .. } => Ok(code),
+            Self { ended: None, refused: true } => Err(NotReached::Exec { namespace, pod }),
+            Self { ended: None, refused: false } => Err(NotReached::Failed { namespace, pod }),
+        }
+    }
 }
 
 fn not_started(cause: io::Error) -> anyhow::Error {
@@ -345,6 +442,23 @@ mod tests {
             "flows --service shop/web"
         );
         assert_eq!(passed("services -- --node"), "services -- --node");
+    }
+
+    #[test]
+    fn what_the_program_in_the_pod_ends_with_is_told_from_what_kubectl_fails_at() {
+        let hear = |lines: &[&str]| {
+            let mut said = Said::default();
+            let passed: Vec<_> = lines.iter().filter(|line| said.hear(line)).copied().collect();
+            (said, passed.len())
+        };
+        assert_eq!(
+            hear(&["no pinned maps\n", "command terminated with exit code 4\n"]),
+            (Said { ended: Some(4), refused: false }, 1)
+        );
+        let forbidden =
+            "Error from server (Forbidden): pods \"weir-x\" is forbidden: User \"joe\" cannot create resource";
+        assert_eq!(hear(&[forbidden]), (Said { ended: None, refused: true }, 1));
+        assert_eq!(hear(&["error: unable to upgrade connection\n"]), (Said::default(), 1));
     }
 
     #[test]

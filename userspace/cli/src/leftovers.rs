@@ -42,6 +42,8 @@ pub(crate) struct Leftovers {
     pub(crate) virtual_servers: usize,
     /// Whether the device of the IPVS mode is there.
     pub(crate) device: bool,
+    /// Programs that are not installed, and which alone list what the kernel has.
+    pub(crate) missing: Vec<&'static str>,
     /// What could not be looked into, and why.
     pub(crate) unseen: Vec<String>,
 }
@@ -87,14 +89,17 @@ impl Leftovers {
     }
 
     /// The older iptables, which only its own program lists. A kernel that has no such tables is not asked: that would load them.
-    fn legacy(&mut self, family: &str, names: &str, program: &str) -> Result<()> {
+    fn legacy(&mut self, family: &str, names: &str, program: &'static str) -> Result<()> {
         if fs::read_to_string(names).unwrap_or_default().trim().is_empty() {
             return Ok(());
         }
         let output = match Command::new(program).output() {
             Ok(output) if output.status.success() => output.stdout,
             Ok(output) => bail!("{}", String::from_utf8_lossy(&output.stderr).trim()),
-            Err(e) if e.kind() == ErrorKind::NotFound => bail!("not installed, and the kernel has such tables"),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                self.missing.push(program);
+                return Ok(());
+            }
             Err(e) => return Err(e).context("cannot run it"),
         };
         self.count(legacy_chains(family, &String::from_utf8_lossy(&output)));

@@ -46,7 +46,7 @@ use weir_datapath::{PinDir, View};
 
 use args::{Cli, Command, FlowsArgs, MapCommand, Watch, WeightsArgs};
 use exit::Answer;
-use output::Output;
+use output::{Kind, Output};
 
 fn main() -> ExitCode {
     let program = std::env::args_os().next();
@@ -86,7 +86,7 @@ fn run(cli: &Cli, matches: &ArgMatches, name: &'static str) -> Result<Answer> {
     let socket = cli.global.socket();
     let open = || View::open(pins.clone());
     match &cli.command {
-        Command::Status(args) => status::run(&open()?, args, &socket, &output),
+        Command::Status(args) => status::run(open, args, &socket, &output),
         Command::Services(args) => services::run(&open()?, args, &output),
         Command::Endpoints(args) => endpoints::run(&open()?, args, &output),
         Command::Flows(args @ FlowsArgs { watch: Watch { watch: false, .. }, .. }) => {
@@ -152,7 +152,7 @@ struct Version {
 fn version(output: &Output) -> Result<Answer> {
     let version = Version { version: env!("CARGO_PKG_VERSION"), abi_version: weir_abi::ABI_VERSION };
     let text = if output.is_document() {
-        output.document("Version", &version)?
+        output.document(Kind::Version, &version)?
     } else {
         format!("weir {}, maps of ABI version {}\n", version.version, version.abi_version)
     };

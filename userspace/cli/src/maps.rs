@@ -12,7 +12,7 @@ use weir_datapath::{FlowEntry, MapUse, RawEntry, View};
 
 use crate::decode::{self, Value, number};
 use crate::exit::Answer;
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 
 /// Above this many per cent a map that does not evict soon refuses entries.
 pub(crate) const NEARLY_FULL: u64 = 85;
@@ -29,7 +29,7 @@ struct MapRow {
 }
 
 impl Row for MapRow {
-    const KIND: &'static str = "MapList";
+    const KIND: Kind = Kind::MapList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["NAME", "TYPE", "USED", "MAX", "KEY-BYTES", "VALUE-BYTES"]
@@ -64,7 +64,7 @@ struct EntryRow {
 }
 
 impl Row for EntryRow {
-    const KIND: &'static str = "MapEntryList";
+    const KIND: Kind = Kind::MapEntryList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["KEY", "VALUE"]

@@ -11,7 +11,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use serde::Serialize;
 
 use crate::exit::Answer;
-use crate::output::{Output, Row};
+use crate::output::{Kind, Output, Row};
 
 /// What this process sees mounted.
 pub(crate) const MOUNTS: &str = "/proc/self/mounts";
@@ -45,7 +45,7 @@ impl MountRow {
 }
 
 impl Row for MountRow {
-    const KIND: &'static str = "MountList";
+    const KIND: Kind = Kind::MountList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["FILE-SYSTEM", "PATH", "ACTION"]

@@ -12,6 +12,31 @@ use crate::args::{Color, Format, Global};
 
 /// Version of the JSON and YAML documents.
 pub(crate) const API_VERSION: &str = "weir.dev/v1alpha1";
+
+/// Kinds of documents. `docs/cli.md` lists them, and a test compares.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[cfg_attr(test, derive(clap::ValueEnum))]
+pub(crate) enum Kind {
+    CleanupList,
+    ConfigCheck,
+    Configuration,
+    Diagnosis,
+    EndpointList,
+    Explanation,
+    FlowList,
+    MapEntryList,
+    MapList,
+    MigrationStepList,
+    MountList,
+    NodeAnswerList,
+    ReasonList,
+    ServiceList,
+    Status,
+    Trace,
+    Version,
+    Weights,
+}
+
 /// What stands in a column that has no value.
 pub(crate) const NONE: &str = "<none>";
 
@@ -42,7 +67,7 @@ impl Tone {
 /// A line of a table, and an item of a document.
 pub(crate) trait Row: Serialize {
     /// Kind of the document that holds such rows.
-    const KIND: &'static str;
+    const KIND: Kind;
     /// Column names.
     fn headers(wide: bool) -> Vec<&'static str>;
     /// As many cells as there are column names; an empty one is shown as `<none>`.
@@ -59,7 +84,7 @@ pub(crate) trait Row: Serialize {
 #[serde(rename_all = "camelCase")]
 struct Document<'a, T: Serialize> {
     api_version: &'static str,
-    kind: &'static str,
+    kind: Kind,
     #[serde(flatten)]
     content: &'a T,
 }
@@ -130,7 +155,7 @@ impl Output {
     }
 
     /// Rows as text where people read it, else the object that they were made from.
-    pub(crate) fn rows<R: Row, T: Serialize>(&self, rows: &[R], kind: &'static str, object: &T) -> Result<String> {
+    pub(crate) fn rows<R: Row, T: Serialize>(&self, rows: &[R], kind: Kind, object: &T) -> Result<String> {
         match self.format {
             Format::Table => Ok(self.table(rows, false)),
             Format::Wide => Ok(self.table(rows, true)),
@@ -140,7 +165,7 @@ impl Output {
     }
 
     /// An object as a document. Only for JSON and YAML; people get JSON too.
-    pub(crate) fn document<T: Serialize>(&self, kind: &'static str, content: &T) -> Result<String> {
+    pub(crate) fn document<T: Serialize>(&self, kind: Kind, content: &T) -> Result<String> {
         let document = Document { api_version: API_VERSION, kind, content };
         let text = match (self.format, self.stream) {
             (Format::Yaml, stream) => {
@@ -218,7 +243,7 @@ pub(crate) mod tests {
     }
 
     impl Row for Fruit {
-        const KIND: &'static str = "FruitList";
+        const KIND: Kind = Kind::ServiceList;
 
         fn headers(wide: bool) -> Vec<&'static str> {
             if wide { vec!["NAME", "RIPE"] } else { vec!["NAME"] }
@@ -269,7 +294,7 @@ pub(crate) mod tests {
         insta::assert_snapshot!(plain(Format::Json).list(&FRUIT[..1]).unwrap(), @r#"
         {
           "apiVersion": "weir.dev/v1alpha1",
-          "kind": "FruitList",
+          "kind": "ServiceList",
           "items": [
             {
               "name": "plum",
@@ -280,7 +305,7 @@ pub(crate) mod tests {
         "#);
         insta::assert_snapshot!(plain(Format::Yaml).list(&FRUIT[..1]).unwrap(), @r"
         apiVersion: weir.dev/v1alpha1
-        kind: FruitList
+        kind: ServiceList
         items:
         - name: plum
           ripe: true

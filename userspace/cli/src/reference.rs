@@ -1,12 +1,16 @@
-//! The reference part of `docs/cli.md` is the help text of every command: this test compares them, or writes it.
+//! The reference part of `docs/cli.md` is the help text of every command: this test compares them, or writes it. The kinds of
+//! documents are compared, too.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory, ValueEnum};
+use regex::Regex;
 
 use crate::args::Cli;
+use crate::output::Kind;
 
 const MARK: &str = "do not edit below. -->\n";
 
@@ -22,9 +26,23 @@ fn reference(command: &mut Command, text: &mut String) {
     }
 }
 
+fn manual() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md")
+}
+
+#[test]
+fn the_documentation_names_every_kind_of_document_and_no_other() {
+    let document = fs::read_to_string(manual()).unwrap();
+    let told = Regex::new(r"a `kind` at the top:([^*]*)\.").unwrap().captures(&document).unwrap()[1].to_owned();
+    let told: BTreeSet<_> =
+        Regex::new(r"`([A-Z]\w+)`").unwrap().captures_iter(&told).map(|name| name[1].to_owned()).collect();
+    let kinds: BTreeSet<_> = Kind::value_variants().iter().map(|kind| format!("{kind:?}")).collect();
+    assert_eq!(told, kinds);
+}
+
 #[test]
 fn the_reference_in_the_documentation_is_what_help_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md");
+    let path = manual();
     let document = fs::read_to_string(&path).unwrap();
     let (prose, written) = document.split_once(MARK).unwrap();
     // A fixed width, and no word of the environment of whoever runs the test.

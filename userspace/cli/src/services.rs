@@ -11,7 +11,7 @@ use weir_datapath::View;
 use crate::args::ServicesArgs;
 use crate::exit::Answer;
 use crate::index::{Filter, Index, Port, protocol_name, selectable};
-use crate::output::{NONE, Output, Row, Tone, joined};
+use crate::output::{Kind, NONE, Output, Row, Tone, joined};
 use crate::share::{self, Share};
 use crate::time::{self, Now};
 
@@ -68,7 +68,7 @@ struct TierRow {
 }
 
 impl Row for ServiceRow {
-    const KIND: &'static str = "ServiceList";
+    const KIND: Kind = Kind::ServiceList;
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers = vec![

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -9,7 +10,7 @@ use weir_abi as abi;
 use weir_core::flow_pressure::TableUse;
 use weir_core::ops::Dump;
 use weir_core::stage::Stage;
-use weir_datapath::{MapUse, View};
+use weir_datapath::{Error, MapUse, View};
 
 use crate::agent::{self, Agent};
 use crate::args::StatusArgs;
@@ -19,8 +20,9 @@ use crate::index::Index;
 use crate::links::{Links, SOCKET_PROGRAMS, interface_name};
 use crate::maps::{NEARLY_FULL, is_nearly_full};
 use crate::migrate::StageFile;
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 use crate::time::Now;
+use crate::watch;
 
 /// How a part fares.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -57,7 +59,7 @@ impl Subsystem {
 }
 
 impl Row for Subsystem {
-    const KIND: &'static str = "Status";
+    const KIND: Kind = Kind::Status;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["SUBSYSTEM", "STATE", "DETAIL"]
@@ -209,8 +211,7 @@ fn brief(subsystems: &[Subsystem]) -> String {
     if degraded.is_empty() { "ok\n".to_owned() } else { format!("degraded: {}\n", degraded.join(", ")) }
 }
 
-/// Runs the command.
-pub(crate) fn run(view: &View, args: &StatusArgs, socket: &Path, output: &Output) -> Result<Answer> {
+fn look(view: &View, args: &StatusArgs, socket: &Path) -> Result<Vec<Subsystem>> {
     let dump = view.dump()?;
     let flows = flows::states(view, &Index::new(&dump))?;
     let facts = Facts {
@@ -224,8 +225,31 @@ pub(crate) fn run(view: &View, args: &StatusArgs, socket: &Path, output: &Output
         stage: StageFile::in_dir(&args.state.state_dir).read()?,
         dump,
     };
-    let subsystems = subsystems(&facts);
-    let good = subsystems.iter().all(|subsystem| subsystem.state == State::Ok);
+    Ok(subsystems(&facts))
+}
+
+fn is_good(subsystems: &[Subsystem]) -> bool {
+    subsystems.iter().all(|subsystem| subsystem.state == State::Ok)
+}
+
+/// Whether time may mend it: an agent that starts has pinned nothing yet.
+fn may_get_better(seen: &Result<Vec<Subsystem>>) -> bool {
+    match seen {
+        Ok(subsystems) => !is_good(subsystems),
+        Err(error) => matches!(error.downcast_ref(), Some(Error::NotSetUp { .. })),
+    }
+}
+
+/// Runs the command. `open` opens the maps, each time anew: an agent that starts with other sizes replaces them.
+pub(crate) fn run(
+    open: impl Fn() -> weir_datapath::Result<View>,
+    args: &StatusArgs,
+    socket: &Path,
+    output: &Output,
+) -> Result<Answer> {
+    let patience = Duration::from_secs(args.wait.into());
+    let subsystems = watch::wait(patience, may_get_better, || look(&open()?, args, socket))?;
+    let good = is_good(&subsystems);
     let text = if args.brief && output.is_table() {
         brief(&subsystems)
     } else {

@@ -10,7 +10,7 @@ use weir_telemetry::weights::{EndpointSet, Node, Peer, Service, Weights};
 use crate::agent;
 use crate::args::WeightsArgs;
 use crate::exit::Answer;
-use crate::output::{Output, Row, Tone};
+use crate::output::{Kind, Output, Row, Tone};
 
 /// What a service's new flows do at one node.
 #[derive(Clone, Debug, Serialize)]
@@ -32,7 +32,7 @@ struct WeightRow {
 }
 
 impl Row for WeightRow {
-    const KIND: &'static str = "Weights";
+    const KIND: Kind = Kind::Weights;
 
     fn headers(wide: bool) -> Vec<&'static str> {
         let mut headers =

@@ -37,9 +37,12 @@ fn weights() -> Weights {
     }
 }
 
-fn ask(program: &Path, socket: &Path, uid: u32) -> Output {
+/// Commands that only the agent can answer.
+const OF_THE_AGENT: [&[&str]; 3] = [&["weights"], &["explain", "shop/web"], &["config", "view"]];
+
+fn ask(program: &Path, args: &[&str], socket: &Path, uid: u32) -> Output {
     let mut command = Command::new(program);
-    command.args(["weights", "-o", "json", "--socket"]).arg(socket).current_dir("/").uid(uid).gid(uid);
+    command.args(args).args(["-o", "json", "--socket"]).arg(socket).current_dir("/").uid(uid).gid(uid);
     command.output().unwrap()
 }
 
@@ -60,25 +63,31 @@ fn root_gets_an_answer_and_another_user_exit_code_3_whatever_the_modes_are() {
     let dir = tempfile::tempdir().unwrap();
     let program = program_for_all(dir.path());
     let told = Told::start(&weights());
-    let own = ask(&program, &told.socket(), 0);
-    assert_eq!(own.status.code(), Some(0), "{own:?}");
-    assert!(text(&own.stdout).contains("edge-1"), "{own:?}");
-
-    let kept_out = ask(&program, &told.socket(), NOBODY);
-    assert_eq!((kept_out.status.code(), kept_out.stdout.len()), (Some(3), 0), "{kept_out:?}");
-    assert!(text(&kept_out.stderr).contains("Permission denied"), "{kept_out:?}");
+    let socket = told.socket();
+    let answered = || {
+        let own = ask(&program, &["weights"], &socket, 0);
+        assert_eq!(own.status.code(), Some(0), "{own:?}");
+        assert!(text(&own.stdout).contains("edge-1"), "{own:?}");
+    };
+    let refused = |said: &str| {
+        for args in OF_THE_AGENT {
+            let refused = ask(&program, args, &socket, NOBODY);
+            assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0), "{args:?}: {refused:?}");
+            let error = text(&refused.stderr);
+            assert!(error.contains(said) && !error.contains("edge-1"), "{args:?}: {error}");
+        }
+    };
+    answered();
+    refused("Permission denied");
 
     // Somebody has opened it to all: the kernel still says who asks.
-    let directory = told.socket().parent().unwrap().to_owned();
+    let directory = socket.parent().unwrap();
     fs::set_permissions(directory.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(told.socket(), Permissions::from_mode(0o666)).unwrap();
-    let refused = ask(&program, &told.socket(), NOBODY);
-    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0), "{refused:?}");
-    let error = text(&refused.stderr);
-    assert!(error.contains("answers root and its own user (uid 0) alone, and you are uid 65534"), "{error}");
-    assert!(!error.contains("edge-1"), "{error}");
-    assert_eq!(ask(&program, &told.socket(), 0).status.code(), Some(0), "others are answered as before");
+    fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
+    refused("answers root and its own user (uid 0) alone, and you are uid 65534");
+    // Others are answered as before.
+    answered();
 }
 
 #[test]
@@ -87,7 +96,7 @@ fn where_nobody_listens_is_exit_code_4_with_the_way_on() {
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     for socket in [dir.path().join("none.sock"), file] {
-        for command in [&["weights"][..], &["explain", "shop/web"]] {
+        for command in OF_THE_AGENT {
             let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(command).arg("--socket").arg(&socket).output();
             let output = output.unwrap();
             assert_eq!(output.status.code(), Some(4), "{output:?}");

@@ -3,6 +3,7 @@
 
 mod doctor;
 mod node;
+mod status;
 mod trace;
 
 use std::fs;

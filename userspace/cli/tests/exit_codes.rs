@@ -5,11 +5,12 @@ mod node;
 
 use std::fs::{self, Permissions};
 use std::io::pipe;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use node::{Pins, fill, text};
+use tempfile::TempDir;
 
 /// `nobody`, on every system.
 const NOBODY: u32 = 65_534;
@@ -43,22 +44,50 @@ fn a_reader_that_goes_away_is_no_error_whatever_the_command() {
     }
 }
 
-#[test]
-fn who_may_not_open_the_maps_gets_3_and_the_way_to_get_there() {
-    let Some(pins) = Pins::new("rights") else { return };
-    drop(fill(&pins));
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-    // A checkout may be in a home directory.
-    let program = dir.path().join("weir");
-    fs::copy(env!("CARGO_BIN_EXE_weir"), &program).unwrap();
-    for args in OF_THE_MAPS.iter().filter(|args| args[0] != "cleanup") {
-        let mut command = Command::new(&program);
-        command.args(*args).env("WEIR_PIN_DIR", &pins.0).current_dir("/").uid(NOBODY).gid(NOBODY);
+/// Commands that change the node.
+const OF_ROOT: [&[&str]; 3] = [&["cleanup", "--yes"], &["migrate", "--dry-run"], &["mount", "--bpffs-at", "/tmp"]];
+
+/// The program as `nobody` runs it.
+struct Nobodys(TempDir);
+
+impl Nobodys {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        // A checkout may be in a home directory.
+        fs::copy(env!("CARGO_BIN_EXE_weir"), dir.path().join("weir")).unwrap();
+        Self(dir)
+    }
+
+    #[track_caller]
+    fn is_refused(&self, pins: &Pins, args: &[&str]) {
+        let mut command = Command::new(self.0.path().join("weir"));
+        command.args(args).env("WEIR_PIN_DIR", &pins.0).current_dir("/").uid(NOBODY).gid(NOBODY);
         let output = command.output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "{args:?}: {output:?}");
         assert!(text(&output.stderr).contains("root"), "{args:?}: {output:?}");
     }
+}
+
+#[test]
+fn who_may_not_open_the_maps_gets_3_and_the_way_to_get_there() {
+    let Some(pins) = Pins::new("rights") else { return };
+    drop(fill(&pins));
+    let nobodys = Nobodys::new();
+    OF_THE_MAPS.iter().chain(&OF_ROOT).for_each(|args| nobodys.is_refused(&pins, args));
+    assert!(pins.dir().map("services").exists());
+}
+
+#[test]
+fn what_may_not_be_seen_is_not_taken_for_absent() {
+    let Some(parent) = Pins::new("hidden") else { return };
+    // As systemd mounts the BPF file system.
+    fs::DirBuilder::new().mode(0o700).create(&parent.0).unwrap();
+    let pins = Pins(parent.0.join("weir"));
+    drop(fill(&pins));
+    let nobodys = Nobodys::new();
+    OF_THE_MAPS.iter().chain(&OF_ROOT).for_each(|args| nobodys.is_refused(&pins, args));
+    assert!(pins.dir().map("services").exists());
 }
 
 #[test]
@@ -84,5 +113,22 @@ fn what_is_not_there_is_4_and_what_is_wrong_is_2() {
     }
     for args in [&["services", "--nope"][..], &["map", "dump"], &["nope"], &["top", "--interval", "0"], &[]] {
         assert_eq!(code(args).0, Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_command_is_named_with_the_way_on() {
+    for (line, said) in [
+        ("nope", "unrecognized subcommand 'nope'"),
+        ("services --nope", "unexpected argument '--nope'"),
+        ("services -o xml", "[possible values: table, wide, json, yaml, name]"),
+        ("top --interval 0", "0 is not in 1.."),
+        ("trace 10.0.0.300 10.96.0.20:80", "invalid value '10.0.0.300' for '<SRC>'"),
+        ("flows --watch --interval", "a value is required for '--interval <SECONDS>'"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(line.split(' ')).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{line}: {output:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains(said) && error.contains("try '--help'"), "{line}: {error}");
     }
 }

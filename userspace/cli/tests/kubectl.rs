@@ -5,14 +5,17 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use weir_testbed::apiserver::{ApiServer, User};
+use weir_testbed::{role, wait};
 
 /// Notes its words, a line for each call, and answers from files: `pods.json`, and what the program in a pod answers and
-/// ends with.
+/// ends with. What there is no file of is forbidden.
 const KUBECTL: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 printf '%s|' "$@" >> "$here/calls"
@@ -23,8 +26,11 @@ case " $* " in
     cat "$here/pods.json" ;;
 *)
     while [ "$1" != --namespace ]; do shift; done
+    [ -f "$here/$3.answer" ] || { echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1; }
     cat "$here/$3.answer"
-    exit "$(cat "$here/$3.code")" ;;
+    code=$(cat "$here/$3.code")
+    [ "$code" = 0 ] || echo "command terminated with exit code $code" >&2
+    exit "$code" ;;
 esac
 "#;
 
@@ -82,6 +88,9 @@ fn text(output: &[u8]) -> String {
     String::from_utf8(output.to_vec()).unwrap()
 }
 
+/// Far more than anything here takes.
+const SOON: Duration = Duration::from_secs(20);
+
 const SELECTOR: &str = "--selector app.kubernetes.io/name=weir,app.kubernetes.io/component=agent";
 
 #[test]
@@ -123,6 +132,7 @@ fn all_nodes_answer_one_after_the_other_and_the_worst_exit_code_counts() {
     let output = plugin.run(&["status", "--brief", "--all-nodes"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stdout), "# edge-1\nok\n# edge-2\ndegraded: links\n");
+    assert_eq!(text(&output.stderr), "", "the exit code says what kubectl's last line would");
 }
 
 #[test]
@@ -151,9 +161,26 @@ fn a_node_without_an_agent_is_exit_code_4_and_says_how_to_look() {
 #[test]
 fn who_may_not_list_pods_is_told_by_kubectl_and_by_us() {
     let output = Plugin::new().run(&["status", "--all-nodes"]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(3));
     let error = text(&output.stderr);
-    assert!(error.contains("Forbidden") && error.contains("the right to list pods"), "{error}");
+    assert!(error.contains("Forbidden") && error.contains("it takes `list` on `pods` in all namespaces"), "{error}");
+}
+
+#[test]
+fn who_may_not_exec_is_told_and_that_is_no_answer_of_a_node() {
+    let plugin = Plugin::new().with_pods(&[("a", "edge-1", "ok\n", 0), ("b", "edge-2", "degraded: links\n", 1)]);
+    fs::remove_file(plugin.path("a.answer")).unwrap();
+    let one = plugin.run(&["status", "--brief", "--node", "edge-1"]);
+    assert_eq!((one.status.code(), one.stdout.len()), (Some(3), 0), "{one:?}");
+    let all = plugin.run(&["status", "--brief", "--all-nodes"]);
+    assert_eq!((all.status.code(), text(&all.stdout)), (Some(3), "# edge-1\n# edge-2\ndegraded: links\n".to_owned()));
+    let named = text(&all.stderr);
+    assert!(named.contains("kubectl weir: edge-1: kubectl may not"), "{named}");
+    for output in [one, all] {
+        let error = text(&output.stderr);
+        assert!(error.contains("Forbidden") && error.contains("`create` on `pods/exec` in kube-system"), "{error}");
+        assert!(!error.contains("kube-system/b"), "{error}");
+    }
 }
 
 #[test]
@@ -195,15 +222,15 @@ fn a_wrong_option_is_refused_here_and_the_plug_ins_are_unknown_to_weir_itself() 
     assert!(help.contains("Usage: kubectl weir") && help.contains("--all-nodes"), "{help}");
 }
 
-#[test]
-fn the_real_kubectl_finds_the_agent_of_a_node_and_no_other_pod() {
-    let what = "real kubectl and API server";
+/// An API server with the pods of two nodes' agents, one of which runs, and with another pod. None, loudly, without the
+/// programs.
+fn cluster(what: &str) -> Option<ApiServer> {
     if !ApiServer::require(what) {
-        return;
+        return None;
     }
     if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         eprintln!("SKIPPED: {what}: there is no kubectl in the path");
-        return;
+        return None;
     }
     let api = ApiServer::start(None).unwrap();
     let objects = api.objects().unwrap();
@@ -224,22 +251,60 @@ fn the_real_kubectl_finds_the_agent_of_a_node_and_no_other_pod() {
         objects.apply(&pod).unwrap();
         objects.apply_status(&pod).unwrap();
     }
-    let kubeconfig = api.kubeconfig(User::Admin, &api.url()).unwrap();
+    Some(api)
+}
+
+/// Asks for the status of a node, by the real kubectl.
+fn status(api: &ApiServer, user: User, node: &str) -> Output {
+    let kubeconfig = api.kubeconfig(user, &api.url()).unwrap();
     let plugin = tempfile::tempdir().unwrap();
     let program = plugin.path().join("kubectl-weir");
     symlink(env!("CARGO_BIN_EXE_weir"), &program).unwrap();
-    let status = |node: &str| {
-        let mut command = Command::new(&program);
-        command.args(["status", "--node", node, "--kubeconfig"]).arg(&kubeconfig).output().unwrap()
-    };
+    Command::new(&program).args(["status", "--node", node, "--kubeconfig"]).arg(&kubeconfig).output().unwrap()
+}
+
+#[test]
+fn the_real_kubectl_finds_the_agent_of_a_node_and_no_other_pod() {
+    let Some(api) = cluster("real kubectl and API server") else { return };
     // There is no kubelet to run it: the pod was found, and somebody asked for.
-    let found = status("edge-1");
+    let found = status(&api, User::Admin, "edge-1");
     let error = text(&found.stderr);
-    assert!(found.status.code() == Some(1) && !error.contains("kubectl weir: no pod"), "{found:?}");
-    assert!(error.contains("edge-1"), "{error}");
+    assert_eq!((found.status.code(), found.stdout.len()), (Some(2), 0), "{found:?}");
+    assert!(error.contains("kubectl cannot run weir in pod default/weir-1") && error.contains("edge-1"), "{error}");
     for node in ["edge-2", "edge-3", "edge-4"] {
-        let none = status(node);
+        let none = status(&api, User::Admin, node);
         assert_eq!(none.status.code(), Some(4), "{none:?}");
         assert!(text(&none.stderr).contains(&format!("on node {node}")), "{none:?}");
+    }
+}
+
+#[test]
+fn the_real_kubectl_says_which_verb_on_which_resource_is_missing() {
+    let Some(api) = cluster("rights of kubectl weir") else { return };
+    let objects = api.objects().unwrap();
+    let steps: [(&[&str], &str); 3] = [
+        (&[], "cannot list resource \"pods\""),
+        (&["list"], "cannot get resource \"pods\""),
+        (&["list", "get"], "resource \"pods/exec\""),
+    ];
+    for (verbs, missing) in steps {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let pods = PolicyRule {
+            api_groups: Some(owned(&[""])),
+            resources: Some(owned(&["pods"])),
+            verbs: owned(verbs),
+            ..PolicyRule::default()
+        };
+        let rules = if verbs.is_empty() { Vec::new() } else { vec![pods] };
+        role::allow_agent(&objects, rules).unwrap();
+        // The server learns of new rights as everybody else does: by a watch.
+        let refused = || {
+            let refused = status(&api, User::Agent, "edge-1");
+            if text(&refused.stderr).contains(missing) { Ok(refused) } else { Err(text(&refused.stderr)) }
+        };
+        let refused = wait::until_some(missing, SOON, refused).unwrap();
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0), "{refused:?}");
+        let error = text(&refused.stderr);
+        assert!(error.contains(User::Agent.name()) && error.contains("kubectl weir: kubectl may not"), "{error}");
     }
 }

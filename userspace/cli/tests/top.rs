@@ -3,18 +3,26 @@
 
 mod node;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use node::told::Told;
 use node::{Pins, fill};
 use weir_testbed::wait;
 
 /// Far more than anything here takes.
 const SOON: Duration = Duration::from_secs(10);
+
+const TOP: &str = concat!(env!("CARGO_BIN_EXE_weir"), " top");
+
+/// The same by a shell that says which process it becomes.
+const NAMED: &str = concat!("sh -c 'echo process=$$.; exec ", env!("CARGO_BIN_EXE_weir"), " top'");
 
 /// A program on a terminal of its own, by script(1).
 struct OnTerminal {
@@ -24,12 +32,18 @@ struct OnTerminal {
 }
 
 impl OnTerminal {
-    /// None, loudly, where there is no script(1).
+    /// `weir top` and nothing else. None, loudly, where there is no script(1).
     fn start(pins: &Pins, options: &str) -> Option<Self> {
-        let line = format!("stty rows 24 cols 100; exec {} top {options}", env!("CARGO_BIN_EXE_weir"));
+        Self::run(pins, &format!("exec {TOP} {options}"))
+    }
+
+    /// These commands of a shell.
+    fn run(pins: &Pins, commands: &str) -> Option<Self> {
+        let line = format!("stty rows 24 cols 100; {commands}");
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("WEIR_PIN_DIR", &pins.0);
-        command.env("TERM", "xterm-256color").env_remove("NO_COLOR").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env("SHELL", "/bin/sh").env("TERM", "xterm-256color").env_remove("NO_COLOR");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let Ok(mut child) = command.spawn() else {
             eprintln!("SKIPPED: weir top on a terminal: there is no script; apt-get install bsdutils");
             return None;
@@ -61,6 +75,12 @@ impl OnTerminal {
         self.child.stdin.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
+    /// The process of [`NAMED`].
+    fn process(&self) -> Pid {
+        let said = self.seen.split_once("process=").and_then(|(_, rest)| rest.split_once('.')).unwrap();
+        Pid::from_raw(said.0.parse().unwrap())
+    }
+
     /// Waits for its end.
     fn end(mut self) -> (Option<i32>, String) {
         let code = wait::until_some("its end", SOON, || self.child.try_wait().unwrap().ok_or_else(String::new));
@@ -80,6 +100,7 @@ impl Drop for OnTerminal {
 
 const ENTERS: &str = "\x1b[?1049h";
 const LEAVES: &str = "\x1b[?1049l";
+const SHOWS_THE_CURSOR: &str = "\x1b[?25h";
 
 #[test]
 fn it_draws_the_node_while_no_agent_runs_takes_keys_and_gives_the_terminal_back() {
@@ -96,6 +117,41 @@ fn it_draws_the_node_while_no_agent_runs_takes_keys_and_gives_the_terminal_back(
     let (code, seen) = top.end();
     assert_eq!(code, Some(0), "{seen}");
     assert!(seen.contains(LEAVES), "{seen}");
+}
+
+#[test]
+fn a_signal_that_ends_it_is_no_reason_to_keep_the_terminal() {
+    let Some(pins) = Pins::new("top-signals") else { return };
+    drop(fill(&pins));
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129), (Signal::SIGINT, 130)] {
+        // The shell itself outlives an interrupt.
+        let commands = format!("trap : INT; {NAMED}; echo code=$?; stty -a");
+        let Some(mut top) = OnTerminal::run(&pins, &commands) else { return };
+        top.await_text("shop/web");
+        kill(top.process(), signal).unwrap();
+        let (_, seen) = top.end();
+        let (drawn, after) = seen.rsplit_once(LEAVES).unwrap_or_else(|| panic!("{signal}: {seen}"));
+        assert!(drawn.contains(ENTERS) && after.contains(SHOWS_THE_CURSOR), "{signal}: {after}");
+        assert!(after.contains(&format!("code={code}")), "whoever asks learns of {signal}: {after}");
+        // As a shell needs it: lines, with an echo.
+        assert!(after.contains("isig icanon iexten echo ") && after.contains("\nopost "), "{signal}: {after}");
+    }
+}
+
+#[test]
+fn a_terminal_that_goes_away_takes_it_along() {
+    let Some(pins) = Pins::new("top-gone") else { return };
+    drop(fill(&pins));
+    let Some(mut top) = OnTerminal::run(&pins, &format!("exec {NAMED}")) else { return };
+    top.await_text("shop/web");
+    let status = format!("/proc/{}/status", top.process());
+    drop(top);
+    // In a container there may be nobody who takes dead processes away.
+    let ended = || match fs::read_to_string(&status) {
+        Ok(text) if !text.contains("State:\tZ") => Err(text),
+        Ok(_) | Err(_) => Ok(()),
+    };
+    wait::until_some("its end", SOON, ended).unwrap();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the documentation shows of the command line is what it says: every `console` block of `docs/cli.md` is run on a node
-//! in a world of network namespaces, whose maps and programs are real and whose agent only talks.
+//! in a world of network namespaces, whose maps and programs are real and whose agent only talks. kube-proxy has left its
+//! rules of the same Service there.
 //!
 //! To add one, write the block with its commands, and run `WEIR_WRITE_DOCS=1 cargo test -p weir-cli --test transcripts`:
 //!
@@ -7,11 +8,14 @@
 //!   `# exit code N` unless that is 0.
 //! * `...` stands for the rest of an answer; lines before it are kept.
 //! * Ages, high ports and the number of spaces between columns are not compared, and in a block that begins with
-//!   `console any-numbers` no number but that of the exit code.
+//!   `console any-numbers` no number but that of the exit code. Nor is what is said of the machine alone: a usual one is
+//!   shown.
+//! * There are a good file and one with a mistake, `weir.yaml` and `typo.yaml`, where the commands are run.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod node;
 
+use std::any::Any;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -21,9 +25,24 @@ use node::serving::Serving;
 use node::told::Told;
 use node::{Pins, text};
 use regex::Regex;
+use tempfile::TempDir;
 
 /// Reason of packets that are neither TCP, UDP nor SCTP.
 const UNASKED: &str = "not_transport";
+/// Checks of `weir doctor` whose answers are the machine's, and the step of `weir migrate` that asks its connection tracking.
+const OF_THE_MACHINE: [&str; 9] = [
+    "kernel",
+    "btf",
+    "cgroup2",
+    "net.core.bpf_jit_enable",
+    "kernel.unprivileged_bpf_disabled",
+    "connection tracking",
+    "clock",
+    "rp_filter eth0",
+    "finish",
+];
+/// What an operator of two machines without Kubernetes writes.
+const FILE: &str = include_str!("../../../deploy/static/weir.yaml");
 const OPEN: &str = "```console";
 const CLOSE: &str = "```";
 const REST: &str = "...";
@@ -107,7 +126,8 @@ impl Compared {
         let unasked = now.iter().any(|line| line.contains(UNASKED));
         let narrow = |line: String| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let compared = |lines: &[String]| -> Vec<String> {
-            let lines = lines.iter().filter(|line| !line.contains(UNASKED)).map(|line| self.of(line, any_numbers));
+            let asked = |line: &&String| !line.contains(UNASKED) && !is_of_the_machine(line);
+            let lines = lines.iter().filter(asked).map(|line| self.of(line, any_numbers));
             lines.map(|line| if unasked { narrow(line) } else { line }).collect()
         };
         match step.answer.split_last() {
@@ -119,19 +139,38 @@ impl Compared {
     }
 }
 
+/// Whether it is a row, called so in one of its first two columns, that another machine would have otherwise.
+fn is_of_the_machine(line: &str) -> bool {
+    let cells = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+    cells.take(2).any(|cell| OF_THE_MACHINE.contains(&cell))
+}
+
 /// Where commands are run.
 struct Stage {
     serving: Serving,
     told: Told,
+    /// Whoever writes to the maps holds their directory: so does the agent that only talks.
+    _writer: Box<dyn Any>,
     pins: Pins,
+    /// Where the commands are run, and where the stage of a migration would be.
+    dir: TempDir,
 }
 
 impl Stage {
     fn build(pins: Pins) -> Self {
         let serving = Serving::leave_behind(&pins, true);
         assert!(serving.answers().iter().all(Option::is_some), "somebody has to use the service");
+        let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/kube-proxy.nft");
+        let planted = serving.run("nft").arg("--file").arg(rules).output().unwrap();
+        assert!(planted.status.success(), "{planted:?}");
         let weights = serde_json::from_str(include_str!("fixtures/weights.json")).unwrap();
-        Self { serving, told: Told::start(&weights), pins }
+        let dir = tempfile::tempdir().unwrap();
+        let typo = FILE.replace("policy: waterfill", "policy: watrfill");
+        assert_ne!(typo, FILE);
+        for (name, text) in [("weir.yaml", FILE), ("typo.yaml", typo.as_str())] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        Self { serving, told: Told::start(&weights), _writer: Box::new(pins.dir().lock().unwrap()), pins, dir }
     }
 
     /// What a command writes, as somebody with the default directories would see it.
@@ -139,9 +178,8 @@ impl Stage {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["weir", args @ ..] = words.as_slice() else { panic!("{line:?} is not a command of weir") };
         let mut command: Command = self.serving.command(&self.pins);
-        // Files that are named lie beside the documentation.
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-        command.args(args).env("WEIR_ADMIN_SOCKET", self.told.socket()).current_dir(docs);
+        let dir = self.dir.path();
+        command.args(args).env("WEIR_ADMIN_SOCKET", self.told.socket()).env("WEIR_STATE_DIR", dir).current_dir(dir);
         let output = command.stdin(std::process::Stdio::null()).output().unwrap();
         let mut written = text(&output.stdout) + &text(&output.stderr);
         match output.status.code() {
@@ -159,6 +197,10 @@ impl Stage {
 #[test]
 fn the_transcripts_in_the_documentation_are_what_the_commands_write() {
     let Some(pins) = Pins::new("transcripts") else { return };
+    if Command::new("nft").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: transcripts: there is no nft; apt-get install nftables");
+        return;
+    }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md");
     let document = fs::read_to_string(&path).unwrap();
     let (stage, compared) = (Stage::build(pins), Compared::new());
@@ -210,4 +252,6 @@ fn what_may_differ_does_not_count_and_all_else_does() {
     assert!(!same(&["a"], &["a", "b"], false));
     assert!(same(&["a", "..."], &["a", "b", "c"], false));
     assert!(!same(&["x", "..."], &["a", "b"], false));
+    assert!(same(&["ok   kernel   Linux 6.12"], &["warn   kernel   Linux 6.1"], false));
+    assert!(!same(&["ok   bpffs   here"], &["fail   bpffs   here"], false));
 }

@@ -183,22 +183,12 @@ fn web() -> ObjectName {
 
 /// Endpoints that all serve at the first one's port.
 fn slice(endpoints: &[SocketAddr]) -> Slice {
-    let endpoint = |address: &SocketAddr| Endpoint {
-        address: address.ip(),
-        node: None,
-        ready: true,
-        serving: true,
-        terminating: false,
-        zone_hints: Box::default(),
-        node_hints: Box::default(),
-        pod: None,
-    };
     Slice {
         name: ObjectName::new("default", "web-1"),
         service: web(),
         family: Family::V4,
         ports: vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port: endpoints[0].port() }],
-        endpoints: endpoints.iter().map(endpoint).collect(),
+        endpoints: endpoints.iter().map(|address| Endpoint::new(address.ip())).collect(),
         triggered: None,
     }
 }

@@ -10,6 +10,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 use weir_mesh::{Config, KeyFile, Link, Mesh, Socket, now};
 
+use crate::host;
+
 /// After a socket could not be bound or read: an address of IPv6 may still be tentative.
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -38,7 +40,7 @@ impl MeshTask {
     pub(crate) fn new(node: &str, key: Key, addresses: watch::Receiver<Vec<IpAddr>>) -> Result<Self> {
         let Key { file, port } = key;
         let (keys, ring) = KeyFile::open(file)?;
-        let seed = u64::from(super::random()?);
+        let seed = u64::from_ne_bytes(host::random()?);
         let mesh = Mesh::new(node, Config::default().checked()?, ring, seed, now());
         Ok(Self { keys, port, link: Link::new(mesh), addresses })
     }

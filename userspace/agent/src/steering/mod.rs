@@ -3,6 +3,7 @@
 //! What is decided, and from what, is [`weir_core::steering`]'s. Here are the clock, the sources, the mesh, and the way to
 //! and from the writer, which alone writes to the maps.
 
+mod brain;
 mod counters;
 mod fallback;
 mod mesh;
@@ -17,9 +18,9 @@ mod snapshot;
 mod traffic;
 mod world;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -27,10 +28,10 @@ use axum::Router;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 use weir_core::model::{ObjectName, PodUid};
 use weir_core::plan::PlanKey;
-use weir_core::steering::{Facts, PortState, Reporter, Steering, Target, Write};
+use weir_core::steering::{PortState, Steering, Target, Write};
 use weir_datapath::View;
 use weir_kube_watch::events::Events;
 use weir_mesh::Link;
@@ -39,13 +40,15 @@ use weir_signals::metrics_api::MetricsApi;
 use weir_signals::open_flows::OpenByBackend;
 use weir_telemetry::metrics::Metrics;
 
+use crate::channel::publish;
 use crate::effective::InForce;
+use crate::host;
+use brain::{Brain, Shared, locked};
 use fallback::{FallbackReader, Strangers};
 pub(crate) use mesh::{Key, MeshTask};
 use metrics::SteeringCollector;
 use open_flows::OpenReader;
 pub(crate) use others::OtherNode;
-use others::Others;
 pub(crate) use picture::Picture;
 use pods::PodReader;
 use selections::Selections;
@@ -53,10 +56,6 @@ use world::{Feeds, World};
 
 /// How often shares are decided (design, section 6).
 const TICK: Duration = Duration::from_millis(250);
-/// A tick that comes so late knows less of its peers than it seems: their packets wait to be read.
-const LATE: Duration = Duration::from_millis(750);
-/// Ticks between two looks for nodes without an agent: 5 s. The mesh has heard those that have one by then.
-const STRANGERS: u64 = 20;
 /// Decisions that wait for the writer. A writer that is behind gets newer ones instead.
 const WAITING: usize = 4;
 
@@ -108,30 +107,6 @@ pub(crate) struct SteeringOptions {
     pub(crate) metrics_services: usize,
 }
 
-/// What is decided and what it rests upon. Readers hold the lock for as long as it takes to write a page.
-pub(crate) struct Brain {
-    steering: Steering,
-    world: World,
-    link: Option<Link>,
-    others: Others,
-    reporter: Reporter,
-    /// Of this node; empty if it has none, None before the writer has told.
-    zone: Option<Arc<str>>,
-    ticks: u64,
-    /// Of the mesh, on all nodes.
-    port: u16,
-    /// Decisions sent to the writer, since the start.
-    decisions: u64,
-}
-
-/// Shared by the loop and those who look at it.
-pub(crate) type Shared = Arc<Mutex<Brain>>;
-
-fn locked(brain: &Shared) -> MutexGuard<'_, Brain> {
-    // A panic of somebody who held it left numbers at worst.
-    brain.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// See the module's description.
 pub(crate) struct SteeringLoop {
     brain: Shared,
@@ -179,18 +154,7 @@ impl SteeringLoop {
         let link = mesh.as_ref().map(|mesh| mesh.link().clone());
         let feeds = Feeds { pods: pod_use, open: open.clone(), answers };
         let world = World::new(signals, view().context("cannot read the counters")?, feeds)?;
-        let steering = Steering::new(node);
-        let brain = Arc::new(Mutex::new(Brain {
-            steering,
-            world,
-            link,
-            others: Others::default(),
-            reporter: Reporter::default(),
-            zone: None,
-            ticks: 0,
-            port,
-            decisions: 0,
-        }));
+        let brain = Arc::new(Mutex::new(Brain::new(Steering::new(node), world, link, port)));
         let new = Self {
             brain,
             feed: inbox,
@@ -245,12 +209,12 @@ impl SteeringLoop {
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { brain, mut feed, writes, pods, pod_reader, open_reader, counted, .. } = self;
         let Self { fallback, strangers, mesh, addresses, direct, events, metrics_services, .. } = self;
-        let turn = f64::from(random()?) / f64::from(u32::MAX);
+        let turn = by_chance()?;
         let readers =
             tokio::spawn(async move { tokio::join!(pod_reader.run(), open_reader.run(), fallback.run(turn)) });
         let probing = mesh.map(|mesh| tokio::spawn(mesh.run()));
         // Nodes that start together must not decide together.
-        let phase = TICK.mul_f64(f64::from(random()?) / f64::from(u32::MAX));
+        let phase = TICK.mul_f64(by_chance()?);
         let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + phase, TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last = Instant::now();
@@ -269,17 +233,9 @@ impl SteeringLoop {
             }
             // Once for all of them: a change of a node concerns every service.
             if services {
-                pods.send_if_modified(|known| {
-                    let now: Vec<PodUid> = brain.steering.local_pods().collect();
-                    let other = *known != now;
-                    *known = now;
-                    other
-                });
+                publish(&pods, brain.steering.local_pods().collect());
             }
-            counted.send_if_modified(|known| {
-                let wanted = !brain.steering.is_empty() || metrics_services > 0;
-                std::mem::replace(known, wanted) != wanted
-            });
+            publish(&counted, !brain.steering.is_empty() || metrics_services > 0);
             let decided = brain.tick(elapsed, now);
             brain.look_for_strangers(&strangers);
             brain.hand_over(decided, &writes);
@@ -297,107 +253,7 @@ impl SteeringLoop {
     }
 }
 
-impl Brain {
-    fn learn(&mut self, news: Feed, addresses: &watch::Sender<Vec<IpAddr>>) {
-        match news {
-            Feed::Service(name, targets) => self.steering.put(&name, targets, &self.world),
-            Feed::NotWritten(key) => self.steering.not_written(&key),
-            Feed::Unwraps(unwraps) => {
-                if let Some(link) = &self.link {
-                    link.with(|mesh, _| mesh.set_unwraps(unwraps));
-                }
-            }
-            Feed::Nodes { zone, own, peers } => {
-                self.zone = Some(zone);
-                self.others.replace(peers, own.clone(), &self.steering.nodes());
-                self.probe_others();
-                addresses.send_if_modified(|known| {
-                    let other = *known != own;
-                    *known = own;
-                    other
-                });
-            }
-        }
-    }
-
-    fn probe_others(&self) {
-        if let Some(link) = &self.link {
-            link.with(|mesh, _| mesh.set_peers(self.others.peers(self.port)));
-        }
-    }
-
-    fn tick(&mut self, elapsed: Duration, now: Instant) -> Vec<Write> {
-        // Nobody is told anything, and there is nothing to decide: the load is not worth a look.
-        if self.steering.is_empty() && self.link.is_none() {
-            return Vec::new();
-        }
-        self.link.iter().for_each(Link::hear);
-        self.world.look(now, self.link.as_ref(), elapsed < LATE);
-        let decided = self.steering.tick(elapsed, &self.world);
-        if let Some(link) = &self.link {
-            let report = self.steering.report().iter().map(|(id, load)| (*id, *load));
-            let spilled = self.steering.spilled();
-            let own = self.world.own();
-            link.with(|mesh, now| {
-                mesh.publish(own, report, now);
-                for node in self.world.peers() {
-                    let services = spilled.get(node).into_iter().flatten();
-                    mesh.spill(node, services.map(|(id, rate)| (*id, *rate)));
-                }
-            });
-        }
-        decided
-    }
-
-    /// Says which nodes with endpoints the mesh never heard: they run no agent. Right after the start it has heard nobody.
-    fn look_for_strangers(&mut self, strangers: &watch::Sender<Strangers>) {
-        self.ticks += 1;
-        if !self.ticks.is_multiple_of(STRANGERS) {
-            return;
-        }
-        if self.others.has_deleted() && self.others.forget(&self.steering.nodes()) {
-            self.probe_others();
-        }
-        let heard: HashSet<&str> = self.world.heard().collect();
-        let mut unheard = self.others.iter().filter(|node| !heard.contains(&*node.name)).peekable();
-        let used = if unheard.peek().is_some() { self.steering.nodes() } else { BTreeSet::new() };
-        let now = unheard.filter(|node| used.contains(&*node.name));
-        let now: Strangers = now.map(|node| (Arc::clone(&node.name), node.capacity)).collect();
-        strangers.send_if_modified(|known| {
-            let other = *known != now;
-            *known = now;
-            other
-        });
-    }
-
-    /// Says which nodes take clients' packets as they are: those that told so and still talk.
-    fn tell_direct(&self, direct: &watch::Sender<BTreeSet<Arc<str>>>) {
-        direct.send_if_modified(|known| {
-            let now: BTreeSet<Arc<str>> = self.world.unwrapping().cloned().collect();
-            let other = *known != now;
-            *known = now;
-            other
-        });
-    }
-
-    fn hand_over(&mut self, decided: Vec<Write>, writes: &mpsc::Sender<Vec<Write>>) {
-        if decided.is_empty() {
-            return;
-        }
-        let count = decided.len() as u64;
-        match writes.try_send(decided) {
-            Ok(()) => self.decisions += count,
-            Err(refused) => {
-                let (mpsc::error::TrySendError::Full(late) | mpsc::error::TrySendError::Closed(late)) = refused;
-                warn!(services = late.len(), "the writer is behind: decided anew at the next tick");
-                late.iter().for_each(|write| self.steering.not_written(&write.key));
-            }
-        }
-    }
-}
-
-fn random() -> Result<u32> {
-    let mut bytes = [0; 4];
-    getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
-    Ok(u32::from_ne_bytes(bytes))
+/// From 0 to 1.
+fn by_chance() -> Result<f64> {
+    Ok(f64::from(u32::from_ne_bytes(host::random()?)) / f64::from(u32::MAX))
 }

@@ -74,7 +74,42 @@ fn words(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+    use k8s_openapi::api::events::v1::Event;
+    use kube::Api;
+    use kube::api::ListParams;
+    use weir_core::model::ObjectName;
+    use weir_testbed::{ApiServer, objects, wait};
+
     use super::*;
+
+    /// It lasts half a minute until a running agent tells it, which `tests/steering/events.rs` waits for only if asked to.
+    #[test]
+    fn the_end_of_a_spill_is_an_event_of_the_service_that_asks_for_nothing() {
+        if !ApiServer::require("the event about the end of a spill") {
+            return;
+        }
+        let api = ApiServer::start(None).unwrap();
+        let admin = api.objects().unwrap();
+        let web = admin.apply(&objects::service("web", 80, "TCP")).unwrap();
+        let client = admin.client();
+        let events = admin.run(async { Events::start(client, "edge-1") });
+        let (service, lasted) = (ObjectName::new("default", "web"), Duration::from_secs(150));
+        tell(&events, "edge-1", News::SpillCeased { service, lasted, most: 0.4 });
+
+        let uid = web.metadata.uid;
+        let event = wait::until_some("the event", Duration::from_secs(20), || {
+            let all: Api<Event> = Api::namespaced(admin.client(), "default");
+            let told = admin.run(async move { all.list(&ListParams::default()).await }).unwrap();
+            let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.uid == uid);
+            told.into_iter().find(about).ok_or_else(String::new)
+        });
+        let event = event.unwrap();
+        assert_eq!((event.type_.as_deref(), event.reason.as_deref()), (Some("Normal"), Some("SpillEnded")));
+        let note = "new flows that begin on node edge-1 stay there again; for 2 minutes up to 40 % went to other nodes";
+        assert_eq!(event.note.as_deref(), Some(note));
+    }
 
     #[test]
     fn a_small_part_is_not_nothing() {

@@ -51,7 +51,7 @@ impl Handovers {
 
 #[cfg(test)]
 mod tests {
-    use weir_core::model::{Proxy, TrafficPolicy};
+    use weir_core::model::Proxy;
 
     use super::*;
 
@@ -60,20 +60,7 @@ mod tests {
     }
 
     fn service(proxy: Proxy) -> Service {
-        Service {
-            name: name(),
-            cluster_ips: Vec::new(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
-            ports: Vec::new(),
-            internal_policy: TrafficPolicy::Cluster,
-            external_policy: TrafficPolicy::Cluster,
-            affinity: None,
-            source_ranges: Vec::new(),
-            health_check_port: None,
-            proxy,
-            overrides: None,
-        }
+        Service { proxy, ..Service::new(name()) }
     }
 
     /// What is left after events that come at once.

@@ -10,6 +10,7 @@ use weir_core::model::{ObjectName, Service};
 use weir_core::plan::{Selector, Shares, plan, refusals};
 
 use super::Writer;
+use crate::channel::publish;
 use crate::health_checks::HealthChecks;
 use crate::{host, node_ports};
 
@@ -119,10 +120,6 @@ impl Writer {
         let not_served = |name: &&ObjectName| !self.tables.holds(name) || self.complaints.is_closed(name);
         let unserved = self.complaints.failed().keys().filter(not_served);
         unserved.for_each(|name| now.withhold(name));
-        self.health_checks.send_if_modified(|known| {
-            let changed = *known != now;
-            *known = now;
-            changed
-        });
+        publish(&self.health_checks, now);
     }
 }

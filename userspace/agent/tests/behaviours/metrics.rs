@@ -81,7 +81,8 @@ fn entries_of_the_flow_tables_are_counted_beside_their_room() {
     node.agent.await_ready(&node.world);
     let this = node.world.node(1);
     for family in [4, 6] {
-        let labels = format!("map=\"flows{family}\"");
+        // Those of connections that have ended: they are over.
+        let labels = format!("map=\"openings{family}\"");
         let counted = || sample(this, "weir_flow_entries", &labels) >= 1.0;
         wait::until("flows that are counted", SOON, counted).unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
         for (map, room) in [("flows", 1024.0), ("openings", 512.0)] {

@@ -1,16 +1,22 @@
-//! Ports of a cluster IP that no Service port has are refused, as ports of a host on which nobody listens; and what is
-//! refused, what is dropped where a Service has nobody to answer.
+//! Ports of a cluster IP that no Service port has are refused, as ports of a host on which nobody listens; those of external
+//! addresses end here rather than go round; and what is refused, what is dropped where a Service has nobody to answer.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::CLUSTER;
-use crate::harness::Cluster;
-use crate::harness::callers::Caller;
-use crate::harness::echo::{Echo, Talk, echo, ready, spec};
-use crate::harness::matrix::Kind;
+use etherparse::TcpHeader;
+use weir_abi as abi;
 use weir_testbed::ask::PATIENCE;
+use weir_testbed::packet::{Packet, Transport};
+use weir_testbed::{Capture, address};
+
+use crate::CLUSTER;
+use crate::harness::callers::Caller;
+use crate::harness::clients::send_raw;
+use crate::harness::echo::{Echo, Talk, echo, ready, spec};
+use crate::harness::matrix::{Kind, external};
+use crate::harness::{Cluster, SOON};
 
 /// What is refused is refused within this time.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -81,18 +87,19 @@ fn nothing_is_left_of_a_deleted_services_cluster_ips_and_the_next_owner_has_its_
 }
 
 #[test]
-fn ports_of_nodes_and_external_addresses_are_nobodys_business() {
+fn ports_of_a_node_are_nobodys_business_and_of_external_addresses_only_the_address_is_known() {
     let Some(cluster) = CLUSTER.join("ports of other addresses") else { return };
     let served = cluster.serve_echo(&Kind::ExternalIp.service("not-ours", 80), &ready(&cluster.world.node(1).pods()));
-    let zero = |agent: &crate::harness::Agent| {
+    let rest_of = |agent: &crate::harness::Agent, ips: [IpAddr; 2]| {
         let dump = agent.view().dump().unwrap();
-        let cluster_ips = served.cluster_ips(Talk::Http).map(|socket| socket.ip());
-        let others = crate::harness::matrix::external(80).into_iter().chain(cluster.world.node(1).address().both());
-        let unused = |ip| dump.frontends.iter().any(|(key, _)| key.address == ip && key.port == 0);
-        (cluster_ips.map(unused), others.map(unused).collect::<Vec<_>>())
+        let any = |ip| dump.frontends.iter().find(|(key, _)| key.address == ip && key.port == 0);
+        ips.map(|ip| any(ip).map(|(_, frontend)| frontend.kind))
     };
     for agent in &cluster.agents {
-        assert_eq!(zero(agent), ([true, true], vec![false; 4]));
+        let cluster_ips = served.cluster_ips(Talk::Http).map(|socket| socket.ip());
+        assert_eq!(rest_of(agent, cluster_ips), [Some(abi::KIND_UNUSED_PORT); 2]);
+        assert_eq!(rest_of(agent, external(80)), [Some(abi::KIND_ADDRESS); 2]);
+        assert_eq!(rest_of(agent, cluster.world.node(1).address().both()), [None; 2]);
     }
     // The agent's own server.
     for ip in cluster.world.node(1).address().both() {
@@ -103,6 +110,40 @@ fn ports_of_nodes_and_external_addresses_are_nobodys_business() {
             // By default it listens in one family.
             Err(error) => assert!(ip.is_ipv6(), "{ip}: {error}"),
         }
+    }
+}
+
+/// A SYN, a datagram and a ping of the client outside, none of which any Service has.
+fn unserved(to: IpAddr) -> [Packet; 3] {
+    let (from, target) = (SocketAddr::new(address::CLIENT.like(to), 40_000), SocketAddr::new(to, UNUSED));
+    let kind = if to.is_ipv4() { 8 } else { 128 };
+    let ping = Transport::Icmp { kind, code: 0, rest: [0, 1, 0, 1], body: b"who".to_vec() };
+    let syn = TcpHeader { syn: true, ..TcpHeader::default() };
+    [Packet::tcp(from, target, syn, b""), Packet::udp(from, target, b"who"), Packet::new(from.ip(), to, ping)]
+}
+
+#[test]
+fn what_nobody_serves_at_an_external_address_comes_to_a_node_once_and_not_back_from_its_router() {
+    let Some(cluster) = CLUSTER.join("packets that come round") else { return };
+    let (world, agent) = (&cluster.world, &cluster.agents[0]);
+    let dropped = || agent.packets(abi::HOOK_NIC_EGRESS, abi::REASON_NO_SERVICE);
+    for (kind, number) in [(Kind::ExternalIp, 93), (Kind::LoadBalancer, 94)] {
+        let name = format!("round-{}", format!("{kind:?}").to_lowercase());
+        cluster.serve_echo(&kind.service(&name, number), &ready(&world.node(1).pods()));
+        let left = Capture::start(world.node(1).netns(), "eth0").unwrap();
+        for ip in external(number) {
+            cluster.await_frontend(ip, 0);
+            for packet in unserved(ip) {
+                let before = dropped();
+                let router = address::ROUTER_OUTSIDE.like(ip);
+                cluster.run_as(&Caller::Outside, || send_raw(&packet, router)).unwrap();
+                let what = format!("{packet:?} to be dropped");
+                weir_testbed::wait::until(&what, SOON, || dropped() > before)
+                    .unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
+            }
+        }
+        let seen = left.destinations().unwrap();
+        assert!(!seen.iter().any(|ip| external(number).contains(ip)), "left the node: {seen:?}");
     }
 }
 
@@ -159,6 +200,6 @@ fn await_gone(cluster: &Cluster, target: SocketAddr, talk: Talk) {
             !dump.frontends.iter().any(|(key, _)| same(key))
         };
         let what = format!("the end of frontend {talk:?} {target}");
-        weir_testbed::wait::until(&what, crate::harness::SOON, gone).unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
+        weir_testbed::wait::until(&what, SOON, gone).unwrap_or_else(|e| panic!("{e}\n{}", agent.log()));
     }
 }

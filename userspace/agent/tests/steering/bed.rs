@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::Value;
 use weir_abi as abi;
-use weir_testbed::process::Process;
 use weir_testbed::serve::Server;
 use weir_testbed::{Cgroup, World, address, bpffs, require_root, wait};
 
+use crate::harness::machine::Machine;
 use crate::harness::{Agent, HTTP, SOON, TCP, serve_in, text};
 
 /// Round-trip time between two nodes that are near each other, and from any to one that is far.
@@ -75,40 +74,27 @@ impl Bed {
         let (source, key) = (file("services.yaml", &yaml(services)), file("mesh.key", &format!("{:064x}\n", 0x5eed)));
         let (mut agents, mut machines) = (Vec::new(), Vec::new());
         for number in 1..=3 {
-            let machine = Machine::create(&format!("{}node{number}", world.prefix()));
+            let machine = Machine::create(&format!("{}machine{number}", world.prefix()));
             let source = ["--static".to_owned(), source.display().to_string()];
             let mut agent = Agent::prepared(&world, number, source, &["--max-flows=65536"]);
             agent.set_option(&format!("--mesh-key-file={}", key.display()));
-            agent.set_option(&format!("--node-cgroup={}", machine.name));
+            agent.set_option(&format!("--node-cgroup={}", machine.name()));
             options.iter().for_each(|option| agent.set_option(option));
             agent.start_again(&world);
             agents.push(agent);
             machines.push(machine);
         }
         let bed = Self { agents, machines, _servers: servers, files: vec![source, key], world };
-        for number in 1..=3 {
-            bed.agents[usize::from(number) - 1].await_ready(&bed.world);
-            bed.await_peers(number);
+        for agent in &bed.agents {
+            agent.await_ready(&bed.world);
+            agent.await_peers(2);
         }
         Some(bed)
     }
 
     /// What a node's agent says of its weights.
     pub(crate) fn weights(&self, node: u8) -> Value {
-        let agent = &self.agents[usize::from(node) - 1];
-        let body = agent.told("/weights");
-        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e}: {body}"))
-    }
-
-    /// Waits until a node knows how far both others are, and how busy.
-    pub(crate) fn await_peers(&self, node: u8) {
-        let knows = || {
-            let peers = self.weights(node)["peers"].as_array().unwrap().clone();
-            let known = |peer: &&Value| peer["rtt"].is_f64() && peer["load"]["cpu"]["share"].is_f64();
-            if peers.iter().filter(known).count() == 2 { Ok(()) } else { Err(format!("{peers:?}")) }
-        };
-        let what = format!("node {node} to know its peers");
-        wait::until_some(&what, SOON, knows).unwrap_or_else(|e| panic!("{e}\n{}", self.agents[0].log()));
+        self.agents[usize::from(node) - 1].weights()
     }
 
     /// A service of the first port in what a node says.
@@ -174,6 +160,25 @@ impl Bed {
     }
 }
 
+impl Agent {
+    /// What it says of its weights.
+    fn weights(&self) -> Value {
+        let body = self.told("/weights");
+        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{e}: {body}"))
+    }
+
+    /// Waits until it knows of so many peers how far they are, and how busy.
+    pub(crate) fn await_peers(&self, count: usize) {
+        let knows = || {
+            let peers = self.weights()["peers"].as_array().unwrap().clone();
+            let known = |peer: &&Value| peer["rtt"].is_f64() && peer["load"]["cpu"]["share"].is_f64();
+            if peers.iter().filter(known).count() == count { Ok(()) } else { Err(format!("{peers:?}")) }
+        };
+        let what = format!("{count} peers to be known");
+        wait::until_some(&what, SOON, knows).unwrap_or_else(|e| panic!("{e}\n{}", self.log()));
+    }
+}
+
 impl Drop for Bed {
     fn drop(&mut self) {
         for file in &self.files {
@@ -203,84 +208,4 @@ fn yaml(services: &[Web]) -> String {
         }
     }
     yaml
-}
-
-/// The control group that is a node, or a pod: a twentieth of a CPU.
-pub(crate) struct Machine {
-    name: String,
-    hierarchies: &'static [&'static str],
-    busy: Option<Process>,
-}
-
-/// Hierarchies of version 1 that a node is in, and one more that a pod is in.
-const HIERARCHIES: &[&str] = &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/memory"];
-/// Of 100 ms, in microseconds: so little that a busy loop gets it on a machine that is busy with other tests.
-const QUOTA: &str = "5000";
-
-impl Machine {
-    pub(crate) fn require(what: &str) -> bool {
-        let found = HIERARCHIES.iter().all(|root| Path::new(root).join("cgroup.procs").exists());
-        if !found {
-            println!("SKIPPED: {what}: no hierarchies of cgroup v1 for CPU time and its quota");
-        }
-        found
-    }
-
-    fn create(name: &str) -> Self {
-        Self::within(name, &HIERARCHIES[..2])
-    }
-
-    /// A pod's group. `name` is its path in the hierarchies.
-    pub(crate) fn of_pod(name: &str) -> Self {
-        Self::within(name, HIERARCHIES)
-    }
-
-    fn within(name: &str, hierarchies: &'static [&'static str]) -> Self {
-        for root in hierarchies {
-            let group = Path::new(root).join(name);
-            fs::create_dir_all(&group).unwrap();
-            let quota = group.join("cpu.cfs_quota_us");
-            if quota.exists() {
-                fs::write(quota, QUOTA).unwrap();
-            }
-        }
-        Self { name: name.to_owned(), hierarchies, busy: None }
-    }
-
-    /// Keeps all of its CPU busy from now on.
-    pub(crate) fn work(&mut self) {
-        let mut command = Command::new("sh");
-        command.args(["-c", "while :; do :; done"]);
-        let log = std::env::temp_dir().join(format!("{}.log", self.name.replace('/', "-")));
-        let process = Process::start(command, "busy loop", &log).unwrap();
-        let _ = fs::remove_file(log);
-        for root in self.hierarchies {
-            fs::write(Path::new(root).join(&self.name).join("cgroup.procs"), process.id().to_string()).unwrap();
-        }
-        self.busy = Some(process);
-    }
-
-    /// And idle again.
-    pub(crate) fn rest(&mut self) {
-        if let Some(process) = self.busy.take() {
-            process.kill().unwrap();
-        }
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.rest();
-        for root in self.hierarchies {
-            let group = Path::new(root).join(&self.name);
-            // What was in it takes a moment to be gone.
-            let end = Instant::now() + SOON;
-            while group.exists() && fs::remove_dir(&group).is_err() && Instant::now() < end {
-                std::thread::yield_now();
-            }
-            // Those that were made for it alone.
-            let above = Path::new(&self.name).ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
-            above.for_each(|above| drop(fs::remove_dir(Path::new(root).join(above))));
-        }
-    }
 }

@@ -1,5 +1,5 @@
 //! Agents that steer: each is a node of a world with delays, with a key, and a control group with a CPU quota as its
-//! machine. Services come from a file, so that nothing but the load changes anything.
+//! machine. Services come from a file, so that nothing but the load changes anything; but where Kubernetes is told of it.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
@@ -8,6 +8,7 @@ mod harness;
 
 mod bed;
 mod ejection;
+mod events;
 mod pods;
 mod restart;
 mod selectors;

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use weir_testbed::address;
 
-use crate::bed::{Machine, SETTLED};
+use crate::bed::SETTLED;
+use crate::harness::machine::Machine;
 use crate::harness::standalone::{self, Standalone};
 use crate::harness::{HTTP, SOON};
 
@@ -27,8 +28,9 @@ fn the_load_of_a_pod_is_what_its_group_uses_of_its_quota() {
         return;
     }
     let mut node = Standalone::prepared(2, &yaml(), &[]);
-    let root = format!("{}kubelet", node.world.prefix());
-    let mut pod = Machine::of_pod(&format!("{root}/kubepods/burstable/pod{UID}"));
+    let group = format!("kubepods/burstable/pod{UID}");
+    let mut pod = Machine::of_pod(&format!("{}kubelet/{group}", node.world.prefix()));
+    let root = pod.name().trim_end_matches(&group);
     node.agent.set_option(&format!("--kubelet-cgroup-root=/{root}"));
     node.agent.start_again(&node.world);
     node.agent.await_ready(&node.world);

@@ -62,7 +62,7 @@ pub(crate) fn reply(reply: &abi::Reply) -> Value {
         frontend_port,
         client_port,
         flags: bits,
-        pad: _,
+        heard,
         backend,
         generation,
         last_seen,
@@ -78,6 +78,7 @@ pub(crate) fn reply(reply: &abi::Reply) -> Value {
         ("generation", number(*generation)),
         ("lastSeenTicks", number(*last_seen)),
         ("askedUnits", number(*asked)),
+        ("heard", number(*heard)),
         ("bytes", number(*bytes)),
         ("bytesHeld", number(*held)),
     ])

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::output::{Row, Tone};
+use super::fix::{Fix, Site};
+use crate::output::{Kind, Row, Tone};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
@@ -26,14 +27,14 @@ impl State {
     }
 }
 
-/// One line.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+/// A verdict.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Check {
     pub(crate) state: State,
     pub(crate) what: String,
     pub(crate) detail: String,
-    /// A command, unless it is ok.
-    pub(crate) fix: Option<String>,
+    /// None if it is ok.
+    pub(crate) fix: Option<Fix>,
 }
 
 impl Check {
@@ -43,18 +44,34 @@ impl Check {
     }
 
     /// Not as good as it could be.
-    pub(crate) fn warn(what: impl Into<String>, detail: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(crate) fn warn(what: impl Into<String>, detail: impl Into<String>, fix: impl Into<Fix>) -> Self {
         Self { state: State::Warn, what: what.into(), detail: detail.into(), fix: Some(fix.into()) }
     }
 
     /// In the way of what Weir does.
-    pub(crate) fn fail(what: impl Into<String>, detail: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(crate) fn fail(what: impl Into<String>, detail: impl Into<String>, fix: impl Into<Fix>) -> Self {
         Self { state: State::Fail, what: what.into(), detail: detail.into(), fix: Some(fix.into()) }
+    }
+
+    /// As it is shown to somebody at this place.
+    pub(crate) fn shown(self, site: &Site) -> Line {
+        let Self { state, what, detail, fix } = self;
+        Line { state, what, detail, fix: fix.map(|fix| fix.command(site)) }
     }
 }
 
-impl Row for Check {
-    const KIND: &'static str = "Diagnosis";
+/// One line.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub(crate) struct Line {
+    pub(crate) state: State,
+    what: String,
+    detail: String,
+    /// A command, unless it is ok.
+    fix: Option<String>,
+}
+
+impl Row for Line {
+    const KIND: Kind = Kind::Diagnosis;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["STATE", "CHECK", "DETAIL", "FIX"]
@@ -89,11 +106,21 @@ pub(crate) mod tests {
         checks.iter().find(|check| check.what == what).unwrap_or_else(|| panic!("no {what} in {checks:#?}"))
     }
 
+    /// What is shown of a check on the node.
+    #[derive(Debug)]
+    pub(crate) struct Verdict(pub(crate) State, String);
+
+    impl PartialEq<(State, &str)> for Verdict {
+        fn eq(&self, (state, fix): &(State, &str)) -> bool {
+            self.0 == *state && self.1 == *fix
+        }
+    }
+
     /// State and fix of the check of a name.
     #[track_caller]
-    pub(crate) fn verdict<'a>(checks: &'a [Check], what: &str) -> (State, &'a str) {
+    pub(crate) fn verdict(checks: &[Check], what: &str) -> Verdict {
         let check = find(checks, what);
-        (check.state, check.fix.as_deref().unwrap_or_default())
+        Verdict(check.state, check.fix.as_ref().map(|fix| fix.command(&Site::Node)).unwrap_or_default())
     }
 
     #[test]

@@ -12,10 +12,11 @@ use weir_datapath::{
     Error, PinDir, View, attached_programs, check_programs, missing_capabilities, program_name, size_option,
 };
 
+use super::fix::Site;
 use super::mesh::AgentFacts;
 use super::network::NetworkFacts;
 use super::node::NodeFacts;
-use super::proxies::ProxyFacts;
+use super::proxies::{Hidden, ProxyFacts};
 use super::tables::{Fill, MapFacts, TableFacts};
 use crate::agent;
 use crate::interfaces::{self, Interface};
@@ -49,7 +50,7 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Looks around. With `load` the kernel is given the programs to judge.
-    pub(crate) fn gather(pins: &PinDir, socket: &Path, load: bool) -> Result<Self> {
+    pub(crate) fn gather(pins: &PinDir, socket: &Path, site: &Site, load: bool) -> Result<Self> {
         let interfaces = interfaces::list()?;
         let links = pins.link_names().unwrap_or_default();
         let view = match View::open(pins.clone()) {
@@ -59,10 +60,7 @@ impl Facts {
         };
         let opened = view.as_ref().and_then(|view| view.as_ref().ok());
         let config = opened.and_then(|view| view.config().ok());
-        let (foreign, hidden) = match foreign(&interfaces, &links) {
-            Ok(found) => (found, None),
-            Err(why) => (Vec::new(), Some(format!("{why:#}"))),
-        };
+        let (foreign, hidden) = foreign(&interfaces, &links);
         let dump = opened.and_then(|view| view.dump().ok()).unwrap_or_default();
         Ok(Self {
             node: node(pins, load),
@@ -70,6 +68,7 @@ impl Facts {
                 leftovers: Leftovers::find(),
                 foreign,
                 hidden,
+                in_pod: site.is_pod(),
                 beside: config.is_some_and(|config| config.flags & abi::CONFIG_BESIDE != 0),
             },
             network: NetworkFacts { reverse_path: reverse_path(&interfaces), interfaces, links: links.clone() },
@@ -147,18 +146,29 @@ fn reverse_path(interfaces: &[Interface]) -> BTreeMap<String, u64> {
     interfaces.iter().filter_map(|one| Some((one.name.clone(), read(&one.name)?.max(all)))).collect()
 }
 
-/// Programs at our interfaces that are not ours.
-fn foreign(interfaces: &[Interface], links: &[String]) -> Result<Vec<(String, String)>> {
+/// Programs at our interfaces that are not ours, with the interface's name before each; and why some cannot be listed.
+fn foreign(interfaces: &[Interface], links: &[String]) -> (Vec<(String, String)>, Option<Hidden>) {
     let ours: BTreeSet<u32> = links.iter().filter_map(|link| parse(link).1).collect();
-    let mut found = BTreeSet::new();
+    let (mut found, mut hidden) = (BTreeSet::new(), None);
     for interface in interfaces.iter().filter(|interface| ours.contains(&interface.index)) {
-        let mut names: Vec<_> = attached_programs(&interface.name)?.into_iter().map(|one| one.name).collect();
-        names.extend(interfaces::filters(interface.index)?);
-        names.extend(interface.xdp.map(|(_, program)| program_name(program)).transpose()?);
-        let others = names.into_iter().filter(|name| !name.starts_with(OURS));
-        found.extend(others.map(|name| (interface.name.clone(), name)));
+        let attached = attached_programs(&interface.name).map(|all| all.into_iter().map(|one| one.name).collect());
+        let xdp = interface.xdp.map(|(_, program)| program_name(program)).transpose();
+        let names = [
+            attached.map_err(Hidden::from),
+            xdp.map(Vec::from_iter).map_err(Hidden::from),
+            interfaces::filters(interface.index).map_err(|why| Hidden::Failed(format!("{why:#}"))),
+        ];
+        for names in names {
+            match names {
+                Ok(names) => {
+                    let others = names.into_iter().filter(|name| !name.starts_with(OURS));
+                    found.extend(others.map(|name| (interface.name.clone(), name)));
+                }
+                Err(why) => hidden = Some(why),
+            }
+        }
     }
-    Ok(found.into_iter().collect())
+    (found.into_iter().collect(), hidden)
 }
 
 fn other_versions(pins: &PinDir) -> Vec<PathBuf> {

@@ -7,15 +7,18 @@ use weir_telemetry::effective::Configuration;
 use weir_telemetry::weights::{Peer, Weights};
 
 use super::check::Check;
+use super::fix::Fix;
 use crate::agent::Agent;
 
-/// Refusals that somebody has to look at, as `weir_mesh_refused_total` names them, and how; a key is compared where it is.
-const FORGED: &str = "forged";
-const TELLING: [(&str, &str, &str); 3] = [
-    (FORGED, "another key signed them", "sha256sum"),
-    ("skewed", "the sender's clock is too far off", "timedatectl set-ntp true"),
-    ("unknown_version", "from agents of another version", "kubectl -n kube-system rollout status daemonset/weir"),
-];
+/// Refusals that somebody has to look at, as `weir_mesh_refused_total` names them, with what they mean and what mends them.
+fn telling(key_file: &str) -> [(&'static str, &'static str, Fix); 3] {
+    let rollout = "kubectl -n kube-system rollout status daemonset/weir";
+    [
+        ("forged", "another key signed them", Fix::SameKey(key_file.to_owned())),
+        ("skewed", "the sender's clock is too far off", "timedatectl set-ntp true".into()),
+        ("unknown_version", "from agents of another version", Fix::OfCluster(rollout.to_owned())),
+    ]
+}
 
 /// What was found.
 #[derive(Clone, Debug)]
@@ -49,26 +52,27 @@ fn version(agents: &str) -> Check {
         return Check::ok(what, agents);
     }
     let detail = format!("{agents}, and this command is {ours}: what one says the other may not know");
-    Check::warn(what, detail, "systemctl restart weir-agent")
+    Check::warn(what, detail, Fix::Restart { running: true })
 }
 
 fn agent(agent: &Agent) -> Vec<Check> {
     let (healthy, components) = match agent {
         Agent::Silent(why) => {
             let detail = format!("not running: traffic is served as last programmed, changes are not ({why})");
-            return vec![Check::fail("agent", detail, "systemctl start weir-agent")];
+            return vec![Check::fail("agent", detail, Fix::Restart { running: false })];
         }
         Agent::Running { healthy, components } => (*healthy, components),
     };
-    let log = "journalctl -u weir-agent -n 50";
     let mut checks = vec![match healthy {
         true => Check::ok("agent", "running, healthy"),
-        false => Check::fail("agent", "running, not healthy: updates wait, or the node is on its way out", log),
+        false => {
+            Check::fail("agent", "running, not healthy: updates wait, or the node is on its way out", Fix::ReadLog)
+        }
     }];
     checks.extend(components.iter().map(|part| {
         let what = format!("agent {}", part.name);
         let detail = part.reason.clone().unwrap_or_else(|| if part.ready { "ready" } else { "not ready" }.to_owned());
-        if part.ready { Check::ok(what, detail) } else { Check::fail(what, detail, log) }
+        if part.ready { Check::ok(what, detail) } else { Check::fail(what, detail, Fix::ReadLog) }
     }));
     checks
 }
@@ -79,7 +83,7 @@ fn api_server(hosts: &[String], frontends: &BTreeSet<IpAddr>) -> Vec<Check> {
     let check = |host: &String| match host.parse::<IpAddr>() {
         Ok(ip) if frontends.contains(&ip) => {
             let detail = format!("{host} is a Service's address, which Weir itself serves: after a reboot nobody does");
-            Check::warn(what, detail, "helm upgrade weir weir --reuse-values --set apiServer.host=ADDRESS")
+            Check::warn(what, detail, Fix::Value("apiServer.host=ADDRESS"))
         }
         Ok(_) | Err(_) => Check::ok(what, format!("{host}, not through a Service")),
     };
@@ -92,11 +96,10 @@ fn mesh(weights: &Weights, key_file: &str) -> Vec<Check> {
         return vec![Check::ok("mesh", "none: this agent has no mesh key")];
     }
     let mut checks = vec![heard(peers)];
-    for (reason, meaning, fix) in TELLING {
+    for (reason, meaning, fix) in telling(key_file) {
         let count = mesh_refused.get(reason).copied().unwrap_or_default();
         if count > 0 {
             let detail = format!("{count} packets refused since the agent started: {meaning}");
-            let fix = if reason == FORGED { format!("{fix} {key_file}") } else { fix.to_owned() };
             checks.push(Check::warn(format!("mesh {reason}"), detail, fix));
         }
     }
@@ -172,7 +175,9 @@ mod tests {
     fn an_api_server_behind_a_service_is_told() {
         let through = AgentFacts { configuration: Some(configuration("10.96.0.1")), ..facts() };
         let checks = checks(&through);
-        assert_eq!(find(&checks, "api server").state, State::Warn);
+        let fix =
+            "helm upgrade weir deploy/helm/weir --namespace kube-system --reuse-values --set apiServer.host=ADDRESS";
+        assert_eq!(verdict(&checks, "api server"), (State::Warn, fix));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod check;
 mod facts;
+mod fix;
 mod mesh;
 mod network;
 mod node;
@@ -18,8 +19,9 @@ use weir_datapath::PinDir;
 
 use crate::exit::Answer;
 use crate::output::{Output, Row};
-use check::{Check, State};
+use check::{Check, Line, State};
 use facts::Facts;
+use fix::Site;
 
 /// Options of `doctor`.
 #[derive(Args, Clone, Copy, Debug)]
@@ -35,18 +37,19 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Serialize)]
 struct Diagnosis<'a> {
     state: State,
-    checks: &'a [Check],
+    checks: &'a [Line],
 }
 
 /// Runs the command.
 pub(crate) fn run(pins: &PinDir, args: &DoctorArgs, socket: &Path, output: &Output) -> Result<Answer> {
-    let facts = Facts::gather(pins, socket, !args.no_load)?;
-    let mut checks = verdicts(&facts);
+    let site = Site::here();
+    let facts = Facts::gather(pins, socket, &site, !args.no_load)?;
+    let mut checks: Vec<_> = verdicts(&facts).into_iter().map(|check| check.shown(&site)).collect();
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Ok);
     if args.quiet {
         checks.retain(|check| check.state != State::Ok);
     }
-    output.print(&output.rows(&checks, Check::KIND, &Diagnosis { state, checks: &checks })?)?;
+    output.print(&output.rows(&checks, Line::KIND, &Diagnosis { state, checks: &checks })?)?;
     Ok(if state == State::Fail { Answer::No } else { Answer::Yes })
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::check::Check;
+use super::fix::Fix;
 use crate::interfaces::{Interface, XdpMode};
 use crate::links::parse;
 
@@ -67,7 +68,7 @@ fn gone(facts: &NetworkFacts) -> Option<Check> {
         return None;
     }
     let detail = format!("pins of interfaces that are gone, or of another network namespace: {}", lost.join(", "));
-    Some(Check::warn("links", detail, "systemctl restart weir-agent"))
+    Some(Check::warn("links", detail, Fix::Restart { running: true }))
 }
 
 fn reverse_path(facts: &NetworkFacts, nic: &Interface) -> Option<Check> {

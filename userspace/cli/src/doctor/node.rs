@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::check::Check;
+use super::fix::Fix;
 
 /// The first kernel whose verifier and helpers the programs need: bpf_loop.
 const OLDEST: (u32, u32) = (5, 17);
@@ -99,7 +100,7 @@ fn bpffs(facts: &NodeFacts) -> Check {
     if facts.bpffs {
         return Check::ok("bpffs", format!("{dir} is on a BPF file system"));
     }
-    Check::fail("bpffs", format!("{dir} is not on a BPF file system"), "weir mount")
+    Check::fail("bpffs", format!("{dir} is not on a BPF file system"), Fix::Mount)
 }
 
 fn cgroup2(facts: &NodeFacts) -> Check {
@@ -107,7 +108,7 @@ fn cgroup2(facts: &NodeFacts) -> Check {
         Some(mount) => Check::ok("cgroup2", mount.display().to_string()),
         None => {
             let lost = "no cgroup v2 hierarchy is mounted: processes on the host cannot reach services";
-            Check::fail("cgroup2", lost, "weir mount")
+            Check::fail("cgroup2", lost, Fix::Mount)
         }
     }
 }

@@ -1,11 +1,34 @@
 //! Verdicts on who else translates services here: kube-proxy, or what it left behind, and programs of other eBPF proxies.
 
+use weir_datapath::Error;
+
 use super::check::Check;
 use crate::leftovers::Leftovers;
 
 /// What programs of proxies and their firewalls are called, and whose they are.
 const OTHERS: [(&str, &str); 5] =
     [("cil_", "Cilium"), ("cali_", "Calico"), ("calico_", "Calico"), ("katran", "Katran"), ("balancer_", "Katran")];
+
+/// Why programs at an interface cannot be listed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Hidden {
+    /// The kernel tells names to CAP_SYS_ADMIN alone.
+    NotAllowed,
+    /// Something else.
+    Failed(String),
+}
+
+impl From<Error> for Hidden {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Capability { .. } => Self::NotAllowed,
+            other => Self::Failed(other.to_string()),
+        }
+    }
+}
+
+/// What is said of what a container cannot look at.
+const UNSEEN: &str = "not seen from a container";
 
 /// What was found.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -15,7 +38,9 @@ pub(crate) struct ProxyFacts {
     /// Interface and name of each program at our interfaces that is not ours.
     pub(crate) foreign: Vec<(String, String)>,
     /// Why the programs at some interface cannot be listed.
-    pub(crate) hidden: Option<String>,
+    pub(crate) hidden: Option<Hidden>,
+    /// Whether this is a container of the agent's pod: what that cannot see by its nature is no fault.
+    pub(crate) in_pod: bool,
     /// Whether Weir serves beside another proxy, as it was told to.
     pub(crate) beside: bool,
 }
@@ -23,12 +48,12 @@ pub(crate) struct ProxyFacts {
 /// The verdicts.
 pub(crate) fn checks(facts: &ProxyFacts) -> Vec<Check> {
     let mut checks = kube_proxy(facts);
-    checks.push(programs(facts));
+    checks.extend(programs(facts));
     checks
 }
 
 fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
-    let Leftovers { tables, chains, virtual_servers, device, unseen } = &facts.leftovers;
+    let Leftovers { tables, chains, virtual_servers, device, missing, unseen } = &facts.leftovers;
     let what = "kube-proxy";
     let mut found = Vec::new();
     found.extend(tables.iter().map(|family| {
@@ -48,10 +73,15 @@ fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
         false => Check::warn(what, format!("{detail}: it may translate what Weir leaves alone, or did not yet"), fix),
     };
     let mut checks: Vec<_> = found.into_iter().map(verdict).collect();
+    checks.extend(missing.iter().map(|program| match facts.in_pod {
+        true => Check::ok(what, format!("rules of the older iptables: {UNSEEN}, which has no {program}")),
+        false => {
+            let detail = format!("cannot look for rules of the older iptables, which the kernel has: no {program}");
+            Check::warn(what, detail, "apt-get install iptables")
+        }
+    }));
     checks.extend(
-        unseen
-            .iter()
-            .map(|why| Check::warn(what, format!("cannot look for its rules with {why}"), "apt-get install iptables")),
+        unseen.iter().map(|why| Check::warn(what, format!("cannot look for its rules with {why}"), "sudo weir doctor")),
     );
     if checks.is_empty() {
         checks.push(Check::ok(what, "nothing of it in nftables, iptables and IPVS"));
@@ -59,19 +89,28 @@ fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
     checks
 }
 
-fn programs(facts: &ProxyFacts) -> Check {
+fn programs(facts: &ProxyFacts) -> Vec<Check> {
     let what = "other programs";
-    if let Some(why) = &facts.hidden {
-        return Check::warn(what, format!("cannot be listed: {why}"), "sudo weir doctor");
-    }
-    if facts.foreign.is_empty() {
-        return Check::ok(what, "none at the interfaces that Weir is at");
-    }
+    let hidden = facts.hidden.as_ref().map(|why| match (why, facts.in_pod) {
+        (Hidden::NotAllowed, true) => Check::ok(what, format!("those of XDP and tcx: {UNSEEN} without CAP_SYS_ADMIN")),
+        (Hidden::NotAllowed, false) => Check::warn(what, "only root may list them", "sudo weir doctor"),
+        (Hidden::Failed(why), _) => Check::warn(what, format!("cannot be listed: {why}"), "sudo weir doctor"),
+    });
+    let found = if facts.foreign.is_empty() {
+        // Nothing seen where something is hidden is no finding.
+        hidden.is_none().then(|| Check::ok(what, "none at the interfaces that Weir is at"))
+    } else {
+        Some(foreign(what, &facts.foreign))
+    };
+    found.into_iter().chain(hidden).collect()
+}
+
+fn foreign(what: &str, programs: &[(String, String)]) -> Check {
     let whose = |name: &str| OTHERS.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, owner)| *owner);
-    let mut owners: Vec<_> = facts.foreign.iter().filter_map(|(_, name)| whose(name)).collect();
+    let mut owners: Vec<_> = programs.iter().filter_map(|(_, name)| whose(name)).collect();
     owners.sort_unstable();
     owners.dedup();
-    let list: Vec<_> = facts.foreign.iter().map(|(interface, name)| format!("{name} at {interface}")).collect();
+    let list: Vec<_> = programs.iter().map(|(interface, name)| format!("{name} at {interface}")).collect();
     let detail = list.join(", ");
     match owners.as_slice() {
         [] => Check::ok(what, format!("{detail}: of nobody who is known to translate services")),
@@ -106,10 +145,8 @@ mod tests {
             (Leftovers { chains: vec![("ip nat".to_owned(), 7)], ..Leftovers::default() }, "kube-proxy --cleanup"),
             (Leftovers { virtual_servers: 3, ..Leftovers::default() }, "ipvsadm --clear"),
             (Leftovers { device: true, ..Leftovers::default() }, "ip link delete kube-ipvs0"),
-            (
-                Leftovers { unseen: vec!["iptables-legacy-save: no".to_owned()], ..Leftovers::default() },
-                "apt-get install iptables",
-            ),
+            (Leftovers { missing: vec!["iptables-legacy-save"], ..Leftovers::default() }, "apt-get install iptables"),
+            (Leftovers { unseen: vec!["nftables: no".to_owned()], ..Leftovers::default() }, "sudo weir doctor"),
         ] {
             assert_eq!(verdict(&checks(&with(leftovers)), "kube-proxy"), (State::Warn, fix));
         }
@@ -131,7 +168,26 @@ mod tests {
         assert_eq!(foreign("cil_from_netdev"), State::Warn);
         assert_eq!(foreign("cali_tc_ingress"), State::Warn);
         assert_eq!(foreign("flow_monitor"), State::Ok);
-        let hidden = ProxyFacts { hidden: Some("operation not permitted".to_owned()), ..ProxyFacts::default() };
-        assert_eq!(verdict(&checks(&hidden), "other programs"), (State::Warn, "sudo weir doctor"));
+    }
+
+    #[test]
+    fn what_a_container_cannot_see_is_said_and_is_no_fault_and_on_the_node_it_is_one() {
+        let leftovers = Leftovers { missing: vec!["iptables-legacy-save"], ..Leftovers::default() };
+        let unseen = ProxyFacts { hidden: Some(Hidden::NotAllowed), ..with(leftovers) };
+        let on_node = checks(&unseen);
+        assert_eq!(verdict(&on_node, "other programs"), (State::Warn, "sudo weir doctor"));
+        assert_eq!(verdict(&on_node, "kube-proxy"), (State::Warn, "apt-get install iptables"));
+        let in_pod = checks(&ProxyFacts { in_pod: true, ..unseen.clone() });
+        assert!(in_pod.iter().all(|check| check.state == State::Ok && check.detail.contains(UNSEEN)), "{in_pod:#?}");
+        // A filter of tc tells its name to everybody.
+        let foreign = vec![("eth0".to_owned(), "cil_from_netdev".to_owned())];
+        let in_pod = checks(&ProxyFacts { in_pod: true, foreign, ..unseen });
+        assert_eq!(verdict(&in_pod, "other programs"), (State::Warn, "bpftool net show"));
+        let failed = ProxyFacts {
+            hidden: Some(Hidden::Failed("no memory".to_owned())),
+            in_pod: true,
+            ..with(Leftovers::default())
+        };
+        assert_eq!(verdict(&checks(&failed), "other programs"), (State::Warn, "sudo weir doctor"));
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use weir_core::flow_pressure::TableUse;
 
 use super::check::Check;
+use super::fix::Fix;
 use crate::maps::{NEARLY_FULL, is_nearly_full};
 
 /// So few source ports are a limit of concurrent flows to one endpoint that people notice.
@@ -67,14 +68,14 @@ pub(crate) fn checks(facts: &TableFacts) -> Vec<Check> {
 fn pins(facts: &TableFacts) -> Check {
     let (what, dir) = ("pins", facts.pin_dir.display());
     match &facts.maps {
-        None => Check::fail(what, format!("nothing in {dir}: no agent has run here"), "systemctl start weir-agent"),
-        Some(Err(why)) => Check::fail(what, why.clone(), "systemctl restart weir-agent"),
+        None => Check::fail(what, format!("nothing in {dir}: no agent has run here"), Fix::Restart { running: false }),
+        Some(Err(why)) => Check::fail(what, why.clone(), Fix::Restart { running: true }),
         Some(Ok(MapFacts { abi_version: 0, .. })) => {
-            Check::fail(what, format!("maps in {dir} that no agent has configured"), "systemctl restart weir-agent")
+            Check::fail(what, format!("maps in {dir} that no agent has configured"), Fix::Restart { running: true })
         }
         Some(Ok(MapFacts { abi_version, .. })) if *abi_version != facts.ours => {
             let detail = format!("their writer has ABI version {abi_version}, this command {}", facts.ours);
-            Check::fail(what, detail, "systemctl restart weir-agent")
+            Check::fail(what, detail, Fix::Restart { running: true })
         }
         Some(Ok(_)) => Check::ok(what, format!("maps of ABI version {} in {dir}", facts.ours)),
     }
@@ -84,7 +85,7 @@ fn links(facts: &TableFacts) -> Check {
     match facts.links {
         0 => {
             let lost = "none pinned: nothing is translated, unless by tc filters of a kernel before 6.6";
-            Check::fail("attached", lost, "systemctl restart weir-agent")
+            Check::fail("attached", lost, Fix::Restart { running: true })
         }
         count => Check::ok("attached", format!("{count} links")),
     }
@@ -94,11 +95,11 @@ fn fill(fill: &Fill) -> Option<Check> {
     let Fill { map, used, max, option } = fill;
     let what = format!("map {map}");
     let detail = format!("{used} of {max}");
-    let option = option.as_ref()?;
+    let name = (*option)?;
     if !is_nearly_full(*used, *max) {
         return Some(Check::ok(what, detail));
     }
-    let larger = format!("weir-agent {option} {}", max.saturating_mul(2));
+    let larger = Fix::Option { name, value: max.saturating_mul(2) };
     let full = format!("{detail}, over {NEARLY_FULL} %");
     Some(if *used >= *max as usize {
         Check::fail(what, format!("{full}: what is new is not served"), larger)
@@ -114,7 +115,7 @@ fn flows(table: &str, used: &TableUse) -> Check {
         return Check::ok(what, detail);
     }
     let lost = format!("{detail}: soon connections that go on are forgotten");
-    Check::warn(what, lost, format!("weir-agent --max-flows {}", used.capacity.saturating_mul(2)))
+    Check::warn(what, lost, Fix::Option { name: "--max-flows", value: used.capacity.saturating_mul(2) })
 }
 
 fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
@@ -202,7 +203,7 @@ mod tests {
     fn what_other_versions_left_and_missing_links_have_their_fixes() {
         let others = vec!["/sys/fs/bpf/weir/maps-v3".into()];
         let checks = checks(&TableFacts { others, links: 0, ..facts(0, 28_000) });
-        let left = checks.iter().find(|check| check.fix.as_deref() == Some("rm -r /sys/fs/bpf/weir/maps-v3"));
+        let left = checks.iter().find(|check| check.fix == Some("rm -r /sys/fs/bpf/weir/maps-v3".into()));
         assert_eq!(left.map(|check| check.state), Some(State::Warn));
         assert_eq!(find(&checks, "attached").state, State::Fail);
     }

@@ -13,8 +13,8 @@ use weir_datapath::PinDir;
 use weir_migration::plan::{Consent, Direction, Standing, Step, StepKind, next, steps};
 
 use crate::cleanup;
-use crate::exit::Answer;
-use crate::output::{Output, Row, Tone};
+use crate::exit::{Answer, require_rights};
+use crate::output::{Kind, Output, Row, Tone};
 use node::Node;
 pub(crate) use stage_file::StageFile;
 
@@ -66,7 +66,7 @@ struct StepRow {
 }
 
 impl Row for StepRow {
-    const KIND: &'static str = "MigrationStepList";
+    const KIND: Kind = Kind::MigrationStepList;
 
     fn headers(_wide: bool) -> Vec<&'static str> {
         vec!["STEP", "STATE", "DETAIL"]
@@ -106,6 +106,7 @@ fn rows(steps: &[Step]) -> Vec<StepRow> {
 
 /// Runs the command: does what can be done, and tells how far the node is.
 pub(crate) fn run(pins: &PinDir, args: &MigrateArgs, output: &Output) -> Result<Answer> {
+    require_rights("cannot look at the node's rules")?;
     let direction = if args.rollback { Direction::ToKubeProxy } else { Direction::ToWeir };
     let consent = Consent { finish: args.finish, force: args.force };
     let file = StageFile::in_dir(&args.state.state_dir);

@@ -92,7 +92,7 @@ impl Maps {
 
 /// Whoever writes to the maps holds the directory.
 fn agent_runs(pins: &PinDir) -> Result<bool> {
-    if !pins.root().is_dir() {
+    if !pins.exists()? {
         return Ok(false);
     }
     match pins.lock() {

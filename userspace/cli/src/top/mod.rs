@@ -1,8 +1,8 @@
 //! `weir top`: the node at work, live. Everything but load and delays comes from the maps, so it works while the agent is
 //! dead.
 //!
-//! A thread looks at the node ([`sample`]), [`model`] makes rows of two looks, [`keys`] keeps what the user has chosen, and
-//! [`screen`] draws.
+//! A thread looks at the node ([`sample`]), [`model`] makes rows of two looks, [`keys`] keeps what the user has chosen,
+//! [`screen`] draws, and [`terminal`] leaves the terminal as it was.
 
 #[cfg(test)]
 mod drawn;
@@ -12,6 +12,7 @@ mod keys;
 mod model;
 mod sample;
 mod screen;
+mod terminal;
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::Path;
@@ -31,6 +32,7 @@ use keys::{Choices, Next};
 use model::{Board, board};
 use sample::Sample;
 use screen::Picture;
+use terminal::Screen;
 
 /// How long a key may wait for the picture to follow.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -57,6 +59,7 @@ pub(crate) fn run(args: TopArgs, pins: &PinDir, socket: &Path, output: &Output) 
     let look = move || Sample::read(&View::open(pins.clone())?, &socket, start);
     // Before the screen is touched: without maps there is nothing to see.
     let first = look()?;
+    let mut screen = Screen::take()?;
     let (send, looks) = sync_channel(1);
     thread::spawn(move || {
         loop {
@@ -66,11 +69,8 @@ pub(crate) fn run(args: TopArgs, pins: &PinDir, socket: &Path, output: &Output) 
             }
         }
     });
-    let colored = output.is_colored();
-    let mut terminal = ratatui::try_init().context("cannot take the terminal over")?;
-    let result = live(&mut terminal, Watched::new(first), &looks, colored);
-    ratatui::restore();
-    result.map(|()| Answer::Yes)
+    live(&mut screen.0, Watched::new(first), &looks, output.is_colored())?;
+    Ok(Answer::Yes)
 }
 
 /// Draws until the user has seen enough.

@@ -20,7 +20,7 @@ use crate::agent;
 use crate::exit::Answer;
 use crate::index::Index;
 use crate::interfaces;
-use crate::output::Output;
+use crate::output::{Kind, Output};
 use packet::{Target, frame, summary};
 use place::{HookArg, Known, Place, choose};
 use story::{Seen, ServicePart, Step, Trace, action_name, backend_part, because, class_of, service_part, words};
@@ -80,7 +80,7 @@ pub(crate) fn run(pins: &PinDir, args: &TraceArgs, socket: &Path, output: &Outpu
         because: because(&index, &seen, class, &told),
         service,
     };
-    let text = if output.is_document() { output.document("Trace", &trace)? } else { words(&trace) };
+    let text = if output.is_document() { output.document(Kind::Trace, &trace)? } else { words(&trace) };
     output.print(&text)?;
     Ok(if verdict_name(reason as usize) == "translated" { Answer::Yes } else { Answer::No })
 }

@@ -1,4 +1,5 @@
-//! `weir doctor` in network namespaces: one that serves, one with what kube-proxy leaves behind.
+//! `weir doctor` in network namespaces: one that serves, one with what kube-proxy leaves behind; and with what the agent's pod has
+//! of rights.
 
 use std::process::Command;
 
@@ -38,6 +39,34 @@ fn a_node_that_serves_has_programs_pins_and_links_and_lacks_an_agent() {
     assert!(text(&quiet.stdout).contains("systemctl start weir-agent"), "{quiet:?}");
 }
 
+#[test]
+fn in_the_agents_pod_what_cannot_be_seen_is_no_fault_and_fixes_are_kubectls() {
+    let Some(pins) = Pins::new("doctor-pod") else { return };
+    let serving = Serving::leave_behind(&pins, true);
+    let in_pod = |args: &[&str]| {
+        let mut command = serving.run("setpriv");
+        // As the chart has it.
+        command.args(["--bounding-set=-all,+bpf,+net_admin,+perfmon", "--inh-caps=-all", "--no-new-privs"]);
+        command.arg(env!("CARGO_BIN_EXE_weir")).args(args).args(["--socket", "/nonexistent/agent.sock"]);
+        command.env("WEIR_PIN_DIR", &pins.0);
+        command.env("KUBERNETES_SERVICE_HOST", "10.96.0.1").env("NODE_NAME", "edge-1").output().unwrap()
+    };
+    let output = in_pod(&["doctor", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1), "no agent runs: {output:?}");
+    let checks = checks(&output);
+    let check = |what: &str| checks.iter().find(|(name, _, _)| name == what).unwrap_or_else(|| panic!("{checks:#?}"));
+    for what in ["programs", "capabilities", "bpffs", "kube-proxy", "other programs", "pins", "attached", "xdp eth0"] {
+        assert_eq!(check(what).1, "ok", "{what}: {checks:#?}");
+    }
+    let (_, state, fix) = check("agent");
+    assert_eq!(state, "fail");
+    assert!(fix.starts_with("kubectl -n ") && fix.ends_with("--field-selector spec.nodeName=edge-1"), "{fix}");
+    let here = |fix: &str| fix.is_empty() || fix.starts_with("kubectl ") || fix.starts_with("on the node: ");
+    assert!(checks.iter().all(|(_, _, fix)| here(fix)), "{checks:#?}");
+    let trace = in_pod(&["trace", "192.0.2.77", "10.96.0.20:80"]);
+    assert_eq!(trace.status.code(), Some(0), "{trace:?}");
+}
+
 /// kube-proxy's table of its nftables mode, and chains of its iptables mode beside one of the kubelet.
 const PLANTED: &str = "table ip kube-proxy { chain services { }; }; table ip6 kube-proxy { }; \
     table ip nat { chain KUBE-SERVICES { }; chain KUBE-SEP-ABC { }; chain KUBE-KUBELET-CANARY { }; }";
@@ -57,7 +86,8 @@ fn what_kube_proxy_left_behind_is_found_and_its_fix_removes_it() {
     let doctor = || {
         let args = ["doctor", "--no-load", "-o", "json", "--socket", "/nonexistent/agent.sock"];
         let mut command = node.command(env!("CARGO_BIN_EXE_weir"));
-        checks(&command.args(args).env("WEIR_PIN_DIR", &pins.0).output().unwrap())
+        command.args(args).env("WEIR_PIN_DIR", &pins.0).env_remove("KUBERNETES_SERVICE_HOST");
+        checks(&command.output().unwrap())
     };
     let fixes = |checks: Vec<(String, String, String)>| -> Vec<_> {
         checks

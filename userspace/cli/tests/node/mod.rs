@@ -180,7 +180,6 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
         node: Arc::from("edge-1"),
         node_port_addresses: node.to_vec(),
         external_ips: true,
-        echo_replies: false,
         spread: Spread::Random,
         clock: TickClock::new(Duration::from_millis(1)),
         handing_over: BTreeSet::new(),

@@ -36,6 +36,7 @@ impl Serving {
         world.node(1).netns().enter(|| {
             let mut datapath = Datapath::open(pins.dir(), &CAPACITY).unwrap();
             write(&mut datapath, &cluster(), &address::node(1).both());
+            datapath.set_source_ports(&(10_000..=29_999).collect()).unwrap();
             datapath.attach_cgroup(cgroup.path()).unwrap();
             for (name, role, xdp) in [("eth0", Role::Nic, true), (&*pod.host_interface(), Role::Pod, false)] {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
@@ -58,9 +59,15 @@ impl Serving {
 
     /// The same, to be started.
     pub(crate) fn command(&self, pins: &Pins) -> Command {
-        let mut command = self.world.node(1).netns().command(env!("CARGO_BIN_EXE_weir"));
-        command.env("WEIR_PIN_DIR", &pins.0);
+        let mut command = self.run(env!("CARGO_BIN_EXE_weir"));
+        // A runner of tests may be a pod.
+        command.env("WEIR_PIN_DIR", &pins.0).env_remove("KUBERNETES_SERVICE_HOST");
         command
+    }
+
+    /// Another program in the node's namespace.
+    pub(crate) fn run(&self, program: &str) -> Command {
+        self.world.node(1).netns().command(program)
     }
 
     /// What names of this world begin with.

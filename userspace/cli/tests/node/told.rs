@@ -9,6 +9,7 @@ use axum::routing::get;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use weir_telemetry::admin::AdminSocket;
+use weir_telemetry::effective::{self, Configuration};
 use weir_telemetry::server::{Component, ProbeCounters, Probes, ProxyHealth, health_router};
 use weir_telemetry::weights::{PATH, Weights};
 
@@ -30,6 +31,14 @@ impl Probes for Content {
     }
 }
 
+/// That of an agent of this version.
+fn configuration() -> Configuration {
+    let mut configuration: Configuration =
+        serde_json::from_str(include_str!("../fixtures/configuration.json")).unwrap();
+    env!("CARGO_PKG_VERSION").clone_into(&mut configuration.version);
+    configuration
+}
+
 /// Talks until it is dropped.
 pub(crate) struct Told {
     dir: TempDir,
@@ -38,7 +47,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// With these weights.
+    /// With these weights, and with the configuration of `fixtures/configuration.json`.
     pub(crate) fn start(weights: &Weights) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -47,8 +56,11 @@ impl Told {
             AdminSocket::bind(&dir.path().join("weir/agent.sock")).unwrap()
         };
         let text = serde_json::to_string(weights).unwrap();
-        let weights = Router::new().route(PATH, get(move || async move { text }));
-        let router = health_router(Arc::new(Content), &ProbeCounters::default()).merge(weights);
+        let configuration = serde_json::to_string(&configuration()).unwrap();
+        let told = Router::new()
+            .route(PATH, get(move || async move { text }))
+            .route(effective::PATH, get(move || async move { configuration }));
+        let router = health_router(Arc::new(Content), &ProbeCounters::default()).merge(told);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let server = std::thread::spawn(move || runtime.block_on(socket.serve(router, stopped)));
