@@ -4,7 +4,7 @@
 # Brings what a make verb needs on Debian 12 or later: packages, the API server of the tests, cargo-deny, and for the
 # conformance cluster the rest of Kubernetes, CoreDNS and a file system for containers.
 #
-#   deploy/dev/bootstrap.sh [base|test|bench|conformance|deploy|lint|docs|package]...      (default: base)
+#   deploy/dev/bootstrap.sh [base|test|bench|conformance|deploy|lint|docs|static|package]...      (default: base)
 #
 # It installs only what is missing; when nothing is, it makes no call to apt and takes a few milliseconds. What it
 # builds lies in ${WEIR_CACHE:-~/.cache/weir}. Run it as root or as a user of sudo.
@@ -61,7 +61,7 @@ readonly LINT="$BASE
 	clang-format-19                     clang-format-19
 	shellcheck                          shellcheck"
 # Static programs: a C compiler for the parts that are no Rust.
-readonly PACKAGE="$BASE
+readonly STATIC="$BASE
 	musl-gcc                            musl-tools"
 # The page is looked at in a real browser.
 readonly BROWSER="
@@ -348,13 +348,16 @@ main() {
 			need_rust
 			need_mdbook
 			;;
-		package)
-			install_packages "$PACKAGE"
+		static)
+			install_packages "$STATIC"
 			need_rust
 			need_static_rust
+			;;
+		package)
+			main static
 			need_cargo_deb
 			;;
-		*) die "unknown group '$group': base, test, bench, conformance, deploy, lint, docs or package" ;;
+		*) die "unknown group '$group': base, test, bench, conformance, deploy, lint, docs, static or package" ;;
 		esac
 		need_rust
 	done

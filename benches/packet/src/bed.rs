@@ -161,26 +161,25 @@ impl Bed {
         Plan { template, next: 0, flows, services, first_service, v6, pad: 0 }
     }
 
-    /// As if the backend had answered every flow that nobody has answered so far: the next packet of each moves it to those
-    /// that go on.
-    pub(crate) fn answer(&self) -> Result<()> {
-        const SIZE: usize = size_of::<abi::Reply>();
-        const FLAGS: std::ops::Range<usize> = offset_of!(abi::Reply, flags)..offset_of!(abi::Reply, flags) + 2;
-        fn answered<const KEY: usize>(map: MapData) -> Result<()> {
-            let mut replies: HashMap<MapData, [u8; KEY], [u8; SIZE]> = HashMap::try_from(Map::LruHashMap(map))?;
-            let all = replies.iter().collect::<Result<Vec<_>, _>>()?;
-            for (key, mut reply) in all {
-                let [a, b] = [reply[FLAGS.start], reply[FLAGS.start + 1]];
-                let flags = u16::from_ne_bytes([a, b]) | abi::FLOW_REPLIED;
-                reply[FLAGS].copy_from_slice(&flags.to_ne_bytes());
-                replies.insert(key, reply, 0)?;
-            }
-            Ok(())
-        }
-        let map = |name| MapData::from_pin(self.pins.map(name)).with_context(|| format!("cannot open {name}"));
+    /// As if every flow that begins had been answered and its client had gone on: moves them, and says how many there were.
+    pub(crate) fn let_go_on(&self) -> Result<usize> {
+        const FLOW: usize = size_of::<abi::Flow>();
+        const REPLY: usize = size_of::<abi::Reply>();
+        const KEY4: usize = size_of::<abi::FlowKey4>();
+        const KEY6: usize = size_of::<abi::FlowKey6>();
+        let (flow, reply) = (offset_of!(abi::Flow, flags), offset_of!(abi::Reply, flags));
+        let map =
+            |name: &str| MapData::from_pin(self.pins.map(name)).with_context(|| format!("cannot open the map {name}"));
+        // What goes on without an entry for its answers would ask for it.
         match self.setting.family {
-            Family::V4 => answered::<{ size_of::<abi::FlowKey4>() }>(map("awaited4")?),
-            Family::V6 => answered::<{ size_of::<abi::FlowKey6>() }>(map("awaited6")?),
+            Family::V4 => {
+                move_all::<KEY4, REPLY, { size_of::<abi::AwaitedSet4>() }>(map("awaited4")?, map("replies4")?, reply)?;
+                move_all::<KEY4, FLOW, { size_of::<abi::OpeningSet4>() }>(map("openings4")?, map("flows4")?, flow)
+            }
+            Family::V6 => {
+                move_all::<KEY6, REPLY, { size_of::<abi::AwaitedSet6>() }>(map("awaited6")?, map("replies6")?, reply)?;
+                move_all::<KEY6, FLOW, { size_of::<abi::OpeningSet6>() }>(map("openings6")?, map("flows6")?, flow)
+            }
         }
     }
 
@@ -244,6 +243,37 @@ impl Drop for Bed {
             eprintln!("{error}");
         }
     }
+}
+
+/// Moves the entries of sets to a table of flows that go on; `flags`: where their flags are. Returns how many there were.
+fn move_all<const KEY: usize, const VALUE: usize, const SET: usize>(
+    sets: MapData,
+    going: MapData,
+    flags: usize,
+) -> Result<usize> {
+    const HEAD: usize = size_of::<abi::OpeningHead>();
+    let mut sets: Array<_, [u8; SET]> = Array::try_from(Map::Array(sets))?;
+    let mut going: HashMap<_, [u8; KEY], [u8; VALUE]> = HashMap::try_from(Map::LruHashMap(going))?;
+    let mut moved = 0;
+    for index in 0..sets.len() {
+        let set = sets.get(&index, 0)?;
+        let (head, rest) = set.split_at(HEAD);
+        let (keys, values) = rest.split_at(KEY * abi::OPENING_WAYS);
+        for way in 0..abi::OPENING_WAYS {
+            if head[way * 4..][..4] == abi::OPENING_FREE.to_ne_bytes() {
+                continue;
+            }
+            let key: [u8; KEY] = keys[way * KEY..][..KEY].try_into()?;
+            let mut value: [u8; VALUE] = values[way * VALUE..][..VALUE].try_into()?;
+            let were = u16::from_ne_bytes([value[flags], value[flags + 1]]);
+            let are = (were | abi::FLOW_REPLIED) & !abi::FLOW_OPENING;
+            value[flags..flags + 2].copy_from_slice(&are.to_ne_bytes());
+            going.insert(key, value, 0)?;
+            moved += 1;
+        }
+        sets.set(index, [0; SET], 0)?;
+    }
+    Ok(moved)
 }
 
 fn load(wrapper: &mut Ebpf, name: &str) -> Result<ProgramFd> {

@@ -98,6 +98,14 @@ impl Helm {
         run(self.command().args(["uninstall", RELEASE, "--namespace", NAMESPACE]))
     }
 
+    /// The objects that `helm install` makes of these words behind it, which name paths from the root of the tree.
+    ///
+    /// # Errors
+    /// As [`Helm::render`].
+    pub fn installed_by(&self, words: &[&str]) -> Result<String> {
+        run(self.command().current_dir(root()).arg("template").args(words))
+    }
+
     fn with_chart(&self, verb: &[&str], values: &str) -> Result<String> {
         let values = self.values(values)?;
         let mut command = self.command();

@@ -10,7 +10,13 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use weir_testbed::{Error, Result};
 
-use crate::programs::run;
+use crate::programs::{run, statically_linked};
+
+/// The name of the image where nobody gives another: what a node's container runtime makes of the chart's `weir:VERSION`.
+#[must_use]
+pub fn default_name() -> String {
+    format!("docker.io/library/weir:{}", env!("CARGO_PKG_VERSION"))
+}
 
 /// What the last stage of a Dockerfile does.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -97,6 +103,23 @@ impl Stage {
         archive(&layout, &image)?;
         Ok(image)
     }
+}
+
+/// Writes the image of the Dockerfile's last stage under `name` to the archive `to`, of the programs that `make static` has
+/// built.
+///
+/// # Errors
+/// When the programs are not there, and those of [`Stage::pack`].
+pub fn pack_built(dockerfile: &str, name: &str, to: &Path) -> Result<()> {
+    let built = statically_linked()?;
+    let find = |file: &Path| match file.strip_prefix("/out") {
+        Ok(name) => built.join(name),
+        Err(_) => file.to_owned(),
+    };
+    let draft = tempfile::Builder::new().prefix("weir-image-").tempdir();
+    let draft = draft.map_err(|source| Error::Io { action: "make a directory for the image".to_owned(), source })?;
+    let image = Stage::last(dockerfile)?.pack(name, draft.path(), find)?;
+    run(Command::new("install").args(["-D", "-m", "644"]).arg(image).arg(to)).map(drop)
 }
 
 /// Stores a blob and returns its descriptor.

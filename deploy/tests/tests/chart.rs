@@ -49,7 +49,7 @@ log: {level: "info,weir_mesh=debug", format: json}
 metricsServer: {enabled: true}
 monitoring:
   serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}
-  rules: {enabled: true, labels: {release: prometheus}}
+  rules: {enabled: true, labels: {release: prometheus}, manual: "https://git.example.net/weir/docs/"}
   dashboard: {enabled: true}
 resources: {requests: {cpu: 1, memory: 2Gi}, limits: {cpu: 1, memory: 2Gi}}
 maxUnavailable: 10%
@@ -138,6 +138,7 @@ fn a_wrong_value_is_refused_by_its_name_before_anything_is_installed() {
         ("config: {namespaces: {shop: {policy: waterfal}}}", &["/config/namespaces/shop/policy", "waterfill"]),
         ("services: {nodePortAddresses: [everywhere]}", &["/services/nodePortAddresses/0"]),
         ("image: {digest: \"sha256:abc\"}", &["/image/digest"]),
+        ("monitoring: {rules: {manual: docs}}", &["/monitoring/rules/manual"]),
         ("log: {level: \"info # and more\"}", &["/log/level"]),
         ("serviceProxyName: not a label", &["/serviceProxyName"]),
         ("apiServer: {host: \"https://192.0.2.1:6443\"}", &["/apiServer/host"]),
@@ -293,13 +294,26 @@ fn metrics_stay_on_the_node_unless_prometheus_is_to_read_them() {
 #[test]
 fn alerts_and_dashboard_are_the_charts_files_word_for_word() {
     let Some(helm) = helm("alerts and dashboard") else { return };
-    let all = objects(&helm.render(EVERYTHING).unwrap()).unwrap();
+    let values = format!("{IN_PLACE}\nmonitoring: {{rules: {{enabled: true}}, dashboard: {{enabled: true}}}}");
+    let all = objects(&helm.render(&values).unwrap()).unwrap();
     let file = |name: &str| fs::read_to_string(directory().join("files").join(name)).unwrap();
     let rules: Value = serde_saphyr::from_str(&file("rules.yaml")).unwrap();
     assert_eq!(only(&all, "PrometheusRule").unwrap()["spec"], rules);
     let dashboard = all.iter().find_map(|object| object["data"]["weir.json"].as_str()).unwrap();
     let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
     assert_eq!(parse(dashboard), parse(&file("dashboard.json")));
+}
+
+#[test]
+fn runbooks_are_links_once_the_chart_knows_where_the_manual_is() {
+    let Some(helm) = helm("links to runbooks") else { return };
+    let all = objects(&helm.render(EVERYTHING).unwrap()).unwrap();
+    let rules = only(&all, "PrometheusRule").unwrap()["spec"]["groups"][0]["rules"].as_array().unwrap();
+    let manual = "https://git.example.net/weir/docs/troubleshoot.md#";
+    for rule in rules {
+        let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
+        assert!(runbook.starts_with(manual) && runbook.len() > manual.len(), "{}: {runbook}", rule["alert"]);
+    }
 }
 
 #[test]

@@ -13,9 +13,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 use weir_datapath::PinDir;
 use weir_deploy_tests::chart::Helm;
-use weir_deploy_tests::image::Stage;
+use weir_deploy_tests::image::{Stage, default_name};
 use weir_deploy_tests::manifest::{objects, only};
-use weir_deploy_tests::programs::{HELM, make, require, run, statically_linked};
+use weir_deploy_tests::programs::{HELM, make, require, root, run};
 use weir_testbed::process::{self, Process};
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{Cgroup, World, address, ask, bpffs, require_root, wait};
@@ -216,6 +216,18 @@ fn the_last_stage_has_both_programs_where_the_chart_looks_for_them() {
 }
 
 #[test]
+fn an_image_that_is_made_without_a_name_has_the_one_that_the_chart_asks_for() {
+    if !require("the image's name", &[HELM]) {
+        return;
+    }
+    let manifest = Helm::find().unwrap().render("apiServer: {host: 192.0.2.1}\n").unwrap();
+    let objects = objects(&manifest).unwrap();
+    let image = &only(&objects, "DaemonSet").unwrap()["spec"]["template"]["spec"]["containers"][0]["image"];
+    // A name without a registry is one of Docker's own, to container runtimes.
+    assert_eq!(format!("docker.io/library/{}", image.as_str().unwrap()), default_name());
+}
+
+#[test]
 #[ignore = "minutes: make test-deploy"]
 fn the_image_serves_with_three_capabilities_and_what_it_pins_outlives_it() {
     let what = "the image";
@@ -227,15 +239,9 @@ fn the_image_serves_with_three_capabilities_and_what_it_pins_outlives_it() {
     if !require_root(what) || !require(what, &[HELM]) {
         return;
     }
-    make(&["static"]).unwrap();
+    make(&["image", &format!("IMAGE={IMAGE}")]).unwrap();
     let node = Node::start();
-    let built = statically_linked().unwrap();
-    let find = |file: &Path| match file.strip_prefix("/out") {
-        Ok(name) => built.join(name),
-        Err(_) => file.to_owned(),
-    };
-    let image = Stage::last(DOCKERFILE).unwrap().pack(IMAGE, node.directory.path(), find).unwrap();
-    node.ctr(&["images", "import", &image.display().to_string()]).unwrap();
+    node.ctr(&["images", "import", &root().join("target/image/weir.tar").display().to_string()]).unwrap();
     for directory in ["run", "etc"] {
         fs::create_dir(node.path(directory)).unwrap();
     }

@@ -56,7 +56,7 @@ fn systemd_takes_every_line_of_the_unit_and_finds_it_hardened() {
 
 #[test]
 #[ignore = "minutes: make test-deploy"]
-fn make_install_puts_everything_below_its_prefix_and_keeps_settings() {
+fn make_install_puts_everything_below_its_prefix_and_keeps_settings_and_make_uninstall_takes_it_away() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let install = || make(&["install", &format!("DESTDIR={}", root.display()), "PREFIX=/opt/weir"]).unwrap();
@@ -88,4 +88,10 @@ fn make_install_puts_everything_below_its_prefix_and_keeps_settings() {
     fs::write(root.join("etc/weir/weir.yaml"), "services: []\n").unwrap();
     install();
     assert_eq!(fs::read_to_string(root.join("etc/weir/weir.yaml")).unwrap(), "services: []\n");
+
+    make(&["uninstall", &format!("DESTDIR={}", root.display()), "PREFIX=/opt/weir"]).unwrap();
+    let left = run(Command::new("find").arg(root).args(["!", "-type", "d", "-printf", "%P\n"])).unwrap();
+    let mut left: Vec<&str> = left.lines().collect();
+    left.sort_unstable();
+    assert_eq!(left, ["etc/default/weir-agent", "etc/weir/weir.yaml"], "settings stay, and nothing else");
 }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+/// A machine that had less idle time than this part of all was the bottleneck of what was measured on it.
+pub(crate) const SATURATED_IDLE: f64 = 0.02;
+
 /// The unit of times in /proc, on every architecture that we run on.
 pub(crate) fn ticks(count: u64) -> Duration {
     Duration::from_millis(count.saturating_mul(10))

@@ -2,6 +2,7 @@
 
 mod bench_packet;
 mod bench_sync;
+mod benchmark;
 mod claim;
 mod conformance;
 mod cpu;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use weir_bench_packet::{Case, Figure, LiveFigure};
 use weir_testbed::figures;
 
+use crate::benchmark::{Verb, listed, name_of};
 use crate::claim::{self, Claim};
 use crate::origin::Origin;
 
@@ -28,13 +29,8 @@ pub(crate) struct Options {
 impl Options {
     /// What the reader has to type for the same.
     fn command(&self) -> String {
-        let names = self.case.iter().filter_map(ValueEnum::to_possible_value);
-        let names: Vec<_> = names.map(|value| value.get_name().to_owned()).collect();
-        if names.is_empty() {
-            "make bench-packet".into()
-        } else {
-            format!("make bench-packet CASE={}", names.join(","))
-        }
+        let cases = listed(self.case.iter().map(name_of));
+        Verb::new("bench-packet").unless(cases.is_empty(), "CASE", cases).to_string()
     }
 }
 

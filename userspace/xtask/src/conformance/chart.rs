@@ -19,7 +19,7 @@ pub(super) const RELEASE: &str = "weir";
 pub(super) const NAMESPACE: &str = "kube-system";
 
 const CHART: &str = "deploy/helm/weir";
-const REPOSITORY: &str = "ghcr.io/weir-dev/weir";
+const REPOSITORY: &str = "example.org/weir";
 /// Where the chart looks for both programs.
 const BIN: &str = "usr/local/bin";
 

@@ -12,6 +12,9 @@ use crate::{guard, health};
 /// Patience with an agent that starts or stops.
 const SOON: Duration = Duration::from_secs(30);
 
+/// Several sets of maps on one machine: a small world needs small ones.
+const SMALL: [&str; 4] = ["--max-flows=65536", "--max-sockets=4096", "--max-backends=4096", "--max-services=2048"];
+
 /// How an agent divides new connections.
 #[derive(Clone, Debug)]
 pub(crate) enum Spread {
@@ -51,12 +54,19 @@ impl Spread {
 /// An agent. Ended on drop; its pins stay until the demo's end.
 #[derive(Debug)]
 pub(crate) struct Agent {
-    node: u8,
     process: Process,
+    start: Start,
+}
+
+/// What stays the same when it is started again.
+#[derive(Debug)]
+struct Start {
+    node: u8,
     program: PathBuf,
     services: PathBuf,
     log: PathBuf,
     cgroup: Cgroup,
+    sizes: &'static [&'static str],
 }
 
 impl Agent {
@@ -72,10 +82,22 @@ impl Agent {
         services: &Path,
         logs: &Path,
     ) -> Result<Self> {
-        let log = logs.join(format!("node{node}.log"));
-        let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
-        let process = launch(world, node, spread, program, services, &cgroup, &log)?;
-        Ok(Self { node, process, program: program.to_owned(), services: services.to_owned(), log, cgroup })
+        Start::new(node, program, services, logs, &SMALL)?.launch(world, spread)
+    }
+
+    /// The same, with tables as large as the machine's memory makes them: it is the only one.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub(crate) fn start_alone(
+        world: &World,
+        node: u8,
+        spread: &Spread,
+        program: &Path,
+        services: &Path,
+        logs: &Path,
+    ) -> Result<Self> {
+        Start::new(node, program, services, logs, &[])?.launch(world, spread)
     }
 
     /// Stops it as an operator would and starts it with another spread. Returns when the new one is ready.
@@ -83,10 +105,9 @@ impl Agent {
     /// # Errors
     /// When it does not end or the new one does not get ready; the error quotes its log.
     pub(crate) fn restart(self, world: &World, spread: &Spread) -> Result<Self> {
-        let Self { node, process, program, services, log, cgroup } = self;
+        let Self { process, start } = self;
         process.terminate(SOON)?;
-        let process = launch(world, node, spread, &program, &services, &cgroup, &log)?;
-        let mut agent = Self { node, process, program, services, log, cgroup };
+        let mut agent = start.launch(world, spread)?;
         agent.await_ready(world)?;
         Ok(agent)
     }
@@ -96,8 +117,8 @@ impl Agent {
     /// # Errors
     /// When it does not answer.
     pub(crate) fn weights(&self) -> Result<String> {
-        let answer = health::weights(&guard::pin_dir(self.node));
-        answer.with_context(|| format!("weir-agent on node {} does not answer", self.node))
+        let answer = health::weights(&guard::pin_dir(self.start.node));
+        answer.with_context(|| format!("weir-agent on node {} does not answer", self.start.node))
     }
 
     /// The id of its process.
@@ -110,27 +131,26 @@ impl Agent {
     /// # Errors
     /// When it ends or takes too long; the error quotes its log.
     pub(crate) fn await_ready(&mut self, world: &World) -> Result<()> {
-        let Self { node, process, .. } = self;
-        health::await_ready(world.node(*node), process, SOON)
+        let Self { process, start } = self;
+        health::await_ready(world.node(start.node), process, SOON)
     }
 }
 
-fn launch(
-    world: &World,
-    node: u8,
-    spread: &Spread,
-    program: &Path,
-    services: &Path,
-    cgroup: &Cgroup,
-    log: &Path,
-) -> Result<Process> {
-    let mut command = world.node(node).netns().command(program);
-    command.arg("--static").arg(services);
-    command.arg("--node-name").arg(world.node(node).name());
-    command.args(spread.arguments());
-    command.arg("--pin-dir").arg(guard::pin_dir(node).root());
-    command.arg("--cgroup").arg(cgroup.path());
-    // Three sets of maps on one machine: a small world needs small ones.
-    command.args(["--max-flows=65536", "--max-sockets=4096", "--max-backends=4096", "--max-services=2048"]);
-    Ok(Process::start(command, "weir-agent", log)?)
+impl Start {
+    fn new(node: u8, program: &Path, services: &Path, logs: &Path, sizes: &'static [&'static str]) -> Result<Self> {
+        let (program, services) = (program.to_owned(), services.to_owned());
+        let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
+        Ok(Self { node, program, services, log: logs.join(format!("node{node}.log")), cgroup, sizes })
+    }
+
+    fn launch(self, world: &World, spread: &Spread) -> Result<Agent> {
+        let mut command = world.node(self.node).netns().command(&self.program);
+        command.arg("--static").arg(&self.services);
+        command.arg("--node-name").arg(world.node(self.node).name());
+        command.args(spread.arguments());
+        command.arg("--pin-dir").arg(guard::pin_dir(self.node).root());
+        command.arg("--cgroup").arg(self.cgroup.path());
+        command.args(self.sizes);
+        Ok(Agent { process: Process::start(command, "weir-agent", &self.log)?, start: self })
+    }
 }

@@ -21,6 +21,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::benchmark::{self, Verb, listed};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
@@ -56,14 +57,8 @@ pub(crate) struct Options {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails. The error says what to do about it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if !options.report_only {
-        let code = measure_all(options)?;
-        if code != ExitCode::SUCCESS {
-            return Ok(code);
-        }
-    }
-    report::write(&options.output, &options.report)?;
-    Ok(ExitCode::SUCCESS)
+    let report = || report::write(&options.output, &options.report);
+    benchmark::run(options.report_only, || measure_all(options), report)
 }
 
 fn measure_all(options: &Options) -> Result<ExitCode> {
@@ -212,14 +207,16 @@ impl Run<'_> {
 
     /// Writes files and prints tables.
     fn keep(&self, all: &Measurements) -> Result<()> {
-        let Options { figure: _, reps, output, report: _, report_only: _ } = self.options;
-        let narrowed = self.options.figure.iter().map(Figure::to_string).collect::<Vec<_>>().join(",");
-        let narrowed = if narrowed.is_empty() { narrowed } else { format!(" FIGURE={narrowed}") };
-        let often = if *reps == report::REPETITIONS { String::new() } else { format!(" REPS={reps}") };
+        let Options { figure, reps, output, report: _, report_only: _ } = self.options;
+        let verb = Verb::new("bench-papers").unless(figure.is_empty(), "FIGURE", listed(figure)).unless(
+            *reps == report::REPETITIONS,
+            "REPS",
+            reps,
+        );
         for (figure, (calibration, records)) in all {
             let results = Results {
                 figure: figure.name().into(),
-                origin: Origin::of(format!("make bench-papers{narrowed}{often}"))?,
+                origin: Origin::of(verb.to_string())?,
                 calibration: *calibration,
                 records: records.clone(),
             };

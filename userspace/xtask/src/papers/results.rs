@@ -1,20 +1,20 @@
 //! Results as they are kept: one JSON file for each figure.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use weir_testbed::figures;
 
 use super::experiments::{Contender, Figure};
 use super::slice::{Calibration, Slice};
+use crate::benchmark;
+use crate::cpu::SATURATED_IDLE;
 use crate::origin::Origin;
 use crate::spread::Spread;
 
-/// A generator that used more of a core than this, or a machine that had less idle time, was the bottleneck.
+/// A generator that used more of a core than this was the bottleneck.
 const SATURATED_GENERATOR: f64 = 0.9;
-const SATURATED_IDLE: f64 = 0.02;
 
 /// One figure's.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -101,13 +101,7 @@ impl Results {
     /// # Errors
     /// When the file is of another version of this program.
     pub(super) fn load(directory: &Path, figure: Figure) -> Result<Option<Self>> {
-        let path = file(directory, figure.name());
-        if !path.exists() {
-            return Ok(None);
-        }
-        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let results = serde_json::from_slice(&text);
-        Ok(Some(results.with_context(|| format!("cannot understand {}: remove it", path.display()))?))
+        benchmark::kept(&file(directory, figure.name()))
     }
 }
 

@@ -33,7 +33,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 const AWAY: Duration = Duration::from_secs(1);
 
 /// The node whose agent is restarted. That of the other one lives all the time: what it loses does not come back by a restart.
-pub(super) const RESTARTED: u8 = 1;
+const RESTARTED: u8 = 1;
 
 /// What can happen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::census::Census;
-use super::churn::{self, Gone};
+use super::churn::Gone;
 use super::traffic::{Asked, Endpoint, Failure};
 use crate::claim::{Bound, Claim};
 
@@ -92,10 +92,7 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
             bound: Bound::AtMost(most),
         };
         let memory = (last.agent.own_kib as f64 - first.agent.own_kib as f64) / 1024.0;
-        // A new process has read the flows of the one before: that is no leak, whatever it keeps.
-        if first.node != churn::RESTARTED {
-            claims.push(agent("more MiB of memory", memory, MEMORY));
-        }
+        claims.push(agent("more MiB of memory", memory, MEMORY));
         claims.push(agent("more open files", last.agent.files as f64 - first.agent.files as f64, FILES));
         claims.push(agent("more threads", last.agent.threads as f64 - first.agent.threads as f64, THREADS));
     }

@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use crate::benchmark::{self, Verb, listed, name_of};
 use crate::cpu::CpuTimes;
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
@@ -82,14 +83,8 @@ pub(crate) struct Options {
 /// # Errors
 /// When this machine cannot run it, or a part of it fails. The error says what to do about it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if !options.report_only {
-        let code = measure_all(options)?;
-        if code != ExitCode::SUCCESS {
-            return Ok(code);
-        }
-    }
-    report::write(&Results::load(&options.output)?, &options.report)?;
-    Ok(ExitCode::SUCCESS)
+    let report = || report::write(&Results::load(&options.output)?, &options.report);
+    benchmark::run(options.report_only, || measure_all(options), report)
 }
 
 fn measure_all(options: &Options) -> Result<ExitCode> {
@@ -119,21 +114,14 @@ impl Options {
 
     /// What the reader has to type for the same.
     fn command(&self) -> String {
-        let mut command = String::from("make bench-world");
-        let mut add = |name: &str, value: String, usual: bool| {
-            if !usual {
-                command.push_str(&format!(" {name}={value}"));
-            }
-        };
-        let names = |case: &Case| case.to_possible_value().map(|value| value.get_name().to_owned());
-        add("CASE", self.case.iter().filter_map(names).collect::<Vec<_>>().join(","), self.case.is_empty());
-        add("REPS", self.reps.to_string(), self.reps == report::REPETITIONS);
-        add("SECONDS", self.seconds.unwrap_or_default().to_string(), self.seconds.is_none());
         let services = self.services();
-        let listed = services.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        add("SERVICES", listed, services == SERVICES);
-        add("RATE", self.rate.to_string(), self.rate == RATE);
-        command
+        Verb::new("bench-world")
+            .unless(self.case.is_empty(), "CASE", listed(self.case.iter().map(name_of)))
+            .unless(self.reps == report::REPETITIONS, "REPS", self.reps)
+            .unless(self.seconds.is_none(), "SECONDS", self.seconds.unwrap_or_default())
+            .unless(services == SERVICES, "SERVICES", listed(&services))
+            .unless(self.rate == RATE, "RATE", self.rate)
+            .to_string()
     }
 }
 
@@ -246,7 +234,7 @@ impl Run<'_> {
 fn line(record: &Record, repetitions: u32) -> String {
     let Record { case, way, backend, family, quantile, repetition, value, unit, failed, idle } = record;
     let Way { path, services, proxy } = way;
-    let case = case.to_possible_value().map(|case| case.get_name().to_owned()).unwrap_or_default();
+    let case = name_of(case);
     let case = quantile.map_or(case.clone(), |part| format!("{case} p{:.0}", part * 100.0));
     let short = if record.is_short() { "; NO CPU TIME LEFT FOR THAT RATE" } else { "" };
     format!(

@@ -1,6 +1,5 @@
 //! Results as they are kept: one JSON file, a record for each number of each repetition.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -8,11 +7,10 @@ use serde::{Deserialize, Serialize};
 use weir_testbed::figures;
 
 use super::plan::{Backend, Block, Case, Family, Figure, Way};
+use crate::benchmark;
+use crate::cpu::SATURATED_IDLE;
 use crate::origin::Origin;
 use crate::spread::Spread;
-
-/// A machine that had less idle time than this was the bottleneck.
-const SATURATED_IDLE: f64 = 0.02;
 
 /// All of a run.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -128,8 +126,7 @@ impl Results {
     /// # Errors
     /// When there is no such file, or it is of another version of this program.
     pub(super) fn load(path: &Path) -> Result<Self> {
-        let text = fs::read(path).with_context(|| format!("cannot read {}: measure first", path.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("cannot understand {}: remove it", path.display()))
+        benchmark::kept(path)?.with_context(|| format!("there is no {}: measure first", path.display()))
     }
 }
 
