@@ -80,6 +80,7 @@ const ACTS: [Act; 4] = [
 pub(super) fn play(stage: &mut Stage, programs: &Programs, stop: &Stop) -> Result<String> {
     let step = Step::begin("a machine for each node, agents that follow their load");
     stage.limit(CORES)?;
+    stage.await_own_endpoints()?;
     stage.follow_the_load(programs)?;
     stop.check()?;
     drop(step);

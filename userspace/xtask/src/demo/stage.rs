@@ -134,6 +134,28 @@ impl Stage {
         self.publish()
     }
 
+    /// Waits until each node's maps have its own pods. Endpoints that an agent finds there are nothing new to it; those that
+    /// come while it steers begin with a part of their share.
+    ///
+    /// # Errors
+    /// When an agent does not write them.
+    pub(crate) fn await_own_endpoints(&self) -> Result<()> {
+        let own = usize::from(PODS) * ADDRESSES.len();
+        for node in 1..=NODES {
+            let maps = self.maps(node)?;
+            let look = || {
+                let mut found = 0;
+                let count = |_, backend: &weir_abi::Backend, _: &_| {
+                    found += usize::from(backend.flags & weir_abi::BACKEND_LOCAL != 0);
+                };
+                maps.visit_endpoints(count).map_err(|error| error.to_string())?;
+                if found == own { Ok(()) } else { Err(format!("{found} of {own}")) }
+            };
+            wait::until_some(&format!("node {node}'s own endpoints in its maps"), SOON, look)?;
+        }
+        Ok(())
+    }
+
     /// Starts the agents, anew if need be, so that they follow the load of their machines and tell each other theirs.
     /// Returns when the first node knows both others.
     ///
