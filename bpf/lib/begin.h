@@ -97,7 +97,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
-	reply = reply_of(p, flow, asked_by(p));
+	reply_of(&reply, p, flow, asked_by(p));
 	/*
 	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
 	 * it the newer one wins.
@@ -105,8 +105,11 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	if (is_here(backend)) {
 		flow->flags &= ~FLOW_SNAT;
 		reply.flags &= ~FLOW_SNAT;
-		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
-		reply_store(backend, &p->src, p->sport, &reply, BPF_ANY, STAGE_OPENING, v6);
+		union flow_key key;
+
+		reply_key(&key, backend, &p->src, p->sport, v6);
+		reply_forget(&key, STAGE_GOING, v6);
+		reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6);
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
@@ -132,11 +135,10 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 {
 	const struct config *config = config_get();
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	struct reply reply = reply_of(p, flow, asked_by(p));
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
-	flow->snat_port = reply_store_snat(backend, config, &reply, v6);
+	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, config, v6);
 	if (!flow->snat_port)
 		return -REASON_SNAT_EXHAUSTED;
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;

@@ -102,21 +102,20 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const struct config *config = config_get();
-	const struct addr *peer;
 	struct reply *reply = NULL;
-	__be16 port = flow->flags & FLOW_SNAT ? flow->snat_port : p->sport;
+	union flow_key key;
 
 	if (!config || !backend)
 		return 0;
-	peer = peer_of(p, flow, config, v6);
+	answer_key(&key, p, flow, backend, config, v6);
 	if (!(flow->flags & FLOW_DIRECT))
-		reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+		reply = reply_at(&key, STAGE_GOING, v6);
 	if (reply && reply_is_of(reply, p, flow, v6)) {
 		reply->flags |= FLOW_OPENING;
-		if (reply_store(backend, peer, port, reply, BPF_ANY, STAGE_OPENING, v6))
+		if (reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6))
 			reply->flags &= ~FLOW_OPENING;
 		else
-			reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
+			reply_forget(&key, STAGE_GOING, v6);
 	}
 	flow->flags |= FLOW_OPENING;
 	if (flow_store(p, flow, STAGE_OPENING, v6))
@@ -129,15 +128,11 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 /* The same from the entry of its answers. Its client may have gone on to another flow. */
 static __always_inline int retire_answered(const struct reply *reply, __u8 proto, const bool v6)
 {
-	const struct packet asked = {
-		.src = reply->client,
-		.dst = reply->frontend,
-		.sport = reply->client_port,
-		.dport = reply->frontend_port,
-		.proto = proto,
-	};
-	struct flow *flow = flow_lookup(&asked, STAGE_GOING, v6);
+	struct packet asked;
+	struct flow *flow;
 
+	client_packet(&asked, reply, proto);
+	flow = flow_lookup(&asked, STAGE_GOING, v6);
 	if (!flow || !(flow->flags & FLOW_ENDED) || flow->backend != reply->backend ||
 	    flow->generation != reply->generation)
 		return 0;

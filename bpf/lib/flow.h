@@ -9,24 +9,42 @@
 #include "openings.h"
 #include "parse.h"
 
-static __always_inline struct flow_key4 flow_key4_of(const struct addr *src, const struct addr *dst, __be16 sport,
-						     __be16 dport, __u8 proto)
+/* Keeps what was filled in out of registers, which would be on the stack beside it. */
+static __always_inline void in_memory(const void *what)
 {
-	return (struct flow_key4){
-		.src = src->word[3], .dst = dst->word[3], .sport = sport, .dport = dport, .proto = proto
-	};
+	asm volatile("" : : "r"(what) : "memory");
 }
 
-static __always_inline struct flow_key6 flow_key6_of(const struct addr *src, const struct addr *dst, __be16 sport,
-						     __be16 dport, __u8 proto)
+/* Of either family. */
+union flow_key {
+	struct flow_key4 v4;
+	struct flow_key6 v6;
+};
+
+/* Fills in a key, in place: the programs have no stack to spare for a copy. */
+static __always_inline void flow_key_of(union flow_key *key, const struct addr *src, const struct addr *dst,
+					__be16 sport, __be16 dport, __u8 proto, const bool v6)
 {
-	return (struct flow_key6){
-		.src = { src->word[0], src->word[1], src->word[2], src->word[3] },
-		.dst = { dst->word[0], dst->word[1], dst->word[2], dst->word[3] },
-		.sport = sport,
-		.dport = dport,
-		.proto = proto,
-	};
+	if (v6) {
+		__builtin_memset(&key->v6, 0, sizeof(key->v6));
+		__builtin_memcpy(key->v6.src, src, sizeof(key->v6.src));
+		__builtin_memcpy(key->v6.dst, dst, sizeof(key->v6.dst));
+		key->v6.sport = sport;
+		key->v6.dport = dport;
+		key->v6.proto = proto;
+	} else {
+		__builtin_memset(&key->v4, 0, sizeof(key->v4));
+		key->v4.src = src->word[3];
+		key->v4.dst = dst->word[3];
+		key->v4.sport = sport;
+		key->v4.dport = dport;
+		key->v4.proto = proto;
+	}
+}
+
+static __always_inline void packet_key(union flow_key *key, const struct packet *p, const bool v6)
+{
+	flow_key_of(key, &p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 }
 
 /*
@@ -40,124 +58,94 @@ enum stage {
 	STAGE_ANY = 2,
 };
 
-static __always_inline struct flow *flow_at(const struct addr *src, const struct addr *dst, __be16 sport, __be16 dport,
-					    __u8 proto, const enum stage stage, const bool v6)
+static __always_inline struct flow *flow_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct flow *flow = NULL;
 
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
-
-		if (stage != STAGE_GOING)
-			flow = openings6_at(&key);
-		return flow || stage == STAGE_OPENING ? flow : bpf_map_lookup_elem(&flows6, &key);
-	}
-	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
-
 	if (stage != STAGE_GOING)
-		flow = openings4_at(&key);
-	return flow || stage == STAGE_OPENING ? flow : bpf_map_lookup_elem(&flows4, &key);
-}
-
-/* A flow at either stage, or NULL. */
-static __always_inline struct flow *flow_find(const struct addr *src, const struct addr *dst, __be16 sport,
-					      __be16 dport, __u8 proto, const bool v6)
-{
-	return flow_at(src, dst, sport, dport, proto, STAGE_ANY, v6);
+		flow = v6 ? openings6_at(&key->v6) : openings4_at(&key->v4);
+	if (flow || stage == STAGE_OPENING)
+		return flow;
+	return v6 ? bpf_map_lookup_elem(&flows6, &key->v6) : bpf_map_lookup_elem(&flows4, &key->v4);
 }
 
 /* The flow at a stage that a client's packet belongs to, or NULL. */
 static __always_inline struct flow *flow_lookup(const struct packet *p, const enum stage stage, const bool v6)
 {
-	return flow_at(&p->src, &p->dst, p->sport, p->dport, p->proto, stage, v6);
+	union flow_key key;
+
+	packet_key(&key, p, v6);
+	return flow_at(&key, stage, v6);
 }
 
 /* Returns 0 or a negative error of the map. */
 static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const enum stage stage,
 				       const bool v6)
 {
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+	union flow_key key;
 
-		return stage ? openings6_store(&key, flow, BPF_ANY) : bpf_map_update_elem(&flows6, &key, flow, BPF_ANY);
-	}
-	struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
-
-	return stage ? openings4_store(&key, flow, BPF_ANY) : bpf_map_update_elem(&flows4, &key, flow, BPF_ANY);
+	packet_key(&key, p, v6);
+	if (stage)
+		return v6 ? openings6_store(&key.v6, flow, BPF_ANY) : openings4_store(&key.v4, flow, BPF_ANY);
+	return v6 ? bpf_map_update_elem(&flows6, &key.v6, flow, BPF_ANY)
+		  : bpf_map_update_elem(&flows4, &key.v4, flow, BPF_ANY);
 }
 
 /* Forgets the flow at a stage that a client's packet belongs to, if there is one. */
 static __always_inline void flow_forget(const struct packet *p, const enum stage stage, const bool v6)
 {
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
+	union flow_key key;
 
-		(void)(stage ? openings6_drop(&key) : bpf_map_delete_elem(&flows6, &key));
-	} else {
-		struct flow_key4 key = flow_key4_of(&p->src, &p->dst, p->sport, p->dport, p->proto);
-
-		(void)(stage ? openings4_drop(&key) : bpf_map_delete_elem(&flows4, &key));
-	}
+	packet_key(&key, p, v6);
+	if (stage)
+		(void)(v6 ? openings6_drop(&key.v6) : openings4_drop(&key.v4));
+	else
+		(void)(v6 ? bpf_map_delete_elem(&flows6, &key.v6) : bpf_map_delete_elem(&flows4, &key.v4));
 }
 
-static __always_inline struct reply *reply_at(const struct addr *src, const struct addr *dst, __be16 sport,
-					      __be16 dport, __u8 proto, const enum stage stage, const bool v6)
+/* Key of what a backend says to somebody at a port. */
+static __always_inline void reply_key(union flow_key *key, const struct backend *backend, const struct addr *peer,
+				      __be16 port, const bool v6)
+{
+	flow_key_of(key, &backend->addr, peer, backend->port, port, backend->proto, v6);
+}
+
+static __always_inline struct reply *reply_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct reply *reply = NULL;
 
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
-
-		if (stage != STAGE_GOING)
-			reply = awaited6_at(&key);
-		return reply || stage == STAGE_OPENING ? reply : bpf_map_lookup_elem(&replies6, &key);
-	}
-	struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
-
 	if (stage != STAGE_GOING)
-		reply = awaited4_at(&key);
-	return reply || stage == STAGE_OPENING ? reply : bpf_map_lookup_elem(&replies4, &key);
-}
-
-/* A reply entry at either stage, or NULL. */
-static __always_inline struct reply *reply_find(const struct addr *src, const struct addr *dst, __be16 sport,
-						__be16 dport, __u8 proto, const bool v6)
-{
-	return reply_at(src, dst, sport, dport, proto, STAGE_ANY, v6);
+		reply = v6 ? awaited6_at(&key->v6) : awaited4_at(&key->v4);
+	if (reply || stage == STAGE_OPENING)
+		return reply;
+	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
 }
 
 /* What a backend's packet answers, or NULL. */
 static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
 {
-	return reply_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
+	union flow_key key;
+
+	packet_key(&key, p, v6);
+	return reply_at(&key, STAGE_ANY, v6);
 }
 
-static __always_inline void reply_forget(const struct addr *src, const struct addr *dst, __be16 sport, __be16 dport,
-					 __u8 proto, const enum stage stage, const bool v6)
+static __always_inline void reply_forget(const union flow_key *key, const enum stage stage, const bool v6)
 {
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(src, dst, sport, dport, proto);
-
-		(void)(stage ? awaited6_drop(&key) : bpf_map_delete_elem(&replies6, &key));
-	} else {
-		struct flow_key4 key = flow_key4_of(src, dst, sport, dport, proto);
-
-		(void)(stage ? awaited4_drop(&key) : bpf_map_delete_elem(&replies4, &key));
-	}
+	if (stage != STAGE_OPENING)
+		(void)(v6 ? bpf_map_delete_elem(&replies6, &key->v6) : bpf_map_delete_elem(&replies4, &key->v4));
+	if (stage != STAGE_GOING)
+		(void)(v6 ? awaited6_drop(&key->v6) : awaited4_drop(&key->v4));
 }
 
 /* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there at that stage. */
-static __always_inline long reply_store(const struct backend *backend, const struct addr *peer, __be16 peer_port,
-					const struct reply *reply, __u64 flags, const enum stage stage, const bool v6)
+static __always_inline long reply_store(const union flow_key *key, const struct reply *reply, __u64 flags,
+					const enum stage stage, const bool v6)
 {
-	if (v6) {
-		struct flow_key6 key = flow_key6_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
-
-		return stage ? awaited6_store(&key, reply, flags) : bpf_map_update_elem(&replies6, &key, reply, flags);
-	}
-	struct flow_key4 key = flow_key4_of(&backend->addr, peer, backend->port, peer_port, backend->proto);
-
-	return stage ? awaited4_store(&key, reply, flags) : bpf_map_update_elem(&replies4, &key, reply, flags);
+	if (stage)
+		return v6 ? awaited6_store(&key->v6, reply, flags) : awaited4_store(&key->v4, reply, flags);
+	return v6 ? bpf_map_update_elem(&replies6, &key->v6, reply, flags)
+		  : bpf_map_update_elem(&replies4, &key->v4, reply, flags);
 }
 
 static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
@@ -175,23 +163,24 @@ static __always_inline bool is_here(const struct backend *backend)
 	return (backend->flags & here) == here;
 }
 
-/* Whom a backend answers: the client, or the node in its stead. */
-static __always_inline const struct addr *peer_of(const struct packet *p, const struct flow *flow,
-						  const struct config *config, const bool v6)
+/* Key of the answers to a flow's packets: they go to the client, or to the node in its stead. */
+static __always_inline void answer_key(union flow_key *key, const struct packet *p, const struct flow *flow,
+				       const struct backend *backend, const struct config *config, const bool v6)
 {
-	if (!(flow->flags & FLOW_SNAT))
-		return &p->src;
-	return v6 ? &config->node6 : &config->node4;
+	if (flow->flags & FLOW_SNAT)
+		reply_key(key, backend, v6 ? &config->node6 : &config->node4, flow->snat_port, v6);
+	else
+		reply_key(key, backend, &p->src, p->sport, v6);
 }
 
-/* The reply entry of a flow's packets, which may be another flow's, or NULL. */
+/* The entry of the answers to a flow's packets, which may be another flow's, or NULL. */
 static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
 					      const struct backend *backend, const struct config *config, const bool v6)
 {
-	const struct addr *peer = peer_of(p, flow, config, v6);
-	__be16 port = flow->flags & FLOW_SNAT ? flow->snat_port : p->sport;
+	union flow_key key;
 
-	return reply_find(&backend->addr, peer, backend->port, port, p->proto, v6);
+	answer_key(&key, p, flow, backend, config, v6);
+	return reply_at(&key, STAGE_ANY, v6);
 }
 
 /* Whether a reply entry is of the flow that a client's packet belongs to. */
@@ -203,10 +192,31 @@ static __always_inline bool reply_is_of(const struct reply *reply, const struct 
 	       addr_equal(&reply->client, &p->src, v6) && addr_equal(&reply->frontend, &p->dst, v6);
 }
 
+/* Key of the flow that a reply entry belongs to. */
+static __always_inline void client_key(union flow_key *key, const struct reply *reply, __u8 proto, const bool v6)
+{
+	flow_key_of(key, &reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+}
+
+/* What of a client's packet can be told from its reply entry, in place. */
+static __always_inline void client_packet(struct packet *p, const struct reply *reply, __u8 proto)
+{
+	__builtin_memset(p, 0, sizeof(*p));
+	__builtin_memcpy(&p->src, &reply->client, sizeof(p->src));
+	__builtin_memcpy(&p->dst, &reply->frontend, sizeof(p->dst));
+	p->sport = reply->client_port;
+	p->dport = reply->frontend_port;
+	p->proto = proto;
+	in_memory(p);
+}
+
 /* The flow that a reply entry belongs to, or NULL if it was evicted. */
 static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 proto, const bool v6)
 {
-	return flow_find(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto, v6);
+	union flow_key key;
+
+	client_key(&key, reply, proto, v6);
+	return flow_at(&key, STAGE_ANY, v6);
 }
 
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)

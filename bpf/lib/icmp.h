@@ -130,16 +130,24 @@ static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, stru
 	return 0;
 }
 
+/* Key of the way back of a packet that an error quotes. */
+static __always_inline void turned_key(union flow_key *key, const struct packet *quoted, const bool v6)
+{
+	flow_key_of(key, &quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
+}
+
 /* The flow whose answer an error quotes: to be told to the backend. Returns whether there is one. */
 static __always_inline bool turn_to_backend(const struct packet *p, const struct packet *quoted,
 					    struct error_turn *turn, const struct config *config, const bool v6)
 {
 	const struct flow *flow;
 	const struct backend *backend;
+	union flow_key key;
 
 	if (!may_be_frontend(&quoted->src, quoted->sport, quoted->proto))
 		return false;
-	flow = flow_find(&quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
+	turned_key(&key, quoted, v6);
+	flow = flow_at(&key, STAGE_ANY, v6);
 	backend = flow ? flow_backend(flow) : NULL;
 	if (!flow || !backend)
 		return false;
@@ -175,9 +183,11 @@ static __always_inline bool goes_elsewhere(const struct reply *reply, __u8 proto
 static __always_inline bool turn_to_client(const struct packet *quoted, struct error_turn *turn, bool nobody, bool snat,
 					   const bool v6)
 {
-	const struct reply *reply =
-		reply_find(&quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
+	const struct reply *reply;
+	union flow_key key;
 
+	turned_key(&key, quoted, v6);
+	reply = reply_at(&key, STAGE_ANY, v6);
 	if (!reply || !(reply->flags & FLOW_SNAT) == snat)
 		return false;
 	turn->forward = snat;

@@ -38,7 +38,8 @@ struct opening_kind {
 
 /*
  * Hash of a key: sums of products of pairs, each word with a number of its own mixed in that nobody outside knows (Thorup,
- * "High Speed Hashing for Integers and Strings", 3.5). The upper half names the set, the lower one is the tag.
+ * "High Speed Hashing for Integers and Strings", 3.5). Ports of one client that follow each other would be a lattice in these sums,
+ * and some sets would get many of them: the last product spreads them. The upper half names the set, the lower one is the tag.
  */
 static __always_inline __u64 opening_hash(const word *key, const __u32 words, __u64 seed)
 {
@@ -48,7 +49,7 @@ static __always_inline __u64 opening_hash(const word *key, const __u32 words, __
 		hash += (key[i] + (seed ^ odd)) * (key[i + 1] + (seed ^ (odd * 3)));
 		odd *= 5;
 	}
-	return hash ^ hash >> 32;
+	return (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
 }
 
 static __always_inline __u32 opening_tag(__u64 hash)
@@ -112,14 +113,6 @@ static __always_inline bool opening_take(struct opening_head *head, __u32 way, _
 	       __sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_BUSY) == tag;
 }
 
-/* Whether the flow of an entry has ended. */
-static __always_inline bool opening_is_past(struct opening_head *head, __u32 way, const struct opening_kind kind)
-{
-	const __u16 *flags = (const __u16 *)(opening_value(head, way, kind) + kind.flags);
-
-	return *flags & FLOW_ENDED;
-}
-
 /* Makes an entry the last one to go, of a tick in which it was seen. */
 static __always_inline void opening_requeue(struct opening_head *head, __u32 way, __u32 seen)
 {
@@ -143,8 +136,14 @@ static __always_inline __u32 opening_seen(struct opening_head *head, __u32 way, 
 	return opening_value(head, way, kind)[kind.last_seen];
 }
 
+/* What is marked of a set's entries: a bit for each. */
+enum opening_marks {
+	OPENING_USED = 0,	     /* seen since it was written */
+	OPENING_PAST = OPENING_WAYS, /* of a flow that has ended */
+};
+
 /* The higher, the sooner an entry goes. */
-static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, const struct opening_kind kind)
+static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, __u32 marks)
 {
 	__u32 age;
 
@@ -155,44 +154,51 @@ static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, 
 		return 0;
 	if (head->tag[way] == OPENING_FREE)
 		return (__u32)OPENING_RANK_FREE << OPENING_RANK_SHIFT;
-	if (opening_is_past(head, way, kind))
+	if (marks >> OPENING_PAST >> way & 1)
 		return (__u32)OPENING_RANK_ENDED << OPENING_RANK_SHIFT | age;
-	if (opening_seen(head, way, kind) == head->born[way])
+	if (!(marks >> OPENING_USED >> way & 1))
 		return (__u32)OPENING_RANK_UNUSED << OPENING_RANK_SHIFT | age;
 	return age;
 }
 
-/* Entries that were used since they were written, and whose turn it was before that of one with a rank, are passed over once. */
-static __always_inline void opening_pass_over(struct opening_head *head, __u32 rank, const struct opening_kind kind)
+/* What opening_claim() returns beside the entry: a bit for each that is passed over, from this one on. */
+#define OPENING_PASSED 8
+/* The same: those go to the end of the line. */
+#define OPENING_LAST 16
+
+/* Which entries are passed over, once, for one with a rank: those that were used since they were written, and whose turn it was before. */
+static __always_inline int opening_passed(struct opening_head *head, __u32 rank, __u32 marks)
 {
-	const __u32 age = rank & ((1u << OPENING_RANK_SHIFT) - 1);
+	/* Where all were used all are passed over, and the oldest goes. */
+	const bool all = rank >> OPENING_RANK_SHIFT == OPENING_RANK_USED;
+	const __u32 age = all ? 0 : rank & ((1u << OPENING_RANK_SHIFT) - 1);
+	__u32 passed = 0;
 
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
-		__u32 own = opening_rank(head, way, kind);
+		__u32 own = opening_rank(head, way, marks);
 
-		if (!own || own >> OPENING_RANK_SHIFT != OPENING_RANK_USED)
-			continue;
-		/* Where all were used all are passed over, and the oldest goes. */
-		if (rank >> OPENING_RANK_SHIFT == OPENING_RANK_USED)
-			head->born[way] = opening_seen(head, way, kind);
-		else if (own > age)
-			opening_requeue(head, way, opening_seen(head, way, kind));
+		if (own > age && own >> OPENING_RANK_SHIFT == OPENING_RANK_USED)
+			passed |= 1 << way;
 	}
+	return passed << OPENING_PASSED | (all ? 0 : OPENING_LAST);
 }
 
 /*
  * Takes an entry for a new key: a free one, else that of a flow which has ended, else that which was written longest ago. One that
- * was used since is passed over once, so that a client which only ever sends keeps it. Returns the entry, or -1: others are
- * writing all of them.
+ * was used since is passed over once, so that a client which only ever sends keeps it. A function of its own, which the verifier
+ * walks once for all tables. Returns the entry and which are passed over, or -1: others are writing all of them.
  */
-static __always_inline int opening_claim(struct opening_head *head, const struct opening_kind kind)
+__noinline int opening_claim(struct opening_head *head, __u32 marks)
 {
 	__u32 most = 0, first = 0, seen = OPENING_BUSY;
+	int passed = 0;
 
+	if (!head)
+		return -1;
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
-		__u32 tag = head->tag[way], rank = opening_rank(head, way, kind);
+		__u32 tag = head->tag[way], rank = opening_rank(head, way, marks);
 
 		if (rank <= most)
 			continue;
@@ -201,18 +207,45 @@ static __always_inline int opening_claim(struct opening_head *head, const struct
 		seen = tag;
 	}
 	if (most >> OPENING_RANK_SHIFT <= OPENING_RANK_UNUSED)
-		opening_pass_over(head, most, kind);
+		passed = opening_passed(head, most, marks);
 	if (opening_take(head, first, seen))
-		return first;
+		return first | passed;
 	/* Another CPU was sooner: what it has written is the last one to go. */
 #pragma clang loop unroll(disable)
 	for (__u32 other = 1; other < OPENING_WAYS; other++) {
 		__u32 way = (first + other) & (OPENING_WAYS - 1);
 
 		if (opening_take(head, way, head->tag[way]))
-			return way;
+			return way | passed;
 	}
 	return -1;
+}
+
+/* The same by what the entries' values say now, and passes over. Returns the entry, or -1. */
+static __always_inline int opening_claim_of(struct opening_head *head, const struct opening_kind kind)
+{
+	__u32 marks = 0;
+	int claimed;
+
+#pragma unroll
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		const __u16 *flags = (const __u16 *)(opening_value(head, way, kind) + kind.flags);
+
+		marks |= (__u32)(opening_seen(head, way, kind) != head->born[way]) << (OPENING_USED + way);
+		marks |= (__u32)(*flags / FLOW_ENDED & 1) << (OPENING_PAST + way);
+	}
+	claimed = opening_claim(head, marks);
+	if (claimed < 1 << OPENING_PASSED)
+		return claimed;
+#pragma clang loop unroll(disable)
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		if (!(claimed >> OPENING_PASSED >> way & 1))
+			continue;
+		head->born[way] = opening_seen(head, way, kind);
+		if (claimed & OPENING_LAST)
+			head->turn[way] = head->next++;
+	}
+	return claimed & (OPENING_WAYS - 1);
 }
 
 /*
@@ -236,7 +269,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;
 	if (way < 0)
-		way = opening_claim(head, kind);
+		way = opening_claim_of(head, kind);
 	else if (!opening_take(head, way, tag))
 		way = -1;
 	if (way < 0)

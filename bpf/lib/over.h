@@ -125,10 +125,13 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct reply *reply = reply_lookup(p, v6);
+	const struct reply *reply;
 	const struct flow *flow;
+	union flow_key key;
 	__be16 port;
 
+	packet_key(&key, p, v6);
+	reply = reply_at(&key, STAGE_ANY, v6);
 	if (!config || !reply)
 		return false;
 	if (!p->syn_ack && p->proto != IPPROTO_UDP &&
@@ -139,8 +142,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	/* Of a full table an entry may be missing whose flow goes on. */
 	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !port)
 		return false;
-	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_GOING, v6);
-	reply_forget(&p->src, &p->dst, p->sport, p->dport, p->proto, STAGE_OPENING, v6);
+	reply_forget(&key, STAGE_ANY, v6);
 	return true;
 }
 

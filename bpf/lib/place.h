@@ -46,16 +46,18 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 					       const struct reply *reply, bool first, const bool v6)
 {
 	const struct reply *old;
+	union flow_key key;
 
-	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+	reply_key(&key, backend, &p->src, p->sport, v6);
+	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
 		if (!reply_yields(old, p, reply, v6))
 			return -1;
-		reply_forget(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_GOING, v6);
+		reply_forget(&key, STAGE_GOING, v6);
 	}
-	if (!reply_store(backend, &p->src, p->sport, reply, BPF_NOEXIST, STAGE_OPENING, v6))
+	if (!reply_store(&key, reply, BPF_NOEXIST, STAGE_OPENING, v6))
 		return 0;
-	old = reply_at(&backend->addr, &p->src, backend->port, p->sport, p->proto, STAGE_OPENING, v6);
+	old = reply_at(&key, STAGE_OPENING, v6);
 	if (old && !reply_yields(old, p, reply, v6))
 		return -1;
 	if (old && first && is_unanswered(old, p, reply, v6))
@@ -64,15 +66,13 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
 	    is_same_frontend(old, reply, v6))
 		return 0;
-	return reply_store(backend, &p->src, p->sport, reply, BPF_ANY, STAGE_OPENING, v6);
+	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }
 
 /* A search for a free source port. */
 struct snat_search {
+	struct reply reply;
 	const struct backend *backend;
-	const struct config *config;
-	const struct reply *reply;
-	struct snat_counter *counter;
 	__be16 port; /* BE, what was found; 0 so far */
 };
 
@@ -85,6 +85,17 @@ static __always_inline __u32 snat_port_from(__u32 number)
 	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
 }
 
+/* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
+static __always_inline struct snat_counter *snat_counter_of(const struct backend *backend)
+{
+	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
+	__u32 slot;
+
+	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
+	slot = (h >> 32) & (SNAT_COUNTERS - 1);
+	return bpf_map_lookup_elem(&snat_counters, &slot);
+}
+
 /*
  * The port that was used longest ago, or 0: this time none. The counter is a port number rather than an index, so that
  * ports can come and go without a change of the others' turns. Nobody else gets the port before all others had theirs:
@@ -92,10 +103,14 @@ static __always_inline __u32 snat_port_from(__u32 number)
  */
 static __always_inline __be16 snat_take(const struct snat_search *search)
 {
-	__u32 *counter = &search->counter->next, turn, number, port;
+	struct snat_counter *counter_of = snat_counter_of(search->backend);
+	__u32 *counter, turn, number, port;
 
 	if (search->backend->proto == IPPROTO_SCTP)
-		return search->reply->client_port;
+		return search->reply.client_port;
+	if (!counter_of)
+		return 0;
+	counter = &counter_of->next;
 	turn = __sync_fetch_and_add(counter, 1);
 	number = turn & 0xffff;
 	port = snat_port_from(number);
@@ -108,26 +123,27 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
 	const struct backend *backend = search->backend;
-	const struct config *config = search->config;
-	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	const struct config *config = config_get();
 	enum claim claim = round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
 	__be16 port = snat_take(search);
 	const struct reply *old;
+	union flow_key key;
 
-	if (!port)
+	if (!port || !config)
 		return 0;
+	reply_key(&key, backend, v6 ? &config->node6 : &config->node4, port, v6);
 	if (backend->proto == IPPROTO_SCTP)
 		claim = CLAIM_ONLY;
-	old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
 		if (!reply_is_over(old, port, backend->proto, claim, v6))
 			return 0;
-		reply_forget(&backend->addr, node, backend->port, port, backend->proto, STAGE_GOING, v6);
+		reply_forget(&key, STAGE_GOING, v6);
 	}
-	if (reply_store(backend, node, port, search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
-		old = reply_at(&backend->addr, node, backend->port, port, backend->proto, STAGE_OPENING, v6);
+	if (reply_store(&key, &search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
+		old = reply_at(&key, STAGE_OPENING, v6);
 		if (!old || !reply_is_over(old, port, backend->proto, claim, v6) ||
-		    reply_store(backend, node, port, search->reply, BPF_ANY, STAGE_OPENING, v6))
+		    reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
 	}
 	search->port = port;
@@ -144,30 +160,25 @@ static long snat_try6(__u32 round, struct snat_search *search)
 	return snat_try(round, search, true);
 }
 
-/* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
-static __always_inline struct snat_counter *snat_counter_of(const struct backend *backend)
+/*
+ * Takes a free source port of the node for a flow and stores its reply entry. asked: when the answer began to be awaited. Returns the
+ * port (BE), or 0.
+ */
+static __always_inline __be16 reply_store_snat(const struct packet *p, const struct flow *flow, __u32 asked,
+					       const struct backend *backend, const struct config *config,
+					       const bool v6)
 {
-	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
-	__u32 slot;
-
-	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
-	slot = (h >> 32) & (SNAT_COUNTERS - 1);
-	return bpf_map_lookup_elem(&snat_counters, &slot);
-}
-
-/* Takes a free source port of the node for the flow and stores its reply entry. Returns the port (BE), or 0. */
-static __always_inline __be16 reply_store_snat(const struct backend *backend, const struct config *config,
-					       const struct reply *reply, const bool v6)
-{
-	struct snat_counter *counter = snat_counter_of(backend);
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	struct snat_search search = { .backend = backend, .config = config, .reply = reply, .counter = counter };
+	const bool keeps_port = backend->proto == IPPROTO_SCTP;
+	struct snat_search search;
 
-	if (!counter || !(node->word[0] | node->word[3]))
+	search.backend = backend;
+	search.port = 0;
+	if (!(node->word[0] | node->word[3]))
 		return 0;
+	reply_of(&search.reply, p, flow, asked);
 	/* A loop of the kernel's: the verifier walks one round of it. */
-	bpf_loop(backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search,
-		 0);
+	bpf_loop(keeps_port ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
 	return search.port;
 }
 

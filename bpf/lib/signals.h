@@ -100,9 +100,11 @@ __noinline int report_back(struct reply *reply, const struct packet *p, __u32 by
 /* Tells a flow that begins that it was answered: now its client's next packet is worth a look at promotion. */
 static __always_inline int note_answer(const struct reply *reply, __u8 proto, const bool v6)
 {
-	struct flow *flow = flow_at(&reply->client, &reply->frontend, reply->client_port, reply->frontend_port, proto,
-				    STAGE_OPENING, v6);
+	struct flow *flow;
+	union flow_key key;
 
+	client_key(&key, reply, proto, v6);
+	flow = flow_at(&key, STAGE_OPENING, v6);
 	if (flow)
 		flow->flags |= FLOW_REPLIED;
 	return 0;
@@ -154,20 +156,23 @@ static __always_inline bool is_answered_again(const struct reply *reply, const s
 	       p->proto == IPPROTO_UDP && p->piece != PIECE_LATER;
 }
 
-/* What the answers to a flow must look like. asked: when an answer began to be awaited, or 0. */
-static __always_inline struct reply reply_of(const struct packet *p, const struct flow *flow, __u32 asked)
+/*
+ * What the answers to a flow must look like, in place: the programs have no stack to spare for a copy. asked: when an answer began to be
+ * awaited, or 0.
+ */
+static __always_inline void reply_of(struct reply *reply, const struct packet *p, const struct flow *flow, __u32 asked)
 {
-	return (struct reply){
-		.frontend = p->dst,
-		.client = p->src,
-		.frontend_port = p->dport,
-		.client_port = p->sport,
-		.flags = flow->flags & (FLOW_SNAT | FLOW_OPENING),
-		.backend = flow->backend,
-		.generation = flow->generation,
-		.last_seen = now_ticks(),
-		.asked = asked,
-	};
+	__builtin_memset(reply, 0, sizeof(*reply));
+	__builtin_memcpy(&reply->frontend, &p->dst, sizeof(reply->frontend));
+	__builtin_memcpy(&reply->client, &p->src, sizeof(reply->client));
+	reply->frontend_port = p->dport;
+	reply->client_port = p->sport;
+	reply->flags = flow->flags & (FLOW_SNAT | FLOW_OPENING);
+	reply->backend = flow->backend;
+	reply->generation = flow->generation;
+	reply->last_seen = now_ticks();
+	reply->asked = asked;
+	in_memory(reply);
 }
 
 /* What a client's packet is to the flow that is known of it. */
@@ -221,39 +226,35 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const struct config *config = config_get();
-	const bool snat = flow->flags & FLOW_SNAT;
-	const struct addr *peer;
+	struct reply *known, reply;
+	union flow_key key;
 	__u64 how;
 	long error;
-	struct reply *known, reply;
-	__be16 port = snat ? flow->snat_port : p->sport;
 
 	if (!config || !backend)
 		return STEP_OVER;
-	known = reply_to(p, flow, backend, config, v6);
+	answer_key(&key, p, flow, backend, config, v6);
+	known = reply_at(&key, STAGE_ANY, v6);
 	if (known && reply_is_of(known, p, flow, v6))
 		return p->syn ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
-	peer = peer_of(p, flow, config, v6);
-	reply = reply_of(p, flow, p->syn ? now_delay() : 0);
 	if (known && !is_here(backend))
 		return STEP_OVER;
-	if (known) {
-		reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_GOING, v6);
-		reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
-	}
+	reply_of(&reply, p, flow, p->syn ? now_delay() : 0);
+	if (known)
+		reply_forget(&key, STAGE_ANY, v6);
 	how = is_here(backend) ? BPF_ANY : BPF_NOEXIST;
 	if (flow->flags & FLOW_OPENING)
-		error = reply_store(backend, peer, port, &reply, how, STAGE_OPENING, v6);
+		error = reply_store(&key, &reply, how, STAGE_OPENING, v6);
 	else
-		error = reply_store(backend, peer, port, &reply, how, STAGE_GOING, v6);
+		error = reply_store(&key, &reply, how, STAGE_GOING, v6);
 	if (!error && !known && !(flow->flags & FLOW_OPENING))
 		count_lost();
 	if (!error)
 		return STEP_ON;
 	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
-	known = reply_to(p, flow, backend, config, v6);
+	known = reply_at(&key, STAGE_ANY, v6);
 	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
 }
 
@@ -279,23 +280,23 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
-	const struct addr *peer;
 	const struct flow *going;
 	struct reply *reply;
+	union flow_key key;
 	__u32 slot = flow->backend;
-	__be16 port = snat ? flow->snat_port : p->sport;
+	__be16 port = flow->snat_port;
 
 	if (!config || !backend)
 		return false;
 	if (flow->flags & FLOW_DIRECT)
 		return promote_alone(p, flow, v6);
-	peer = peer_of(p, flow, config, v6);
-	reply = reply_at(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
+	answer_key(&key, p, flow, backend, config, v6);
+	reply = reply_at(&key, STAGE_OPENING, v6);
 	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply))
 		return false;
 	reply->flags &= ~FLOW_OPENING;
 	flow->flags &= ~FLOW_OPENING;
-	if (reply_store(backend, peer, port, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
+	if (reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
 		reply->flags |= FLOW_OPENING;
 		flow->flags |= FLOW_OPENING;
 		return false;
@@ -306,7 +307,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		flow_forget(p, STAGE_GOING, v6);
 		return false;
 	}
-	reply_forget(&backend->addr, peer, backend->port, port, p->proto, STAGE_OPENING, v6);
+	reply_forget(&key, STAGE_OPENING, v6);
 	flow_forget(p, STAGE_OPENING, v6);
 	return true;
 }
@@ -317,15 +318,11 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
  */
 static __always_inline bool promote_answered(const struct reply *reply, __u8 proto, const bool v6)
 {
-	struct packet asked = {
-		.src = reply->client,
-		.dst = reply->frontend,
-		.sport = reply->client_port,
-		.dport = reply->frontend_port,
-		.proto = proto,
-	};
-	struct flow *flow = flow_lookup(&asked, STAGE_OPENING, v6);
+	struct packet asked;
+	struct flow *flow;
 
+	client_packet(&asked, reply, proto);
+	flow = flow_lookup(&asked, STAGE_OPENING, v6);
 	return flow && promote(&asked, flow, v6);
 }
 
@@ -339,7 +336,7 @@ enum silence {
 /* Notes it at the flow that is known of a client's packet, and at its backend. */
 static __always_inline void note_silence(const struct packet *p, enum silence silence, const bool v6)
 {
-	const struct flow *flow = flow_find(&p->src, &p->dst, p->sport, p->dport, p->proto, v6);
+	const struct flow *flow = flow_lookup(p, STAGE_ANY, v6);
 	const struct config *config = config_get();
 	struct backend_counters *counters;
 	const struct backend *backend;

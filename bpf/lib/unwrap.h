@@ -61,7 +61,7 @@ static __always_inline __u32 endpoint_of(const struct packet *outer, const struc
 	if (endpoint)
 		return endpoint;
 	/* The address may have left the service since: its connections go on. */
-	flow = flow_find(&inner->src, &inner->dst, inner->sport, inner->dport, inner->proto, v6);
+	flow = flow_lookup(inner, STAGE_ANY, v6);
 	return flow ? local_endpoint(flow->service, &outer->dst) : 0;
 }
 

@@ -20,7 +20,8 @@ rm "$stage"/src/book.{toml,css}
 cp ./*.md "$stage/src"
 find "$stage/src" -name '*.md' -exec sed -i -E \
 	-e 's#\]\(\.\./(\.\./)?([A-Z]+\.md)#](\1\2#g' \
-	-e 's#\]\(docs/#](#g' {} +
+	-e 's#\]\(docs/#](#g' \
+	-e 's#src(set)?="docs/#src\1="#g' {} +
 # What is no page is in the tree, not in the book: its name stays, its link goes.
 find "$stage/src" -maxdepth 1 -name '*.md' ! -name SUMMARY.md -exec sed -i -E \
 	's#\[([^]]*)\]\((\.\./|benches/|bpf/|crates/|deploy/|userspace/|LICENSE)[^)]*\)#\1#g' {} +

@@ -333,7 +333,7 @@ main() {
 			;;
 		# The tests of the deployment that take a whole cluster.
 		deploy)
-			main test conformance package
+			main test conformance package docs
 			install_packages "$BROWSER"
 			need_promtool
 			;;

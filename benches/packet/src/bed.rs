@@ -15,7 +15,7 @@ use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{BackendPlan, PlanKey, Selector, ServicePlan, Shares, TierPlan};
 use weir_core::tables::Tables;
-use weir_datapath::{Datapath, MapStore, PinDir};
+use weir_datapath::{Datapath, MapStore, PinDir, View};
 use weir_testbed::prog_run::{Context, Run, prog_run};
 
 static WRAPPER: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/wrapper.bpf.o"));
@@ -217,6 +217,31 @@ impl Bed {
         let sink: &mut Xdp = self.wrapper.program_mut("bench_sink").context("no program bench_sink")?.try_into()?;
         sink.attach(device, XdpMode::Driver).with_context(|| format!("cannot attach a program to {device}"))?;
         Ok(())
+    }
+
+    /// Packets that were translated so far, to whom they were to go.
+    pub(crate) fn translated(&self) -> Result<u64> {
+        let reason = match self.setting.endpoints {
+            Endpoints::Here => abi::REASON_TO_LOCAL,
+            Endpoints::Elsewhere => abi::REASON_TO_REMOTE,
+        };
+        Ok(self.view()?.counters().counter(abi::HOOK_XDP as usize, reason as usize)?.packets)
+    }
+
+    /// Flows that are known, and entries for answers to them; at any stage.
+    pub(crate) fn known(&self) -> Result<[usize; 2]> {
+        let view = self.view()?;
+        let mut flows = 0;
+        view.visit_flows(|_| flows += 1)?;
+        let replies = match self.setting.family {
+            Family::V4 => view.replies4()?.len(),
+            Family::V6 => view.replies6()?.len(),
+        };
+        Ok([flows, replies])
+    }
+
+    fn view(&self) -> Result<View> {
+        Ok(View::open(self.pins.clone())?)
     }
 
     /// Frames that the sink has counted so far.

@@ -6,7 +6,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
@@ -27,8 +27,12 @@ pub const FLOWS: [u32; 4] = [1, 1000, 65_536, 524_288];
 pub const OTHER_FLOWS: u32 = 1000;
 /// Services in the maps.
 pub const SERVICES: [u32; 3] = [1, 1000, 10_000];
-/// Least rounds of one timed run of packets that are all alike.
+/// Least rounds of one timed run of packets that are all alike, and of each flow: once in a tick a packet looks further, so that of
+/// many flows a run must hold ticks in the same part as any other.
 const ROUNDS: u32 = 400_000;
+const ROUNDS_OF_EACH: u32 = 8;
+/// Patience with the entries for answers, which are written anew once in a tick.
+const TICKS: Duration = Duration::from_secs(10);
 /// New flows of one timed run.
 const NEW_FLOWS: u32 = 24_576;
 /// Runs of which the median counts.
@@ -135,13 +139,19 @@ fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> 
     };
     let frame = frame::tcp(family, case == Case::NewFlow);
     // Each flow has its turn.
-    let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS.max(flows) };
+    let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS.max(flows.saturating_mul(ROUNDS_OF_EACH)) };
     // Makes the flows known, and the caches warm.
     let plan = bed.plan(&frame, flows, services, first);
     bed.run(bed::Program::Weir, &plan, &frame, flows)?;
     if case == Case::Established {
         // Sets fill one before the other, so that some of many flows begin more than once.
         while bed.let_go_on()? > 0 {
+            bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+        }
+        // So do those of answers, which have sets of their own.
+        let begin = Instant::now();
+        while bed.known()? != [flows as usize; 2] {
+            ensure!(begin.elapsed() < TICKS, "of {flows} flows and their answers the tables have {:?}", bed.known()?);
             bed.run(bed::Program::Weir, &plan, &frame, flows)?;
         }
     }
@@ -154,7 +164,13 @@ fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> 
             Case::Established | Case::NotOurs => plan,
         };
         null.push(bed.run(bed::Program::Null, &plan, &frame, rounds)?.duration);
+        let before = bed.translated()?;
         let ran = bed.run(bed::Program::Weir, &plan, &frame, rounds)?;
+        let (translated, wanted) = (bed.translated()? - before, if case == Case::NotOurs { 0 } else { rounds });
+        ensure!(
+            translated == u64::from(wanted),
+            "{translated} of {rounds} packets were translated in place of {wanted}"
+        );
         frame::check(family, &ran.packet, case != Case::NotOurs)?;
         weir.push(ran.duration);
     }

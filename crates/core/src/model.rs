@@ -120,6 +120,8 @@ pub struct Service {
     pub proxy: Proxy,
     /// What its annotations want of the steering. Most Services want nothing.
     pub overrides: Option<Box<Overrides>>,
+    /// Whether it asks for series of its own in the metrics, see [`crate::service_series`].
+    pub own_series: bool,
 }
 
 impl Service {
@@ -139,6 +141,7 @@ impl Service {
             health_check_port: None,
             proxy: Proxy::Ours,
             overrides: None,
+            own_series: false,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::load::Share;
 use crate::model::ObjectName;
 use crate::policies::ability::{Factors, Level, UnknownClass};
 use crate::policies::{Kind, Parameters, UnknownPolicy};
+use crate::service_series::{ANNOTATION as METRICS, OWN};
 
 /// What our annotations begin with. The rest is a [`Key`]'s name.
 pub const ANNOTATION_PREFIX: &str = "weir.dev/";
@@ -137,6 +138,48 @@ pub enum Wrong {
     /// There is none of this name.
     #[error("annotation {ANNOTATION_PREFIX}{}: {}; it does nothing", .0.name, .0)]
     Unknown(UnknownKey),
+    /// It asks for something else than series of its own.
+    #[error("annotation {METRICS}: \"{0}\" is not \"{OWN}\"; the Service has series of its own as its name has it")]
+    Series(String),
+}
+
+/// What a Service's annotations say.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Annotations {
+    /// Of the steering; None if nothing takes effect.
+    pub overrides: Option<Box<Overrides>>,
+    /// Whether the Service asks for series of its own in the metrics.
+    pub own_series: bool,
+    /// Which of ours are wrong.
+    pub wrong: Vec<Wrong>,
+}
+
+impl Annotations {
+    /// Reads a Service's annotations. Those of others are ignored.
+    #[must_use]
+    pub fn of<'a>(service: &ObjectName, annotations: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let (mut own, mut read) = (Overrides::default(), Self::default());
+        for (annotation, text) in annotations {
+            let Some(name) = annotation.strip_prefix(ANNOTATION_PREFIX) else { continue };
+            if annotation == METRICS {
+                read.own_series = text.trim() == OWN;
+                if !read.own_series {
+                    read.wrong.push(Wrong::Series(text.to_owned()));
+                }
+                continue;
+            }
+            match name.parse() {
+                Err(unknown) => read.wrong.push(Wrong::Unknown(unknown)),
+                Ok(key) => {
+                    if let Err(why) = own.set(key, text, Scope::Service(service)) {
+                        read.wrong.push(Wrong::Value { key, why });
+                    }
+                }
+            }
+        }
+        read.overrides = (own != Overrides::default()).then(|| Box::new(own));
+        read
+    }
 }
 
 /// Whose settings they are: it says which namespace a name without one belongs to.
@@ -189,27 +232,6 @@ impl Overrides {
             Key::MaxRtt => self.max_rtt = Some(time(text).ok_or_else(|| WrongValue::MaxRtt(text.to_owned()))?),
         }
         Ok(())
-    }
-
-    /// What a Service's annotations say, None if they say nothing that takes effect, and which of ours are wrong.
-    /// Those of others are ignored.
-    pub fn of_annotations<'a>(
-        service: &ObjectName,
-        annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> (Option<Box<Self>>, Vec<Wrong>) {
-        let (mut own, mut wrong) = (Self::default(), Vec::new());
-        for (annotation, text) in annotations {
-            let Some(name) = annotation.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            match name.parse() {
-                Err(unknown) => wrong.push(Wrong::Unknown(unknown)),
-                Ok(key) => {
-                    if let Err(why) = own.set(key, text, Scope::Service(service)) {
-                        wrong.push(Wrong::Value { key, why });
-                    }
-                }
-            }
-        }
-        ((own != Self::default()).then(|| Box::new(own)), wrong)
     }
 }
 

@@ -147,7 +147,7 @@ fn hash(key: &[u32], seed: u64) -> u64 {
         hash = hash.wrapping_add(product);
         odd = odd.wrapping_mul(5);
     }
-    hash ^ hash >> 32
+    (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
 /// `opening_tag()`.

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use serde_json::json;
@@ -84,6 +86,13 @@ async fn events_about(admin: &Client, name: &str) -> Vec<Event> {
 
 async fn first_about(admin: &Client, name: &str) -> Event {
     eventually(&format!("an event about {name}"), async || events_about(admin, name).await.into_iter().next()).await
+}
+
+/// Our event about an object that has this reason.
+async fn await_event(admin: &Client, name: &str, reason: &str) -> Event {
+    let is_wanted = |event: &Event| event.reason.as_deref() == Some(reason);
+    let what = format!("an event {reason} about {name}");
+    eventually(&what, async || events_about(admin, name).await.into_iter().find(is_wanted)).await
 }
 
 /// A slice of names, which the API allows and nobody can balance.
@@ -172,6 +181,50 @@ async fn a_wrong_annotation_has_an_event_of_its_own() {
         note.starts_with("annotation weir.dev/policy: policy \"ripe\" does not exist: use waterfill, rap"),
         "{note}"
     );
+}
+
+/// Asserts that an event warns of an object, in these words.
+fn assert_warns(event: Event, object: &ObjectMeta, note: &str) {
+    let told = (event.type_.as_deref(), event.note.as_deref());
+    assert_eq!(told, (Some("Warning"), Some(note)));
+    assert_eq!(event.regarding.unwrap().uid, object.uid, "{note}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_of_a_service_a_node_or_a_service_cidr_has_an_event() {
+    if !ApiServer::require("events of a real API server") {
+        return;
+    }
+    let (api, objects) = start();
+    role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat()).unwrap();
+    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
+    let mut watching = Watching::start(agent.clone(), Events::start(agent, "edge-1"));
+    watching.until("the first lists", Cluster::synced).await;
+
+    // The server does not look at these addresses.
+    let mut far = node("far", &["192.0.2.7".parse().unwrap()], None);
+    far.status.as_mut().unwrap().addresses.as_mut().unwrap()[0].address = "far.example.net".into();
+    let metadata = objects.apply(&far).unwrap().metadata;
+    objects.apply_status(&far).unwrap();
+    let event = await_event(&admin, "far", "InvalidNode").await;
+    assert_warns(event, &metadata, "status.addresses: \"far.example.net\" is not an IP address; it is left out");
+
+    // It would not take these today.
+    let mut web = objects.apply(&service("web", 80, "TCP")).unwrap();
+    web.spec.as_mut().unwrap().external_ips = Some(vec!["web.example.net".into()]);
+    api.store("services/specs/default/web", &web).unwrap();
+    let event = await_event(&admin, "web", "InvalidService").await;
+    let note = "spec.externalIPs: \"web.example.net\" is not an IP address; it is left out";
+    assert_warns(event, &web.metadata, note);
+
+    let spec = ServiceCIDRSpec { cidrs: Some(vec!["10.200.0.0/24".into()]) };
+    let metadata = ObjectMeta { name: Some("more".into()), ..ObjectMeta::default() };
+    let mut more = objects.apply(&ServiceCIDR { metadata, spec: Some(spec), status: None }).unwrap();
+    more.spec.as_mut().unwrap().cidrs = Some(vec!["10.200.0.0".into()]);
+    api.store("servicecidrs/more", &more).unwrap();
+    let event = await_event(&admin, "more", "InvalidServiceCIDR").await;
+    let note = "spec.cidrs: \"10.200.0.0\" is not a network such as 10.96.0.0/16; it is left out";
+    assert_warns(event, &more.metadata, note);
 }
 
 /// What the log says.

@@ -4,6 +4,7 @@
 //! caller runs beside it, see [`Admission::Cluster`].
 
 mod programs;
+mod store;
 mod users;
 
 use std::fs;

@@ -21,7 +21,7 @@ const IN_PLACE: &str = "apiServer: {host: api.example.net}";
 const BESIDE: &str = "serviceProxyName: weir";
 /// Every value another than its default.
 const EVERYTHING: &str = r#"
-image: {repository: registry.example.net/weir, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", pullPolicy: Always}
+image: {repository: registry.example.net/weir, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", architecture: arm64, pullPolicy: Always}
 imagePullSecrets: [{name: registry}]
 apiServer: {kubeconfig: {configMap: kube-proxy}}
 mesh: {port: 4099, existingSecret: our-key}
@@ -157,6 +157,37 @@ fn a_wrong_value_is_refused_by_its_name_before_anything_is_installed() {
         for part in said {
             assert!(error.contains(part), "{wrong}: {part:?} is not in\n{error}");
         }
+    }
+}
+
+#[test]
+fn the_kubeconfig_of_kube_proxy_is_in_its_own_namespace_alone() {
+    let Some(helm) = helm("the kubeconfig of kube-proxy") else { return };
+    let install = |namespace: &str, name: &str| {
+        let name = format!("apiServer.kubeconfig.configMap={name}");
+        helm.installed_by(&["weir", "deploy/helm/weir", "--namespace", namespace, "--set", &name])
+    };
+    install("kube-system", "kube-proxy").unwrap();
+    install("edge", "our-own").unwrap();
+    let error = install("edge", "kube-proxy").unwrap_err().to_string();
+    assert!(error.contains("pods in edge would wait"), "{error}");
+}
+
+#[test]
+fn agents_go_to_nodes_of_the_images_architecture_unless_the_labels_say_otherwise() {
+    let Some(helm) = helm("architectures") else { return };
+    for (values, selected) in [
+        ("", json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"})),
+        ("image: {architecture: \"\"}", json!({"kubernetes.io/os": "linux"})),
+        (
+            "nodeSelector: {kubernetes.io/arch: arm64, edge: \"true\"}",
+            json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64", "edge": "true"}),
+        ),
+    ] {
+        let values = format!("{IN_PLACE}\n{values}");
+        assert_eq!(pods(&helm.render(&values).unwrap())["spec"]["nodeSelector"], selected, "{values}");
+        let test = helm.render_tests(&values).unwrap();
+        assert_eq!(only(&objects(&test).unwrap(), "Pod").unwrap()["spec"]["nodeSelector"], selected, "{values}");
     }
 }
 

@@ -81,6 +81,23 @@ fn every_value_that_is_set_is_one_of_the_charts() {
 }
 
 #[test]
+fn what_cleans_a_node_is_what_the_chart_says_after_an_installation() {
+    if !require("the chart's notes", &[HELM]) {
+        return;
+    }
+    // `xtask rollout` runs the lines of the notes.
+    let notes = Helm::find().unwrap().notes("apiServer: {host: 192.0.2.1}").unwrap();
+    let told: Vec<&str> = notes.lines().map(str::trim).collect();
+    let cleans = |command: &String| command.contains("weir cleanup");
+    let debug = commands("kubectl debug node/").into_iter().filter(cleans).collect::<Vec<_>>();
+    assert!(debug.len() > 1, "{debug:?}");
+    let more = ["kubectl wait pods ", "kubectl logs ", "kubectl delete pods "].map(commands).concat();
+    for command in [debug, more].concat() {
+        assert!(told.contains(&command.as_str()), "{command}\nis not in\n{notes}");
+    }
+}
+
+#[test]
 fn every_manifest_that_is_applied_is_there() {
     if !require("manifests that pages name", &[KUBECTL]) {
         return;

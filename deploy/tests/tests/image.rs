@@ -228,6 +228,16 @@ fn an_image_that_is_made_without_a_name_has_the_one_that_the_chart_asks_for() {
 }
 
 #[test]
+fn the_stage_of_tools_brings_what_a_migration_runs_and_is_not_the_last() {
+    let (_, stage) = DOCKERFILE.split_once(" AS tools\n").unwrap();
+    let (stage, _) = stage.split_once("\nFROM scratch\n").unwrap();
+    let (_, packages) = stage.split_once("apt-get install --yes --no-install-recommends ").unwrap();
+    let (packages, _) = packages.split_once(" && ").unwrap();
+    assert_eq!(packages.split(' ').collect::<Vec<_>>(), ["iptables", "nftables"]);
+    assert!(stage.contains("\nCOPY --from=build /out/weir /usr/local/bin/weir\n"), "{stage}");
+}
+
+#[test]
 #[ignore = "minutes: make test-deploy"]
 fn the_image_serves_with_three_capabilities_and_what_it_pins_outlives_it() {
     let what = "the image";

@@ -70,6 +70,48 @@ fn every_query_of_the_dashboard_and_the_adapter_is_promql() {
 }
 
 #[test]
+#[ignore = "promtool: make test-deploy"]
+fn the_adapter_adds_up_all_nodes_where_agents_are_scraped_once_a_minute() {
+    assert!(require("the adapter's queries", &[PROMTOOL]));
+    let adapter = yaml("deploy/prometheus/adapter.yaml");
+    let series = |name: &str, node: &str, values: &str| {
+        let labels = format!("node=\"{node}\",service_namespace=\"shop\",service_name=\"web\"");
+        json!({"series": format!("{name}{{{labels}}}"), "values": values})
+    };
+    let input: Vec<_> = ["a", "b"]
+        .iter()
+        .flat_map(|node| {
+            let flows = series("weir_service_flows_total", node, "0+60x20");
+            [flows, series("weir_service_open_flows", node, "3x20")]
+        })
+        .collect();
+    let expected = |kind: &str, rule: &Value| {
+        let (metric, _) = rule["seriesQuery"].as_str().unwrap().split_once('{').unwrap();
+        let query = rule["metricsQuery"].as_str().unwrap().replace("<<.Series>>", metric);
+        let query = query.replace("<<.LabelMatchers>>", r#"service_namespace="shop",service_name="web""#);
+        let labels = if kind == "custom" { r#"{service_namespace="shop", service_name="web"}"# } else { "{}" };
+        let value = if rule["name"]["as"] == "weir_flows_per_second" { 2 } else { 6 };
+        json!({
+            "expr": query.replace("<<.GroupBy>>", "service_namespace, service_name"),
+            // Between two scrapes.
+            "eval_time": "10m30s",
+            "exp_samples": [{"labels": labels, "value": value}],
+        })
+    };
+    let queries: Vec<_> = ["custom", "external"]
+        .iter()
+        .flat_map(|kind| adapter["rules"][kind].as_array().unwrap().iter().map(move |rule| expected(kind, rule)))
+        .collect();
+    assert_eq!(queries.len(), 4);
+    let tests = json!([{"interval": "1m", "input_series": input, "promql_expr_test": queries}]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("adapter.yaml");
+    fs::write(&file, json!({"evaluation_interval": "1m", "tests": tests}).to_string()).unwrap();
+    let said = promtool(&["test", "rules"], &file);
+    assert!(said.contains("SUCCESS"), "{said}");
+}
+
+#[test]
 fn the_api_server_takes_the_example_of_an_autoscaler() {
     if !(require("the autoscaler", &[KUBECTL]) && ApiServer::require("the autoscaler")) {
         return;

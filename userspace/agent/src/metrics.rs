@@ -29,7 +29,8 @@ pub(crate) use kube_proxy::KubeProxyMetrics;
 /// What is told to scrapers.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct MetricsOptions {
-    /// Most Services that have series of their own: new flows and open ones, for autoscaling. All others share one; 0: none
+    /// Most Services that have series of their own: new flows and open ones, for autoscaling. Those with the annotation
+    /// `weir.dev/metrics: own` come first, then the others by name; all that are left share one. 0: none
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) metrics_services: usize,
 }
@@ -293,12 +294,24 @@ impl Collector for SourceCollector {
 
 #[cfg(test)]
 mod tests {
+    use weir_telemetry::catalogue::Series;
+
     use super::*;
 
     /// What a series says in an answer to a scrape.
     pub(super) fn value<'a>(text: &'a str, series: &str) -> &'a str {
         let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {series} in\n{text}"))
+    }
+
+    #[test]
+    fn the_catalogue_has_room_for_every_reason_at_every_hook() {
+        let given_out = |reason: &usize| reason_name(*reason) != reason_name(abi::REASON_COUNT);
+        let is_drop = |reason: &usize| verdict_name(*reason) == verdict_name(abi::REASON_COUNT);
+        let series = |reasons: usize| Series::Most(u32::try_from(abi::HOOK_COUNT * reasons).unwrap());
+        let reasons: Vec<_> = (0..abi::REASON_COUNT).filter(given_out).collect();
+        assert_eq!([catalogue::PACKETS.series, catalogue::BYTES.series], [series(reasons.len()); 2]);
+        assert_eq!(catalogue::DROPS.series, series(reasons.into_iter().filter(is_drop).count()));
     }
 
     #[test]

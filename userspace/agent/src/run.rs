@@ -122,7 +122,8 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
         PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node, stage.clone());
     let settings = settings::of(&options, &node, cgroup, capacity, &datapath, (host_ports, stage))?;
     let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
-    let steered = Steered::new(steer, in_force, (open, direct), all, options.service.spread.into());
+    let series = options.process.metrics.metrics_services;
+    let steered = Steered::new(steer, in_force, (open, direct), all, options.service.spread.into(), series);
     let stranded = Arc::new(Notify::new());
     let sweeper = sweeper.run(Arc::clone(&stranded), stop.clone());
     let port_watch = future::join(port_watch.run(stop.clone()), stage_file.run(stop.clone()));
@@ -213,7 +214,7 @@ fn steering(
         idle: host::tick_clock()?.ticks(Duration::from_secs(options.datapath.udp_idle.into())),
         metrics_api,
         events,
-        metrics_services: options.process.metrics.metrics_services,
+        by_service: options.process.metrics.metrics_services > 0,
     };
     let key = mesh_key_file.map(|file| Key { file, port: mesh_port });
     SteeringLoop::new(steering, || View::open(pins.clone()), key)

@@ -246,7 +246,11 @@ impl Writer {
         }
         let kind = (&event).into();
         let dirty = self.cluster.apply(event);
-        self.pending.new.add(Waiting::of(kind, &dirty));
+        let waiting = Waiting::of(kind, &dirty);
+        if waiting.services > 0 {
+            self.steered.services_changed();
+        }
+        self.pending.new.add(waiting);
         self.dirty.merge(dirty);
     }
 
@@ -333,6 +337,7 @@ impl Writer {
         self.last_updated = Some(Timestamp::now());
         self.kube_proxy.synced(received.elapsed());
         self.kube_proxy.no_local(self.no_local.total());
+        self.steered.publish_series(&self.cluster);
         self.announce();
         self.publish();
     }

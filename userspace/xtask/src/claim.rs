@@ -63,15 +63,6 @@ impl Serialize for Claim {
     }
 }
 
-/// Prints a table of claims, if there are any. Returns whether all of them hold.
-pub(crate) fn print(claims: &[Claim]) -> bool {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = table(&mut text, claims);
-    print!("{text}");
-    claims.iter().all(Claim::holds)
-}
-
 /// Adds a table of claims to a text, if there are any.
 ///
 /// # Errors

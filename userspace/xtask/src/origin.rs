@@ -1,5 +1,6 @@
 //! Where figures come from.
 
+use std::fmt;
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -25,6 +26,13 @@ impl Origin {
     pub(crate) fn of(command: String) -> Result<Self> {
         let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
         Ok(Self { command, kernel: kernel()?, date, cpus: thread::available_parallelism().map_or(1, usize::from) })
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { command, kernel, date, cpus } = self;
+        write!(f, "`{command}`, Linux {kernel}, {cpus} CPUs, {date}")
     }
 }
 

@@ -7,7 +7,7 @@ use weir_core::load::Share;
 use weir_core::model::ObjectName;
 use weir_core::policies::ability::{Factors, Level};
 use weir_core::policies::{Kind, Parameters};
-use weir_core::settings::{ANNOTATION_PREFIX, Key, Overrides, Scope, ServiceSettings, Settings};
+use weir_core::settings::{ANNOTATION_PREFIX, Annotations, Key, Overrides, Scope, ServiceSettings, Settings};
 
 use crate::build::service;
 
@@ -17,8 +17,8 @@ fn web() -> ObjectName {
 
 /// What a Service shop/web with these annotations wants, and what is wrong with them.
 fn annotated(annotations: &[(&str, &str)]) -> (Option<Overrides>, Vec<String>) {
-    let (own, wrong) = Overrides::of_annotations(&web(), annotations.iter().copied());
-    (own.map(|own| *own), wrong.iter().map(ToString::to_string).collect())
+    let Annotations { overrides, own_series: _, wrong } = Annotations::of(&web(), annotations.iter().copied());
+    (overrides.map(|own| *own), wrong.iter().map(ToString::to_string).collect())
 }
 
 fn wanted(settings: &[(Key, &str)], scope: Scope<'_>) -> Overrides {
@@ -51,6 +51,17 @@ fn all_annotations_are_read() {
     ];
     assert_eq!(annotated(&annotations), (Some(all_set()), vec![]));
     assert_eq!(annotations.len(), Key::ALL.len());
+}
+
+#[test]
+fn series_of_its_own_are_asked_for_by_an_annotation_that_steers_nothing() {
+    let read = |text: &str| Annotations::of(&web(), [("weir.dev/metrics", text)]);
+    assert_eq!(read(" own"), Annotations { own_series: true, ..Annotations::default() });
+    let Annotations { overrides, own_series, wrong } = read("Own");
+    assert_eq!((overrides, own_series), (None, false));
+    let said =
+        "annotation weir.dev/metrics: \"Own\" is not \"own\"; the Service has series of its own as its name has it";
+    assert_eq!(wrong.iter().map(ToString::to_string).collect::<Vec<_>>(), [said]);
 }
 
 #[test]

@@ -18,8 +18,7 @@ use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice,
-    SlicePort, TrafficPolicy,
+    Endpoint, Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort,
 };
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
@@ -383,18 +382,11 @@ pub(crate) fn web() -> Service {
     let port =
         |name: &str, protocol| ServicePort { name: name.into(), protocol, port: PORT, node_port: Some(NODE_PORT) };
     Service {
-        name: ObjectName::new("shop", "web"),
         cluster_ips: CLUSTER_IP.both().to_vec(),
         external_ips: EXTERNAL_IP.both().to_vec(),
         load_balancer_ips: BALANCER_IP.both().to_vec(),
         ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_port: None,
-        proxy: Proxy::Ours,
-        overrides: None,
+        ..Service::new(ObjectName::new("shop", "web"))
     }
 }
 

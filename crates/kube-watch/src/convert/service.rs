@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::api::core::v1 as k8s;
 use weir_core::model::{Family, Service, ServicePort, TrafficPolicy};
-use weir_core::settings::Overrides;
+use weir_core::settings::Annotations;
 
 use super::address::parse_range;
 use super::{HEADLESS_LABEL, Problem, address, label, object_name, port, protocol, proxy, text};
@@ -42,6 +42,8 @@ pub fn service(object: &k8s::Service, proxy_name: &str, problems: &mut Vec<Probl
     if cluster_ips.is_empty() {
         return None;
     }
+    let Annotations { overrides, own_series, wrong } = annotations(object);
+    problems.extend(wrong.into_iter().map(Problem::Annotation));
     Some(Service {
         name: object_name(&object.metadata),
         cluster_ips,
@@ -54,16 +56,15 @@ pub fn service(object: &k8s::Service, proxy_name: &str, problems: &mut Vec<Probl
         source_ranges: source_ranges(spec, problems),
         health_check_port: health_check_port(spec, problems),
         proxy: proxy(&object.metadata, proxy_name),
-        overrides: overrides(object, problems),
+        overrides,
+        own_series,
     })
 }
 
-/// What the annotations want of the steering.
-fn overrides(object: &k8s::Service, problems: &mut Vec<Problem>) -> Option<Box<Overrides>> {
+/// What the annotations want.
+fn annotations(object: &k8s::Service) -> Annotations {
     let annotations = object.metadata.annotations.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
-    let (overrides, wrong) = Overrides::of_annotations(&object_name(&object.metadata), annotations);
-    problems.extend(wrong.into_iter().map(Problem::Annotation));
-    overrides
+    Annotations::of(&object_name(&object.metadata), annotations)
 }
 
 /// For how many seconds a client keeps its endpoint.

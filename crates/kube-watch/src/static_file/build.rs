@@ -10,7 +10,7 @@ use weir_core::model::{
     Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
     TrafficPolicy,
 };
-use weir_core::settings::{ANNOTATION_PREFIX, Key, Overrides, Scope};
+use weir_core::settings::{ANNOTATION_PREFIX, Annotations, Key, Overrides, Scope};
 
 use super::health_check::health_check;
 use super::{API_VERSION, Contents, schema};
@@ -125,8 +125,10 @@ fn node(written: &schema::Node) -> Result<Node> {
 fn service(written: &schema::Service) -> Result<Service> {
     let namespace = written.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let name = ObjectName::new(namespace, name("services[].name", &written.name)?);
+    let Annotations { overrides, own_series, wrong: _ } = annotations(&name, written)?;
     let service = Service {
-        overrides: overrides(&name, written)?,
+        overrides,
+        own_series,
         name,
         cluster_ips: addresses("clusterIPs", &written.cluster_ips)?,
         external_ips: addresses("externalIPs", &written.external_ips)?,
@@ -160,17 +162,19 @@ fn service(written: &schema::Service) -> Result<Service> {
     Ok(service)
 }
 
-/// What is wanted of the steering. Annotations of others are ignored.
-fn overrides(service: &ObjectName, written: &schema::Service) -> Result<Option<Box<Overrides>>> {
+/// What the annotations want, and what is wanted of the steering without them; nothing is wrong. Annotations of others are
+/// ignored.
+fn annotations(service: &ObjectName, written: &schema::Service) -> Result<Annotations> {
     let schema::Service { annotations, steering, .. } = written;
     for (annotation, value) in annotations {
-        let (_, wrong) = Overrides::of_annotations(service, [(annotation.as_str(), value.value.as_str())]);
-        if let Some(wrong) = wrong.first() {
+        let read = Annotations::of(service, [(annotation.as_str(), value.value.as_str())]);
+        if let Some(wrong) = read.wrong.first() {
             return Err(FileError::at(value.referenced, format!("annotations: {wrong}")));
         }
     }
     let annotated = annotations.iter().map(|(annotation, value)| (annotation.as_str(), value.value.as_str()));
-    let mut own = Overrides::of_annotations(service, annotated).0.unwrap_or_default();
+    let mut read = Annotations::of(service, annotated);
+    let mut own = read.overrides.take().unwrap_or_default();
     for (name, value) in steering {
         let wrong = |why: &dyn std::fmt::Display| FileError::at(value.referenced, format!("steering.{name}: {why}"));
         let key: Key = name.parse().map_err(|unknown| wrong(&unknown))?;
@@ -179,7 +183,8 @@ fn overrides(service: &ObjectName, written: &schema::Service) -> Result<Option<B
         }
         own.set(key, &value.value, Scope::Service(service)).map_err(|why| wrong(&why))?;
     }
-    Ok((*own != Overrides::default()).then_some(own))
+    read.overrides = (*own != Overrides::default()).then_some(own);
+    Ok(read)
 }
 
 /// For how many seconds a client keeps its endpoint.

@@ -56,6 +56,7 @@ fn a_service_keeps_its_addresses_ports_and_policies() {
         health_check_port: Some(32000),
         proxy: Proxy::Ours,
         overrides: None,
+        own_series: false,
     };
     assert_eq!((service, problems), (Some(expected), vec![]));
 }
@@ -265,6 +266,14 @@ fn annotations_of_ours_are_settings_and_those_of_others_are_ignored() {
     let (service, problems) = service(&json!({"metadata": {"annotations": annotations}}));
     let overrides = service.unwrap().overrides.unwrap();
     assert_eq!((overrides.policy, overrides.relies_on), (Some(Kind::Rap), Some(ObjectName::new("shop", "store"))));
+    assert_eq!(problems, []);
+}
+
+#[test]
+fn an_annotation_asks_for_series_of_its_own_and_steers_nothing() {
+    let (service, problems) = service(&json!({"metadata": {"annotations": {"weir.dev/metrics": "own"}}}));
+    let service = service.unwrap();
+    assert_eq!((service.own_series, service.overrides), (true, None));
     assert_eq!(problems, []);
 }
 

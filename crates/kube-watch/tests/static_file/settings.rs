@@ -23,6 +23,7 @@ fn bad_annotations_are_refused_with_their_place_and_name() {
             "targt: 1",
             "line 9, column 35: annotations: annotation weir.dev/targt: there is no setting of this name; did",
         ),
+        ("metrics: all", "line 9, column 37: annotations: annotation weir.dev/metrics: \"all\" is not \"own\""),
     ] {
         let text =
             with("    namespace: shop", &format!("    namespace: shop\n    annotations: {{weir.dev/{annotation}}}"));
@@ -41,6 +42,13 @@ fn settings_of_the_steering_are_said_without_the_prefix_of_annotations_or_with_i
     assert_eq!((said.policy, said.target.map(Share::get)), (Some(Kind::Rap), Some(0.7)));
     assert_eq!(said.relies_on, Some(ObjectName::new("shop", "cart")));
     assert_eq!(said, overrides(annotations));
+}
+
+#[test]
+fn an_annotation_asks_for_series_of_its_own() {
+    let own =
+        |lines: &str| good(&with("    namespace: shop", &format!("    namespace: shop{lines}"))).services[0].own_series;
+    assert_eq!([own(""), own("\n    annotations: {weir.dev/metrics: own}")], [false, true]);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::Kind::{Counter, Gauge, Histogram, Info};
 use super::Series::{Most, PerService};
 use super::{Definition, Label};
 
-/// Hooks, the numbers that exits have, and those of them that are drops: `weir_abi` has them.
+/// Hooks, the numbers that exits have, and those of them that are drops: `weir_abi` has them, and the agent's tests compare
+/// these numbers and those below with what it tells.
 const HOOKS: u32 = 6;
 const REASONS: u32 = 36;
 const DROP_REASONS: u32 = 14;
@@ -17,9 +18,12 @@ const OPS: u32 = 18;
 const PROGRAMS: u32 = 13;
 /// Nodes that have series of their own, and one for all others.
 const NODES: u32 = 33;
-/// Signals of a node, and the sources that they come from.
+/// Signals of a node, the sources that they come from, and how those fail.
 const SIGNALS: u32 = 4;
 const SOURCES: u32 = 6;
+const FAILURES: u32 = 5;
+/// Why packets of the mesh are dropped.
+const REFUSALS: u32 = 15;
 /// IPv4 and IPv6.
 const FAMILIES: u32 = 2;
 /// What is watched of the cluster.
@@ -145,7 +149,7 @@ metrics! {
         Counter EJECTIONS = "weir_ejections_total", "Times that an endpoint was ejected";
         Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of what is known of this node's load; what is not told is unknown";
         Counter SIGNAL_READS = "weir_signal_reads_total" ["signal"] Most(SOURCES), "Readings of a source";
-        Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * 6), "Readings of a source that failed, and how";
+        Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * FAILURES), "Readings of a source that failed, and how";
     }
     "The mesh" {
         Gauge PROBE_RTT = "weir_probe_rtt_seconds" ["peer"] Most(NODES), "Round-trip time to a node";
@@ -154,7 +158,7 @@ metrics! {
         Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers", "Those of them that do not answer any more";
         Counter MESH_PACKETS = "weir_mesh_packets_total" ["kind"] Most(7), "Packets of the mesh, by what became of them";
         Counter MESH_SENT_BYTES = "weir_mesh_sent_bytes_total", "Bytes sent to other nodes";
-        Counter MESH_REFUSED = "weir_mesh_refused_total" ["kind"] Most(12), "Packets of the mesh that were dropped, and why";
+        Counter MESH_REFUSED = "weir_mesh_refused_total" ["kind"] Most(REFUSALS), "Packets of the mesh that were dropped, and why";
     }
     "Health checks of a static file" {
         Counter ENDPOINT_CHECKS = "weir_endpoint_checks_total" ["result"] Most(CHECK_RESULTS), "Questions to endpoints of services with a health check, by what became of them";

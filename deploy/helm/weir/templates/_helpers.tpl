@@ -43,6 +43,13 @@ app.kubernetes.io/part-of: weir
 {{- end }}
 {{- end }}
 
+{{/* On nodes of another architecture the programs of the image would end at once. */}}
+{{- define "weir.nodeSelector" -}}
+{{- $asked := dict "kubernetes.io/os" "linux" }}
+{{- with .Values.image.architecture }}{{ $_ := set $asked "kubernetes.io/arch" . }}{{ end }}
+{{- toYaml (merge (deepCopy .Values.nodeSelector) $asked) }}
+{{- end }}
+
 {{- define "weir.meshSecret" -}}
 {{- default (printf "%s-mesh" (include "weir.fullname" .)) .Values.mesh.existingSecret }}
 {{- end }}
@@ -87,6 +94,9 @@ app.kubernetes.io/part-of: weir
 {{- end }}
 {{- if gt (len $ways) 1 }}
 {{- fail (printf "%s: agents reach the API server by one of them; leave the others out" (join " and " $ways)) }}
+{{- end }}
+{{- if and (eq .Values.apiServer.kubeconfig.configMap "kube-proxy") (ne .Release.Namespace "kube-system") }}
+{{- fail (printf "apiServer.kubeconfig.configMap=kube-proxy is in kube-system, and pods in %s would wait for it for ever; install the release in kube-system, set apiServer.host, or copy it here by another name" .Release.Namespace) }}
 {{- end }}
 {{- if and (not $ways) (not .Values.serviceProxyName) }}
 {{- fail "apiServer.host is missing: agents must not reach the API server through the Service that they implement. Set it to what `kubectl cluster-info` shows; on k3s apiServer.host=127.0.0.1 and apiServer.port=6444; on kubeadm apiServer.kubeconfig.configMap=kube-proxy" }}

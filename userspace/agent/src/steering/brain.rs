@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
+use weir_core::model::ObjectName;
 use weir_core::steering::{Facts, Reporter, Steering, Write};
 use weir_mesh::Link;
 
@@ -30,6 +31,8 @@ pub(super) struct Brain {
     pub(super) reporter: Reporter,
     /// Of this node; empty if it has none, None before the writer has told.
     pub(super) zone: Option<Arc<str>>,
+    /// Services with series of their own in the metrics; None before the writer has told, or if nobody asked for any.
+    pub(super) own_series: Option<Arc<BTreeSet<ObjectName>>>,
     pub(super) ticks: u64,
     /// Of the mesh, on all nodes.
     pub(super) port: u16,
@@ -56,6 +59,7 @@ impl Brain {
             others: Others::default(),
             reporter: Reporter::default(),
             zone: None,
+            own_series: None,
             ticks: 0,
             port,
             decisions: 0,
@@ -66,6 +70,7 @@ impl Brain {
     pub(super) fn learn(&mut self, news: Feed, addresses: &watch::Sender<Vec<IpAddr>>) {
         match news {
             Feed::Service(name, targets) => self.steering.put(&name, targets, &self.world),
+            Feed::OwnSeries(services) => self.own_series = Some(Arc::new(services)),
             Feed::NotWritten(key) => self.steering.not_written(&key),
             Feed::Unwraps(unwraps) => {
                 if let Some(link) = &self.link {

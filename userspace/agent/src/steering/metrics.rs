@@ -91,10 +91,14 @@ impl SteeringCollector {
 
 impl Collector for SteeringCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let zone = locked(&self.brain).zone.clone();
+        let (zone, own) = {
+            let brain = locked(&self.brain);
+            (brain.zone.clone(), brain.own_series.clone())
+        };
         // All endpoints are looked at, which must not hold up the loop.
-        let (tiers, services) =
-            self.selections.lock().unwrap_or_else(PoisonError::into_inner).count(&self.view, zone.as_deref());
+        let mut counted = self.selections.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tiers, services) = counted.count(&self.view, zone.as_deref(), own.as_deref());
+        drop(counted);
         selections(tiers, &mut encoder)?;
         if let Some(services) = services {
             by_service(&services, &mut encoder)?;
@@ -286,4 +290,26 @@ fn own_series(brain: &Brain) -> BTreeSet<&str> {
 
 fn number(count: usize) -> ConstGauge<i64> {
     ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_telemetry::catalogue::Series;
+
+    use super::*;
+
+    #[test]
+    fn the_catalogue_has_room_for_every_node_signal_and_refusal() {
+        let most = |series: usize| Series::Most(u32::try_from(series).unwrap());
+        let nodes = most(NODES + 1);
+        let by_node = [catalogue::WEIGHT, catalogue::LEVEL, catalogue::PROBE_RTT, catalogue::REPORT_AGE];
+        assert_eq!(by_node.map(|metric| metric.series), [nodes; 4]);
+        let sample = Some(Sample { value: Share::NONE, age: Duration::ZERO });
+        let [cpu, memory, network, pressure] = [sample; 4];
+        let load = NodeLoad { cpu, memory, network, pressure, ..NodeLoad::default() };
+        let signals = samples(&load).count();
+        assert_eq!(catalogue::WEIGHT_INPUTS.series, most((NODES + 1) * signals));
+        assert_eq!(catalogue::SIGNAL_AGE.series, most(signals));
+        assert_eq!(catalogue::MESH_REFUSED.series, most(Refusal::ALL.len()));
+    }
 }

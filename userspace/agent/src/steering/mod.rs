@@ -64,6 +64,8 @@ const WAITING: usize = 4;
 pub(crate) enum Feed {
     /// All ports of a service as the maps hold them; none if it is not steered any more.
     Service(ObjectName, Vec<Target>),
+    /// The Services that have series of their own in the metrics.
+    OwnSeries(BTreeSet<ObjectName>),
     /// A decision was not written.
     NotWritten(PlanKey),
     /// Whether this node takes clients' packets from others as they are.
@@ -103,8 +105,8 @@ pub(crate) struct SteeringOptions {
     pub(crate) metrics_api: Option<MetricsApi>,
     /// Where news of services and nodes are told.
     pub(crate) events: Events,
-    /// Most Services with series of their own.
-    pub(crate) metrics_services: usize,
+    /// Whether Services have series of their own in the metrics.
+    pub(crate) by_service: bool,
 }
 
 /// See the module's description.
@@ -123,7 +125,7 @@ pub(crate) struct SteeringLoop {
     addresses: watch::Sender<Vec<IpAddr>>,
     direct: watch::Sender<BTreeSet<Arc<str>>>,
     events: Events,
-    metrics_services: usize,
+    by_service: bool,
     open: watch::Receiver<OpenByBackend>,
 }
 
@@ -135,7 +137,7 @@ impl SteeringLoop {
         view: impl Fn() -> weir_datapath::Result<View>,
         key: Option<Key>,
     ) -> Result<(Self, Ends)> {
-        let SteeringOptions { node, signals, kubelet_root, idle, metrics_api, events, metrics_services } = options;
+        let SteeringOptions { node, signals, kubelet_root, idle, metrics_api, events, by_service } = options;
         let (feed, inbox) = mpsc::unbounded_channel();
         let (writes, decided) = mpsc::channel(WAITING);
         let (wanted, uids) = watch::channel(Vec::new());
@@ -169,7 +171,7 @@ impl SteeringLoop {
             addresses,
             direct,
             events,
-            metrics_services,
+            by_service,
             open: open.clone(),
         };
         Ok((new, Ends { feed, writes: decided, open, direct: told }))
@@ -177,7 +179,7 @@ impl SteeringLoop {
 
     /// Adds what it counts to the metrics.
     pub(crate) fn register(&self, metrics: &mut Metrics, view: View) {
-        let selections = Selections::new(self.metrics_services, self.open.clone());
+        let selections = Selections::new(&view, self.open.clone(), self.by_service);
         let collector = SteeringCollector::new(Arc::clone(&self.brain), view, selections);
         metrics.root().register_collector(Box::new(collector));
     }
@@ -208,7 +210,7 @@ impl SteeringLoop {
     /// Decides until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<()> {
         let Self { brain, mut feed, writes, pods, pod_reader, open_reader, counted, .. } = self;
-        let Self { fallback, strangers, mesh, addresses, direct, events, metrics_services, .. } = self;
+        let Self { fallback, strangers, mesh, addresses, direct, events, by_service, .. } = self;
         let turn = by_chance()?;
         let readers =
             tokio::spawn(async move { tokio::join!(pod_reader.run(), open_reader.run(), fallback.run(turn)) });
@@ -235,7 +237,7 @@ impl SteeringLoop {
             if services {
                 publish(&pods, brain.steering.local_pods().collect());
             }
-            publish(&counted, !brain.steering.is_empty() || metrics_services > 0);
+            publish(&counted, !brain.steering.is_empty() || by_service);
             let decided = brain.tick(elapsed, now);
             brain.look_for_strangers(&strangers);
             brain.hand_over(decided, &writes);

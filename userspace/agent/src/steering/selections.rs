@@ -31,7 +31,8 @@ pub(super) struct ByService {
 }
 
 /// The counters' last values. Slots change hands and begin at zero then: of what was counted between the last look and the
-/// end of an endpoint nothing is known.
+/// end of an endpoint nothing is known. What an earlier agent left in them is no flow of this agent's time: the sum of what
+/// is left is less than that agent told, and whoever asks for a rate would take all of it for new.
 #[derive(Debug)]
 pub(super) struct Selections {
     tiers: Tiers,
@@ -39,30 +40,45 @@ pub(super) struct Selections {
     backends: HashMap<u32, (u32, u64)>,
     /// By slot in `services`.
     services: HashMap<u32, u64>,
-    /// None if no Service has series of its own.
-    series: Option<ServiceSeries>,
+    series: ServiceSeries,
     open: watch::Receiver<OpenByBackend>,
 }
 
 impl Selections {
-    /// At most so many Services have series of their own; with 0 nothing is told of any.
-    pub(super) fn new(services: usize, open: watch::Receiver<OpenByBackend>) -> Self {
-        let series = (services > 0).then(|| ServiceSeries::new(services));
-        Self { tiers: Tiers::default(), backends: HashMap::new(), services: HashMap::new(), series, open }
+    /// Counts from now on; `by_service`: Services have series of their own.
+    pub(super) fn new(view: &View, open: watch::Receiver<OpenByBackend>, by_service: bool) -> Self {
+        let (mut backends, mut services) = (HashMap::new(), HashMap::new());
+        // Maps that are open have the same size.
+        let _ = view.visit_endpoints(|slot, backend, counters| {
+            if counters.flows > 0 {
+                backends.insert(slot, (backend.generation, counters.flows));
+            }
+        });
+        if by_service {
+            services.extend(slots(view).map(|(slot, _, flows)| (slot, flows)).filter(|(_, flows)| *flows > 0));
+        }
+        Self { tiers: Tiers::default(), backends, services, series: ServiceSeries::default(), open }
     }
 
     /// Looks at all counters; `zone` is this node's, empty if it has none. Before that is known nothing is looked at: what was
-    /// counted would be taken for far away.
-    pub(super) fn count(&mut self, view: &View, zone: Option<&str>) -> (Tiers, Option<ByService>) {
+    /// counted would be taken for far away. `own` are the Services with series of their own; without it nothing is told of
+    /// any.
+    pub(super) fn count(
+        &mut self,
+        view: &View,
+        zone: Option<&str>,
+        own: Option<&BTreeSet<ObjectName>>,
+    ) -> (Tiers, Option<ByService>) {
         let Some(zone) = zone else { return (self.tiers, None) };
         let Self { tiers, backends, services, series, open } = self;
         let open = open.borrow().clone();
         let mut zones = Zones { view, zone, same: HashMap::new() };
         let mut open_by_slot: HashMap<u32, u64> = HashMap::new();
-        let by_service = series.is_some();
         // Maps that are open have the same size.
         let _ = view.visit_endpoints(|slot, backend, counters| {
-            if by_service && let Some(counted) = open.get(&(slot, backend.generation)) {
+            if own.is_some()
+                && let Some(counted) = open.get(&(slot, backend.generation))
+            {
                 *open_by_slot.entry(backend.service).or_default() += u64::from(counted.at(counters.balance));
             }
             let seen = backends.get(&slot).filter(|(generation, _)| *generation == backend.generation);
@@ -79,7 +95,7 @@ impl Selections {
                 tiers.other += new;
             }
         });
-        let told = series.as_mut().map(|series| by_name(view, series, services, &open_by_slot));
+        let told = own.map(|own| by_name(view, series, own, services, &open_by_slot));
         (*tiers, told)
     }
 }
@@ -88,23 +104,26 @@ impl Selections {
 fn by_name(
     view: &View,
     series: &mut ServiceSeries,
+    own: &BTreeSet<ObjectName>,
     seen: &mut HashMap<u32, u64>,
     open_by_slot: &HashMap<u32, u64>,
 ) -> ByService {
     let (mut flows, mut open): (BTreeMap<ObjectName, u64>, BTreeMap<ObjectName, u64>) = Default::default();
-    for (slot, name) in view.service_names().unwrap_or_default() {
-        let Ok(abi::ServiceCounters { local, remote, rejected: _, dropped: _ }) = view.service_counters(slot) else {
-            continue;
-        };
-        let now = local + remote;
+    for (slot, name, now) in slots(view) {
         let before = seen.insert(slot, now).unwrap_or(0);
-        let name = ObjectName::new(text(&name.namespace), text(&name.name));
         *open.entry(name.clone()).or_default() += open_by_slot.get(&slot).copied().unwrap_or_default();
         *flows.entry(name).or_default() += since(now, before);
     }
-    let present: BTreeSet<ObjectName> = flows.keys().cloned().collect();
-    series.count(&present, &flows);
+    series.count(own, &flows);
     ByService { flows: series.flows().clone(), open: series.split(&open) }
+}
+
+/// The slots that Services have, with the new flows that were counted of each.
+fn slots(view: &View) -> impl Iterator<Item = (u32, ObjectName, u64)> {
+    view.service_names().unwrap_or_default().into_iter().filter_map(|(slot, name)| {
+        let abi::ServiceCounters { local, remote, rejected: _, dropped: _ } = view.service_counters(slot).ok()?;
+        Some((slot, ObjectName::new(text(&name.namespace), text(&name.name)), local + remote))
+    })
 }
 
 /// What came since a counter was looked at last; one that changed hands counts from zero.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use tokio::sync::{mpsc, watch};
+use weir_core::cluster::Cluster;
 use weir_core::model::{Node, ObjectName, Service};
 use weir_core::plan::{PlanKey, ServicePlan, Spread};
 use weir_core::policies::Kind;
+use weir_core::service_series;
 use weir_core::settings::{ServiceSettings, Settings};
 use weir_core::steering::{Target, Write};
 use weir_core::tables::Tables;
@@ -31,6 +33,10 @@ pub(crate) struct Steered {
     all: bool,
     /// What a service follows whose policy nobody has set.
     usual: Kind,
+    /// Most Services that have series of their own in the metrics.
+    most_series: usize,
+    /// Whether others may have them than the loop was told, if it was.
+    series_changed: bool,
     /// By service, of each slot who has it and which plan.
     published: HashMap<ObjectName, Vec<Published>>,
     next: u64,
@@ -44,20 +50,22 @@ struct Published {
 }
 
 impl Steered {
-    /// Nobody is steered yet. `all`: everybody will be, and not only who has an annotation.
+    /// Nobody is steered yet. `all`: everybody will be, and not only who has an annotation. `most_series`: Services that may
+    /// have series of their own in the metrics.
     pub(crate) fn new(
         feed: mpsc::UnboundedSender<Feed>,
         settings: watch::Receiver<Arc<Settings>>,
         (open, direct): (watch::Receiver<OpenByBackend>, watch::Receiver<BTreeSet<Arc<str>>>),
         all: bool,
         spread: Spread,
+        most_series: usize,
     ) -> Self {
         let usual = match spread {
             Spread::LocalFirst => Kind::Waterfill,
             Spread::Random => Kind::Random,
         };
-        let (announced, published) = (false, HashMap::new());
-        Self { feed, settings, open, direct, announced, all, usual, published, next: 1 }
+        let (announced, series_changed, published) = (false, most_series > 0, HashMap::new());
+        Self { feed, settings, open, direct, announced, all, usual, most_series, series_changed, published, next: 1 }
     }
 
     /// What is wanted of a service that is served, if it is steered.
@@ -106,6 +114,18 @@ impl Steered {
         }
         // The loop ends with the agent only.
         let _ = self.feed.send(Feed::Service(name.clone(), targets));
+    }
+
+    /// Services came, went, or have other annotations.
+    pub(super) const fn services_changed(&mut self) {
+        self.series_changed = self.most_series > 0;
+    }
+
+    /// Tells the loop who has series of their own in the metrics, if that may have changed.
+    pub(super) fn publish_series(&mut self, cluster: &Cluster) {
+        if std::mem::take(&mut self.series_changed) {
+            let _ = self.feed.send(Feed::OwnSeries(service_series::own(cluster, self.most_series)));
+        }
     }
 
     /// Tells the loop whether this node takes clients' packets from others as they are. True if that is news.

@@ -20,16 +20,24 @@ use weir_abi::names::reason_name;
 /// Behind it everything is written by a test.
 const MARK: &str = "do not edit below. -->\n";
 /// Options of other programs that the pages name, so that a misspelt one of ours is not among them by chance.
-const OF_OTHERS: [&str; 9] = [
+const OF_OTHERS: [&str; 17] = [
     "--bin",             // cargo
+    "--cascade",         // helm
     "--cgroup-root",     // kubelet
     "--cleanup",         // kube-proxy
     "--connect-timeout", // curl
     "--field-selector",  // kubectl
+    "--for",             // kubectl
     "--ignored",         // cargo
+    "--image",           // kubectl
     "--masquerade-all",  // kube-proxy
-    "--test",            // cargo
+    "--prefix",          // kubectl
+    "--profile",         // kubectl
+    "--rate",            // xtask
     "--set",             // helm
+    "--tail",            // kubectl
+    "--target",          // docker
+    "--test",            // cargo
 ];
 /// Options of `weir` as a plug-in of kubectl alone, which its reference leaves out.
 const OF_THE_PLUG_IN: [&str; 4] = ["--agent-namespace", "--agent-selector", "--all-nodes", "--node"];
@@ -145,13 +153,18 @@ fn sources() -> String {
     text.map(|text| text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()).collect()
 }
 
-#[test]
-fn every_kubernetes_event_is_explained_and_none_that_nobody_sends() {
+/// Reasons of events in the table.
+fn explained_events() -> BTreeSet<String> {
     let events = page("docs/events.md");
-    let explained = events
+    let names = events
         .rows()
         .flat_map(|row| row[0].split(", ").map(|name| name.trim_matches('`').to_owned()).collect::<Vec<_>>());
-    let explained: BTreeSet<_> = explained.filter(|name| name != "event").collect();
+    names.filter(|name| name != "event").collect()
+}
+
+#[test]
+fn every_kubernetes_event_is_explained_and_none_that_nobody_sends() {
+    let explained = explained_events();
     let sources = sources();
     let mut wrong: Vec<_> = explained.iter().filter(|name| !sources.contains(&format!("\"{name}\""))).collect();
     assert!(wrong.is_empty(), "explained, and in no source: {wrong:?}");
@@ -159,6 +172,20 @@ fn every_kubernetes_event_is_explained_and_none_that_nobody_sends() {
     let sent: BTreeSet<_> = sent.captures_iter(&sources).map(|found| found[1].to_owned()).collect();
     wrong = sent.difference(&explained).collect();
     assert!(wrong.is_empty(), "sent, and not in docs/events.md: {wrong:?}");
+}
+
+#[test]
+fn every_kubernetes_event_is_awaited_from_the_api_server_by_a_test() {
+    let files = ["crates", "userspace"].map(|folder| below(&root().join(folder), "rs")).concat();
+    let of_tests = files.iter().filter(|path| path.components().any(|part| part.as_os_str() == "tests"));
+    // Both helpers of this name ask a real one.
+    let awaited = Regex::new(r#"\bawait_event(?:_about)?\([^;]*?"([A-Z][A-Za-z]+)",?\s*\)"#).unwrap();
+    let mut found = BTreeSet::new();
+    for file in of_tests {
+        let text = fs::read_to_string(file).unwrap();
+        found.extend(awaited.captures_iter(&text).map(|found| found[1].to_owned()));
+    }
+    assert_eq!(found, explained_events());
 }
 
 #[test]

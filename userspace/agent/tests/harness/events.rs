@@ -29,14 +29,16 @@ impl Cluster {
         self.events_about("Service", service)
     }
 
-    /// The events on an object of any kind so far.
+    /// The agents' events on an object of any kind so far. The API server has some, too: it repairs cluster IPs that its own
+    /// start has overtaken.
     pub(crate) fn events_about(&self, kind: &str, name: &str) -> Vec<Event> {
         let client = self.objects.client();
         let namespace = "default";
         let list = async move { Api::namespaced(client, namespace).list(&ListParams::default()).await };
         let regards = |event: &Event| {
             let object = event.regarding.as_ref();
-            object.is_some_and(|o| o.kind.as_deref() == Some(kind) && o.name.as_deref() == Some(name))
+            let is_it = object.is_some_and(|o| o.kind.as_deref() == Some(kind) && o.name.as_deref() == Some(name));
+            is_it && event.reporting_controller.as_deref() == Some("weir")
         };
         self.objects.run(list).unwrap().items.into_iter().filter(regards).collect()
     }

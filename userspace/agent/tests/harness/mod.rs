@@ -137,8 +137,9 @@ impl Cluster {
     }
 }
 
-/// The servers of a pod.
+/// The servers of a pod, of whose connections none fails by itself.
 pub(crate) fn serve_in(pod: &Pod) -> [Server; 3] {
+    pod.receive_on_one_cpu().unwrap();
     let name = pod.name();
     [
         serve::http(pod.netns(), &name, HTTP).unwrap(),

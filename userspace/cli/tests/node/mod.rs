@@ -17,8 +17,7 @@ use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{
-    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
-    TrafficPolicy,
+    Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, TrafficPolicy,
 };
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
@@ -130,9 +129,7 @@ fn cluster() -> Cluster {
     let events = [
         Event::Nodes(vec![node("edge-1", "192.168.0.11"), node("edge-2", "192.168.0.12")]),
         Event::Services(vec![Service {
-            name: ObjectName::new("shop", "web"),
             cluster_ips: vec!["10.96.0.20".parse().unwrap(), "fd00:96::20".parse().unwrap()],
-            external_ips: Vec::new(),
             load_balancer_ips: vec!["203.0.113.7".parse().unwrap()],
             ports: vec![ServicePort {
                 name: "http".into(),
@@ -140,13 +137,10 @@ fn cluster() -> Cluster {
                 port: 80,
                 node_port: Some(30_080),
             }],
-            internal_policy: TrafficPolicy::Cluster,
             external_policy: TrafficPolicy::Local,
             affinity: Some(10_800),
             source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
-            health_check_port: None,
-            proxy: Proxy::Ours,
-            overrides: None,
+            ..Service::new(ObjectName::new("shop", "web"))
         }]),
         Event::Slices(vec![
             slice(

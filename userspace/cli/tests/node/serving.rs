@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, TrafficPolicy};
+use weir_core::model::{Family, Node, NodeCapacity, ObjectName, Protocol, Service, ServicePort};
 use weir_datapath::{AttachOptions, Datapath, Role};
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{Cgroup, World, address, ask};
@@ -107,18 +107,9 @@ fn cluster() -> Cluster {
     let node = Node { name: "edge-1".into(), zone: "a".into(), addresses, eligible: true, capacity };
     let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: None };
     let service = Service {
-        name: ObjectName::new("shop", "web"),
         cluster_ips: cluster_ips().to_vec(),
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![port],
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity: None,
-        source_ranges: Vec::new(),
-        health_check_port: None,
-        proxy: Proxy::Ours,
-        overrides: None,
+        ..Service::new(ObjectName::new("shop", "web"))
     };
     let [v4, v6] = address::pod(1, 1).both().map(|ip| endpoint(&ip.to_string(), "edge-1", true));
     let slices = vec![slice("web-4", Family::V4, vec![v4]), slice("web-6", Family::V6, vec![v6])];

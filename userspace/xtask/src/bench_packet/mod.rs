@@ -1,6 +1,7 @@
 //! `bench-packet`.
 
 mod claims;
+mod report;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,11 +10,11 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use weir_bench_packet::{Case, Figure, LiveFigure};
-use weir_testbed::figures;
 
 use crate::benchmark::{Verb, listed, name_of};
-use crate::claim::{self, Claim};
+use crate::claim::Claim;
 use crate::origin::Origin;
+use crate::section;
 
 /// Options of `bench-packet`.
 #[derive(Args, Clone, Debug)]
@@ -24,6 +25,9 @@ pub(crate) struct Options {
     /// File for the figures
     #[arg(long, value_name = "FILE", default_value = "target/bench/packet.json")]
     output: PathBuf,
+    /// Where a whole run leaves its table
+    #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
+    report: PathBuf,
 }
 
 impl Options {
@@ -36,7 +40,7 @@ impl Options {
 
 /// What is written.
 #[derive(Debug, Serialize)]
-struct Written {
+struct Figures {
     origin: Origin,
     figures: Vec<Figure>,
     live: Vec<LiveFigure>,
@@ -48,12 +52,12 @@ struct Written {
 /// # Errors
 /// Without root, or when a packet does not come out as it should.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let Options { case, output, report } = options;
     let origin = Origin::of(options.command())?;
-    let all = options.case.is_empty();
-    let figures = weir_bench_packet::measure(if all { Case::value_variants() } else { &options.case })?;
+    let all = case.is_empty();
+    let figures = weir_bench_packet::measure(if all { Case::value_variants() } else { case })?;
     let live = if all { weir_bench_packet::live()? } else { Vec::new() };
     let claims = claims::of(&figures);
-    let holds = claim::print(&claims);
-    figures::write(&options.output, &Written { origin, figures, live, claims })?;
-    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let lacks = (!all).then(|| format!("only {}", listed(case.iter().map(name_of))));
+    section::finish(&Figures { origin, figures, live, claims }, output, report, lacks.as_deref())
 }

@@ -77,7 +77,7 @@ impl Chart<'_> {
     pub(super) fn upgrade(&self, tag: Tag, cgroup: &str) -> Result<()> {
         let path = self.directory.join("values.yaml");
         // JSON is YAML.
-        write(&path, &self.values(tag, cgroup).to_string())?;
+        write(&path, &self.values(tag, cgroup)?.to_string())?;
         let chart = std::path::absolute(CHART).context("cannot tell where the chart lies")?;
         let [path, chart] = [path, chart].map(|path| path.display().to_string());
         self.helm(&["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE, "--values", &path])?;
@@ -90,6 +90,28 @@ impl Chart<'_> {
     /// When it fails.
     pub(super) fn test(&self) -> Result<()> {
         self.helm(&["test", RELEASE, "--namespace", NAMESPACE, "--logs"]).map(drop)
+    }
+
+    /// The name of the image that every node has under this tag.
+    pub(super) fn image(tag: Tag) -> String {
+        format!("{REPOSITORY}:{}", tag.name())
+    }
+
+    /// What the release's notes say.
+    ///
+    /// # Errors
+    /// When it is not installed.
+    pub(super) fn notes(&self) -> Result<String> {
+        self.helm(&["get", "notes", RELEASE, "--namespace", NAMESPACE])
+    }
+
+    /// Removes the release, and waits until no agent is left.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub(super) fn uninstall(&self) -> Result<()> {
+        self.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--cascade=foreground", "--wait", ROLLOUT])
+            .map(drop)
     }
 
     /// Runs kubectl and returns what it prints.
@@ -125,14 +147,17 @@ impl Chart<'_> {
 
     /// Values for nodes that share a machine: pins and cgroups are each node's own. An upgrade brings another way to the API
     /// server, and the init container, which finds everything mounted.
-    fn values(&self, tag: Tag, cgroup: &str) -> serde_json::Value {
+    fn values(&self, tag: Tag, cgroup: &str) -> Result<serde_json::Value> {
         let pins = guard::pin_dir(1);
         let pins = pins.root().display().to_string().replace("node1", "$(NODE_NAME)");
         let cgroup = cgroup.replace("node1", "$(NODE_NAME)");
         let own = ["--xdp-on-veth".into(), "--max-sockets=16384".into(), format!("--kubelet-cgroup-root=/{cgroup}")];
         let options: Vec<_> = own.into_iter().chain(self.options.split_whitespace().map(str::to_owned)).collect();
-        json!({
-            "image": {"repository": REPOSITORY, "tag": tag.name(), "pullPolicy": "Never"},
+        let architecture = images::goarch()?;
+        Ok(json!({
+            "image": {
+                "repository": REPOSITORY, "tag": tag.name(), "architecture": architecture, "pullPolicy": "Never",
+            },
             "apiServer": match tag {
                 Tag::Before => json!({"kubeconfig": {"configMap": "kube-proxy"}}),
                 Tag::After => json!({"host": address::ROUTER_INSIDE.v4, "port": self.port}),
@@ -146,7 +171,7 @@ impl Chart<'_> {
                 {"name": "WEIR_PIN_DIR", "value": pins},
                 {"name": "WEIR_CGROUP", "value": format!("/sys/fs/cgroup/unified/{cgroup}")},
             ],
-        })
+        }))
     }
 
     fn helm(&self, words: &[&str]) -> Result<String> {

@@ -1,26 +1,24 @@
-//! An upgrade of the chart's release on all nodes of the cluster, under load: no connection may fail, and one that is open
-//! stays open.
+//! An upgrade of the chart's release on all nodes of the cluster, under load, over IPv4 and IPv6: no connection may fail, and
+//! talks over TCP and UDP go on with the pods that they began with. Then its removal, as its notes tell.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use weir_testbed::paced::{Paced, RunningPaced};
+use weir_testbed::paced::{Paced, Report, RunningPaced};
 use weir_testbed::{World, bpffs, cgroup, wait};
 
 use super::chart::{AGENTS, Chart, NAMESPACE, Tag};
 use super::cluster::Cluster;
+use super::held::{Held, Over, Talk};
 use super::programs::Programs;
 use super::proxy::Proxy;
 use super::template::fill;
-use super::{Options, images};
+use super::{Options, images, removal};
 use crate::guard::{self, Stop};
 use crate::progress::Step;
 
@@ -32,11 +30,8 @@ const NODE_PORT: u16 = 30080;
 /// Patience with pods that start.
 const SOON: Duration = Duration::from_secs(120);
 
-/// Time between two requests on the connection that stays open.
-const PACE: Duration = Duration::from_millis(100);
-
-/// Longest silence on it: far longer than any answer takes, shorter than TCP gives up.
-const SILENCE: Duration = Duration::from_secs(5);
+/// Nodes that are asked from outside.
+const ASKED: [u8; 2] = [1, 2];
 
 /// How long the load runs before the upgrade begins.
 const BEFORE: Duration = Duration::from_secs(5);
@@ -44,18 +39,18 @@ const BEFORE: Duration = Duration::from_secs(5);
 /// Options of the upgrade.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RolloutOptions {
-    /// Connections from outside, started in each second at each of two nodes
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    /// Connections from outside, started in each second at each of two nodes over IPv4 and over IPv6
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
     rate: u32,
     /// Seconds of load; the upgrade must fit in
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(30..))]
     seconds: u64,
 }
 
-/// Installs the chart, loads a service, upgrades, and compares.
+/// Installs the chart, loads a service, upgrades, compares, and removes all of it.
 ///
 /// # Errors
-/// When this machine cannot run the cluster, a part of it fails, or the upgrade was noticed.
+/// When this machine cannot run the cluster, a part of it fails, the upgrade was noticed, or something is left.
 pub(crate) fn run(options: &RolloutOptions) -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a cluster takes network namespaces and containers, which only root may make: run it with sudo");
@@ -80,9 +75,10 @@ fn upgrade(
     chart.test().context("helm test")?;
     let step = Step::begin("service");
     serve(&chart, directory)?;
-    let targets = [1, 2].map(|node| SocketAddr::new(cluster.world().node(node).address().v4.into(), NODE_PORT));
-    for target in targets {
-        await_answer(cluster.world(), target)?;
+    let addresses = ASKED.into_iter().flat_map(|node| cluster.world().node(node).address().both());
+    let targets: Vec<_> = addresses.map(|address| SocketAddr::new(address, NODE_PORT)).collect();
+    for target in &targets {
+        Over::ALL.into_iter().try_for_each(|over| await_answer(cluster.world(), *target, over))?;
     }
     step.done();
     stop.check()?;
@@ -90,28 +86,43 @@ fn upgrade(
     let step = Step::begin("upgrade under load");
     let time = Duration::from_secs(options.seconds);
     let begin = Instant::now();
-    let load = |target| Paced { target, per_second: options.rate, time }.start(cluster.world().client());
-    let loads = targets.map(load).into_iter().collect::<weir_testbed::Result<Vec<_>>>()?;
-    let held = Held::start(cluster.world(), targets[0])?;
+    let load = |target: &_| Paced { target: *target, per_second: options.rate, time }.start(cluster.world().client());
+    let loads = targets.iter().map(load).collect::<weir_testbed::Result<Vec<_>>>()?;
+    let talks = targets.iter().flat_map(|target| Over::ALL.map(|over| Held::start(cluster.world(), *target, over)));
+    let talks = talks.collect::<Result<Vec<_>>>()?;
     stop.sleep(BEFORE)?;
     cluster.upgrade(programs, Tag::After)?;
     let took = begin.elapsed() - BEFORE;
     ensure!(loads.iter().all(RunningPaced::is_running), "the upgrade took {took:?}, longer than the load: --seconds");
     check_agents(&chart, Tag::After)?;
     let reports = loads.into_iter().map(RunningPaced::finish).collect::<weir_testbed::Result<Vec<_>>>()?;
-    let asked = held.finish()?;
     step.done();
-
     println!("upgrade of {AGENTS} nodes in {:.0} s", took.as_secs_f64());
+    let good = is_unnoticed(&targets, &reports);
+    let open = talks.len();
+    let asked = talks.into_iter().map(Held::finish).sum::<Result<u64>>()?;
+    println!("{open} talks all the time, TCP and UDP: {asked} requests, all answered by the pods of the first");
+
+    stop.check()?;
+    let step = Step::begin("a node's migration, and removal");
+    // This image has iptables, like the one of the stage `tools`.
+    removal::look(&chart, &Chart::image(Tag::After))?;
+    removal::remove(&chart, &targets)?;
+    step.done();
+    println!("removal as the notes tell: served on without agents, then nothing was left on {AGENTS} nodes");
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Tells what became of the connections, and whether all were answered.
+fn is_unnoticed(targets: &[SocketAddr], reports: &[Report]) -> bool {
     let mut good = true;
-    for (target, report) in targets.iter().zip(&reports) {
+    for (target, report) in targets.iter().zip(reports) {
         let (opened, failed, slowest) = (report.opened, report.failed(), report.slowest());
         println!("{target}: {opened} connections, {failed} failed, the slowest connected within {slowest:?}");
         report.failures.iter().take(5).for_each(|failure| println!("  {failure:?}"));
         good &= failed == 0 && opened > 0;
     }
-    println!("one connection all the time: {asked} requests, all answered");
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    good
 }
 
 /// Every node has one agent, of this image, in the best class.
@@ -164,68 +175,8 @@ fn serve(chart: &Chart<'_>, directory: &Path) -> Result<()> {
     chart.kubectl(&["rollout", "status", "deployment/web", &limit]).map(drop)
 }
 
-fn await_answer(world: &World, target: SocketAddr) -> Result<()> {
-    let ask = || world.client().enter(|| Conversation::open(target)?.ask()).map_err(|error| format!("{error:#}"));
-    wait::until_some(&format!("an answer of {target}"), SOON, ask)?;
+fn await_answer(world: &World, target: SocketAddr, over: Over) -> Result<()> {
+    let ask = || world.client().enter(|| Talk::open(target, over)?.ask()).map_err(|error| format!("{error:#}"));
+    wait::until_some(&format!("an answer of {target} over {}", over.name()), SOON, ask)?;
     Ok(())
-}
-
-/// One connection over HTTP/1.1, kept open.
-struct Conversation(BufReader<TcpStream>);
-
-impl Conversation {
-    fn open(target: SocketAddr) -> Result<Self> {
-        let stream =
-            TcpStream::connect_timeout(&target, SILENCE).with_context(|| format!("cannot connect to {target}"))?;
-        stream.set_read_timeout(Some(SILENCE)).context("cannot limit the silence")?;
-        Ok(Self(BufReader::new(stream)))
-    }
-
-    fn ask(&mut self) -> Result<()> {
-        self.0.get_mut().write_all(b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n").context("cannot ask")?;
-        let mut length = 0;
-        let mut line = String::new();
-        self.0.read_line(&mut line).context("no answer")?;
-        ensure!(line.starts_with("HTTP/1.1 200 "), "it answers {line:?}");
-        while line.trim_end() != "" {
-            line.clear();
-            self.0.read_line(&mut line).context("half an answer")?;
-            if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse().context("no length")?;
-            }
-        }
-        let mut body = vec![0; length];
-        self.0.read_exact(&mut body).context("half an answer")
-    }
-}
-
-/// A thread that asks on one connection until it is told to stop.
-struct Held {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Result<u64>>,
-}
-
-impl Held {
-    fn start(world: &World, target: SocketAddr) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
-        let thread = world.client().spawn("held", move || {
-            let mut conversation = Conversation::open(target)?;
-            let mut asked = 0;
-            while !told.load(Ordering::Relaxed) {
-                conversation
-                    .ask()
-                    .with_context(|| format!("request {} on the connection that stays open", asked + 1))?;
-                asked += 1;
-                std::thread::sleep(PACE);
-            }
-            Ok(asked)
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    fn finish(self) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
 }

@@ -1,60 +1,58 @@
 //! A section of `docs/performance.md`: the flood, who got through beside it, and whence failures came.
 
 use std::fmt::{self, Write};
-use std::path::Path;
-
-use anyhow::Result;
 
 use super::counts::Counts;
 use super::{Case, Figures};
-use crate::origin::Origin;
-use crate::{claim, section};
+use crate::claim::{self, Claim};
+use crate::section::Section;
 
-/// Its name in the file.
-const NAME: &str = "flood";
+impl Section for Figures {
+    const NAME: &'static str = "flood";
 
-/// Puts the section into the report.
-///
-/// # Errors
-/// When the file cannot be read or written.
-pub(super) fn keep(report: &Path, text: &str) -> Result<()> {
-    section::put(report, NAME, text)
-}
+    fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
 
-/// The section.
-pub(super) fn section(figures: &Figures) -> String {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = write_section(&mut text, figures);
-    text
-}
-
-fn write_section(text: &mut String, figures: &Figures) -> fmt::Result {
-    let Figures { origin, cases, claims } = figures;
-    let Origin { command, kernel, date, cpus } = origin;
-    writeln!(text, "## Beside a flood of SYNs\n")?;
-    writeln!(
-        text,
-        "`{command}`, Linux {kernel}, {cpus} CPUs, {date}. One CPU sends SYNs of random sources to the service as"
-    )?;
-    writeln!(
-        text,
-        "fast as it can. A client has connections to it that stay open, and makes new ones with a request each."
-    )?;
-    claim::table(text, claims)?;
-    writeln!(text, "\n| | SYNs | a second | open, broken | new, failed | median | 99 % |")?;
-    writeln!(text, "| --- | --- | --- | --- | --- | --- | --- |")?;
-    cases.iter().try_for_each(|case| row(text, case))?;
-    writeln!(text, "\n| | what was counted meanwhile |\n| --- | --- |")?;
-    for case in cases {
-        let Case { reasons, client, endpoint, node, .. } = case;
-        for (who, counts) in [("failures", reasons), ("client", client), ("endpoint", endpoint), ("node", node)] {
-            if !counts.is_empty() {
-                writeln!(text, "| {}, {who} | {} |", case.name(), list(counts))?;
+    fn write(&self, text: &mut String) -> fmt::Result {
+        let Self { origin, cases, claims } = self;
+        writeln!(text, "## Beside a flood of SYNs\n")?;
+        writeln!(text, "{origin}. One CPU sends SYNs of random sources to the service as")?;
+        writeln!(
+            text,
+            "fast as it can. A client has connections to it that stay open, and makes new ones with a request each."
+        )?;
+        claim::table(text, claims)?;
+        writeln!(text, "\n| | SYNs | a second | open, broken | new, failed | median | 99 % |")?;
+        writeln!(text, "| --- | --- | --- | --- | --- | --- | --- |")?;
+        cases.iter().try_for_each(|case| row(text, case))?;
+        stateless(text, cases)?;
+        writeln!(text, "\n| | what was counted meanwhile |\n| --- | --- |")?;
+        for case in cases {
+            let Case { reasons, client, endpoint, node, .. } = case;
+            for (who, counts) in [("failures", reasons), ("client", client), ("endpoint", endpoint), ("node", node)] {
+                if !counts.is_empty() {
+                    writeln!(text, "| {}, {who} | {} |", case.name(), list(counts))?;
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
+}
+
+/// Where the node remembered none of the flood.
+fn stateless(text: &mut String, cases: &[Case]) -> fmt::Result {
+    let Some(bound) = cases.iter().map(|case| case.stateless_above).reduce(f64::max).filter(|bound| *bound > 0.0)
+    else {
+        return Ok(());
+    };
+    let where_it_was: Vec<String> = cases.iter().filter(|case| case.is_stateless()).map(Case::name).collect();
+    let where_it_was = if where_it_was.is_empty() { "nowhere".into() } else { where_it_was.join("; ") };
+    writeln!(
+        text,
+        "\nAbove {bound:.0} new flows a second on a CPU no SYN to an endpoint of the node's own is remembered. So fast was the \
+         flood here: {where_it_was}."
+    )
 }
 
 fn row(text: &mut String, case: &Case) -> fmt::Result {
@@ -74,14 +72,15 @@ fn list(counts: &Counts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::Origin;
 
-    #[test]
-    fn a_case_has_a_row_and_a_line_for_each_who_counted_something() {
-        let case = Case {
+    fn case() -> Case {
+        Case {
             family: 6,
-            backend: "remote",
+            backend: super::super::REMOTE,
             syns: 1000,
-            syns_per_second: 500.0,
+            syns_per_second: 1000.0,
+            stateless_above: 900.0,
             open: 10,
             broken: 0,
             answered: 99,
@@ -92,14 +91,19 @@ mod tests {
             client: Counts::new(),
             endpoint: Counts::from([("SyncookiesFailed".into(), 2), ("SyncookiesSent".into(), 3)]),
             node: Counts::new(),
-        };
-        let text = section(&Figures {
-            origin: Origin::default(),
-            claims: super::super::claims(std::slice::from_ref(&case)),
-            cases: vec![case],
-        });
+        }
+    }
+
+    fn text(cases: Vec<Case>) -> String {
+        let claims = super::super::claims(&cases);
+        Figures { origin: Origin::default(), cases, claims }.text()
+    }
+
+    #[test]
+    fn a_case_has_a_row_and_a_line_for_each_who_counted_something() {
+        let text = text(vec![case()]);
         for line in [
-            "| IPv6, remote | 1000 | 500 | 10, 0 | 100, 1 | 1.2 ms | 40 ms |",
+            "| IPv6, remote | 1000 | 1000 | 10, 0 | 100, 1 | 1.2 ms | 40 ms |",
             "| IPv6, remote, failures | timed out 1 |",
             "| IPv6, remote, endpoint | SyncookiesFailed 2, SyncookiesSent 3 |",
             "| percent of the new connections that succeed, in the worst case | at least 99.00 | 99.00 | holds |",
@@ -107,5 +111,23 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         assert!(!text.contains("client |"), "{text}");
+    }
+
+    #[test]
+    fn a_case_in_which_too_little_was_tried_is_none() {
+        let tried = |answered| text(vec![case(), Case { answered, ..case() }]);
+        assert!(tried(89).contains("in the worst case | at least 0.90 | 0.90 | holds |"), "{}", tried(89));
+        assert!(tried(88).contains("in the worst case | at least 0.90 | 0.89 | **does not hold** |"), "{}", tried(88));
+    }
+
+    #[test]
+    fn where_the_node_remembered_no_syn_is_told() {
+        let local = Case { backend: super::super::LOCAL, ..case() };
+        let slow = Case { family: 4, syns_per_second: 900.0, ..local.clone() };
+        let end = |cases: &[Case]| text(cases.to_vec()).split("flood here: ").nth(1).map(str::to_owned);
+        let told = |cases: &[Case]| end(cases).and_then(|end| end.split_once('.').map(|(here, _)| here.to_owned()));
+        assert_eq!(told(&[local.clone(), slow.clone(), case()]).as_deref(), Some("IPv6, local"));
+        assert_eq!(told(&[slow, case()]).as_deref(), Some("nowhere"));
+        assert_eq!(told(&[Case { stateless_above: 0.0, ..local }]), None);
     }
 }

@@ -8,6 +8,8 @@
 //! Within a minute its node notices that nobody answers there any more, and sends ICMP errors for what is on its way to the
 //! pod. That minute is over at once in half of the cases.
 
+mod report;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,17 +22,22 @@ use serde::Serialize;
 use weir_abi as abi;
 use weir_datapath::View;
 use weir_testbed::paced::{Failure, Paced, Report};
-use weir_testbed::{Node, Pod, World, address, ask, figures, wait};
+use weir_testbed::{Node, Pod, World, address, ask, wait};
 
-use crate::claim::{self, Bound, Claim};
+use crate::claim::{Bound, Claim};
 use crate::demo::agent::{Agent, Spread};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
 use crate::requirements::{self, Programs};
+use crate::section;
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT};
 
+/// Repetitions of a whole run, their length in seconds, and new connections per second.
+const REPS: u32 = 3;
+const SECONDS: u32 = 20;
+const RATE: u32 = 1000;
 /// Pods on each of the two nodes.
 const PODS: u8 = 3;
 /// The part of a repetition before the cut.
@@ -49,17 +56,29 @@ const GLANCE: Duration = Duration::from_millis(50);
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// How often each case is repeated
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = REPS, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
     /// Length of each repetition; the pod is killed after a quarter of it
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..))]
+    #[arg(long, value_name = "N", default_value_t = SECONDS, value_parser = clap::value_parser!(u32).range(4..))]
     seconds: u32,
     /// New connections per second
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = RATE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
     /// File for the figures
     #[arg(long, value_name = "FILE", default_value = "target/bench/killed_pod.json")]
     output: PathBuf,
+    /// Where a whole run leaves its table
+    #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
+    report: PathBuf,
+}
+
+impl Options {
+    /// What a whole run has and this one has not.
+    fn lacks(&self) -> Option<String> {
+        let Self { reps, seconds, rate, output: _, report: _ } = self;
+        let whole = *reps >= REPS && *seconds >= SECONDS && *rate >= RATE;
+        (!whole).then(|| format!("REPS={reps} SECONDS={seconds} RATE={rate} of {REPS}, {SECONDS} and {RATE}"))
+    }
 }
 
 /// What the pod's node knows of its end.
@@ -109,14 +128,11 @@ struct Figures {
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let programs = requirements::nodes("bench-killed-pod")?;
     guard::supervise(|directory, stop| {
-        let Options { reps, seconds, rate, output } = options;
+        let Options { reps, seconds, rate, output, report } = options;
         let origin = Origin::of(format!("make bench-killed-pod REPS={reps} SECONDS={seconds} RATE={rate}"))?;
         let repetitions = measure(options, &programs, directory, stop)?;
         let claims = claims(&repetitions);
-        print(&repetitions, &origin);
-        let holds = claim::print(&claims);
-        figures::write(output, &Figures { origin, repetitions, claims })?;
-        Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        section::finish(&Figures { origin, repetitions, claims }, output, report, options.lacks().as_deref())
     })
 }
 
@@ -273,38 +289,25 @@ fn claims(repetitions: &[Repetition]) -> Vec<Claim> {
     ]
 }
 
-fn print(repetitions: &[Repetition], origin: &Origin) {
-    let Origin { command, kernel, date, cpus } = origin;
-    println!("\n{command}, Linux {kernel}, {cpus} CPUs, {date}");
-    println!(
-        "{:<8} {:<8} {:<12} {:>8} {:>8} {:>8} {:>8} {:>6} {:>12} {:>12}",
-        "FAMILY", "POD", "KNOWN", "OPENED", "FAILED", "CUT OFF", "AGAIN", "TOLD", "MEDIAN", "SLOWEST"
-    );
-    for one in repetitions {
-        let Repetition { family, pod, known, opened, failed, cut_off, again, told, slowest_ms, median_ms, reasons } =
-            one;
-        let known = match known {
-            Known::Nothing => "nothing",
-            Known::Unreachable => "unreachable",
-        };
-        println!(
-            "IPv{family:<5} {pod:<8} {known:<12} {opened:>8} {failed:>8} {cut_off:>8} {again:>8} {told:>6} {median_ms:>9.2} ms \
-             {slowest_ms:>9.0} ms"
-        );
-        for (reason, count) in reasons {
-            println!("    {count} {reason}");
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn repetition(failed: u64, slowest_ms: f64, again: u64) -> Repetition {
+    pub(super) fn repetition(failed: u64, slowest_ms: f64, again: u64) -> Repetition {
         let (reasons, family, pod, known) = (BTreeMap::new(), 4, "local", Known::Nothing);
         let (opened, cut_off, told, median_ms) = (20_000, 1, 0, 0.2);
         Repetition { family, pod, known, opened, failed, cut_off, again, told, slowest_ms, median_ms, reasons }
+    }
+
+    #[test]
+    fn only_a_whole_run_is_one_for_the_report() {
+        let lacks = |reps, seconds, rate| {
+            let (output, report) = (PathBuf::new(), PathBuf::new());
+            Options { reps, seconds, rate, output, report }.lacks()
+        };
+        assert_eq!([lacks(3, 20, 1000), lacks(5, 30, 2000)], [None, None]);
+        assert_eq!(lacks(3, 4, 1000).as_deref(), Some("REPS=3 SECONDS=4 RATE=1000 of 3, 20 and 1000"));
+        assert!(lacks(1, 20, 1000).is_some() && lacks(3, 20, 100).is_some());
     }
 
     fn hold(repetitions: &[Repetition]) -> Vec<bool> {

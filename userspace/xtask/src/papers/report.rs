@@ -11,7 +11,6 @@ use super::experiments::{Contender, Figure};
 use super::plot;
 use super::results::{Record, Results};
 use crate::claim;
-use crate::origin::Origin;
 use crate::spread::Spread;
 
 /// Fewer repetitions are no result.
@@ -53,10 +52,9 @@ pub(super) fn section(text: &mut String, figure: Figure, results: &Results) -> R
     table(text, figure, results)?;
     claim::table(text, &claims::of(figure, results))?;
     let Results { figure: _, origin, calibration, records: _ } = results;
-    let Origin { command, kernel, date, cpus } = origin;
     writeln!(
         text,
-        "\n`{command}`, Linux {kernel}, {cpus} CPUs, {date}; {} repetitions. A node of {} cores by itself: {:.0} requests/s, {:.0} us of its \
+        "\n{origin}; {} repetitions. A node of {} cores by itself: {:.0} requests/s, {:.0} us of its \
          quota for each, and {:.0} us of the generator's.",
         results.repetitions(),
         calibration.cores,
@@ -128,6 +126,7 @@ counts is who stands where beside whom.
 mod tests {
     use super::super::slice::Calibration;
     use super::*;
+    use crate::origin::Origin;
 
     #[test]
     fn a_table_has_a_row_for_each_point_and_marks_where_the_load_was_short_of_cpu() {

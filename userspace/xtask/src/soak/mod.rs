@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use weir_testbed::figures;
 
 use crate::claim::Claim;
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
 use crate::requirements::{self, Programs};
+use crate::section;
 use census::Census;
 use churn::{Churn, Gone};
 use claims::{Judged, Seen};
@@ -84,18 +84,10 @@ struct Figures {
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let programs = requirements::cluster("soak")?;
     guard::supervise(|directory, stop| {
+        let Options { minutes, seed: _, output, report } = options;
         let figures = soak(options, &programs, directory, stop)?;
-        let text = report::section(&figures);
-        println!("\n{text}");
-        figures::write(&options.output, &figures)?;
-        if options.minutes >= MINUTES {
-            report::keep(&options.report, &text)?;
-        } else {
-            let Options { minutes, report, .. } = options;
-            println!("{} is left as it is: {minutes} of {MINUTES} minutes", report.display());
-        }
-        let holds = figures.claims.iter().all(Claim::holds);
-        Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let lacks = (*minutes < MINUTES).then(|| format!("{minutes} of {MINUTES} minutes"));
+        section::finish(&figures, output, report, lacks.as_deref())
     })
 }
 

@@ -140,7 +140,7 @@ impl Run<'_> {
         if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
     }
 
-    /// Measures all of it as often as was asked for, and keeps what there is after each block.
+    /// Measures all of it as often as was asked for, and keeps what there is after each measurement.
     fn repeat(&self, directory: &Path) -> Result<()> {
         let services = self.options.services();
         let mut results = self.begin()?;
@@ -154,17 +154,17 @@ impl Run<'_> {
         let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
         for repetition in 1..=self.options.reps {
             for block in &blocks {
-                if results.has(*block, repetition) {
-                    continue;
-                }
                 let turns = plan::turns(&ways, repetition);
-                for way in turns.into_iter().filter(|way| way.leads_to(block.backend)) {
+                for way in turns.into_iter().filter(|way| way.has_turn(*block)) {
+                    if results.has(*block, way, repetition) {
+                        continue;
+                    }
                     results.records.extend(self.measure(*block, way, repetition, &bed, &proxies, directory)?);
+                    results.write(&self.options.output)?;
                 }
-                results.write(&self.options.output)?;
             }
         }
-        println!("\n{}", report::tables(&results)?);
+        println!("\n{}\n{}", report::tables(&results)?, self.options.output.display());
         Ok(())
     }
 

@@ -10,7 +10,6 @@ use super::claims;
 use super::plan::{Backend, Family, Figure, Path as To, Proxy, Way};
 use super::results::{Record, Results};
 use crate::claim;
-use crate::origin::Origin;
 use crate::section;
 use crate::spread::Spread;
 
@@ -40,10 +39,8 @@ pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
 /// None of a string.
 pub(super) fn tables(results: &Results) -> Result<String> {
     let Results { origin, rate, records: _ } = results;
-    let Origin { command, kernel, date, cpus } = origin;
     let mut text = format!(
-        "`{command}`, Linux {kernel}, {cpus} CPUs, {date}; medians of {}, with the least and the most. A fixed rate is \
-         {rate} connections/s.\n",
+        "{origin}; medians of {}, with the least and the most. A fixed rate is {rate} connections/s.\n",
         results.repetitions()
     );
     claim::table(&mut text, &claims::of(results))?;
@@ -104,8 +101,10 @@ fn cell(figure: Figure, results: &Results, way: Way, backend: Backend, family: F
 const INTRODUCTION: &str = "# Performance
 
 Connections from end to end: what a service costs beside a connection straight to the pod, with Weir and with real
-kube-proxy. `make bench-world` measures all of it and writes this file; what a packet costs by itself is
-`make bench-packet`'s to say, how soon changes are in force `make bench-sync`'s.
+kube-proxy. `make bench-world` measures all of it and writes this file. Further down is what others have measured and written: a
+packet by itself (`make bench-packet`), connections beside a flood (`make bench-flood`) and a pod that is gone
+(`make bench-killed-pod`), a cluster in which everything changes (`make soak`). How soon changes are in force is `make bench-sync`'s
+to say.
 
 A client outside the cluster reaches two nodes through a router; all of them are network namespaces on one machine. It asks
 a service at the first node, by its node port or its cluster IP. The service has one pod, on that node (local) or on the
@@ -118,7 +117,8 @@ first node. All are measured in turns, a repetition forward and the next one bac
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
-* `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone.
+* `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
+  measured where it has to be faster than no service.
 ";
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Results as they are kept: one JSON file, a record for each number of each repetition.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use weir_testbed::figures;
 
 use super::plan::{Backend, Block, Case, Family, Figure, Way};
 use crate::benchmark;
@@ -68,23 +68,24 @@ impl Results {
         Ok(Self { records: self.records, ..next })
     }
 
-    /// Whether a block was measured in a repetition.
-    pub(super) fn has(&self, block: Block, repetition: u32) -> bool {
+    /// Whether a way had its turn of a block in a repetition.
+    pub(super) fn has(&self, block: Block, way: Way, repetition: u32) -> bool {
         let Block { load, backend, family } = block;
-        let of = |record: &Record| (record.case.load(), record.backend, record.family, record.repetition);
-        self.records.iter().any(|record| of(record) == (load, backend, family, repetition))
+        let of = |record: &Record| (record.case.load(), record.way, record.backend, record.family, record.repetition);
+        self.records.iter().any(|record| of(record) == (load, way, backend, family, repetition))
     }
 
     /// Repetitions of every number there is; 0 if there is none.
     pub(super) fn repetitions(&self) -> u32 {
-        let mut each: Vec<(Case, Backend, Family, u32)> = Vec::new();
-        for Record { case, backend, family, repetition, .. } in &self.records {
-            match each.iter_mut().find(|known| (known.0, known.1, known.2) == (*case, *backend, *family)) {
-                Some((.., most)) => *most = *repetition.max(most),
-                None => each.push((*case, *backend, *family, *repetition)),
+        let mut each: Vec<((Case, Way, Backend, Family), u32)> = Vec::new();
+        for Record { case, way, backend, family, repetition, .. } in &self.records {
+            let what = (*case, *way, *backend, *family);
+            match each.iter_mut().find(|(known, _)| *known == what) {
+                Some((_, most)) => *most = *repetition.max(most),
+                None => each.push((what, *repetition)),
             }
         }
-        each.into_iter().map(|(.., most)| most).min().unwrap_or(0)
+        each.into_iter().map(|(_, most)| most).min().unwrap_or(0)
     }
 
     /// Numbers of services, the smallest first.
@@ -115,10 +116,18 @@ impl Results {
         Spread::of(self.at(figure, way, backend, family).map(|record| record.value).collect())
     }
 
+    /// Keeps them in a file, in which there is always all that was kept before or all that is now.
+    ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When it cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
-        Ok(figures::write(path, self)?)
+        let next = path.with_extension("next");
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+        fs::write(&next, serde_json::to_vec_pretty(self)?)
+            .with_context(|| format!("cannot write {}", next.display()))?;
+        fs::rename(&next, path).with_context(|| format!("cannot replace {}", path.display()))
     }
 
     /// Those of an earlier run.
@@ -179,11 +188,24 @@ pub(super) mod tests {
         let block = |load| Block { load, backend: Backend::Local, family: Family::V4 };
         let before = results(vec![record(Figure::Connect99, way, Backend::Local, 3.0)]);
         let resumed = before.clone().resumed(results(Vec::new())).unwrap();
-        assert!(resumed.has(block(Load::Paced), 1));
-        assert!(!resumed.has(block(Load::Paced), 2) && !resumed.has(block(Load::Bulk), 1));
+        assert!(resumed.has(block(Load::Paced), way, 1));
+        assert!(!resumed.has(block(Load::Paced), way, 2) && !resumed.has(block(Load::Bulk), way, 1));
+        assert!(!resumed.has(block(Load::Paced), Way::DIRECT, 1), "of another way");
         let mut elsewhere = results(Vec::new());
         elsewhere.origin.kernel = "another".into();
         assert!(before.resumed(elsewhere).unwrap_err().to_string().contains("another"));
+    }
+
+    #[test]
+    fn what_is_kept_is_there_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("bench").join("world.json");
+        for value in [1.0, 2.0] {
+            let kept = results(vec![record(Figure::Bulk, Way::DIRECT, Backend::Local, value)]);
+            kept.write(&path).unwrap();
+            assert_eq!(Results::load(&path).unwrap().records, kept.records);
+        }
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing but the file");
     }
 
     #[test]
@@ -194,6 +216,8 @@ pub(super) mod tests {
         assert_eq!(all.repetitions(), 1);
         all.records.push(of(Figure::Bulk, 2));
         assert_eq!(all.repetitions(), 2);
+        all.records.push(record(Figure::Bulk, Way::DIRECT, Backend::Local, 1.0));
+        assert_eq!(all.repetitions(), 1, "one way still lacks the second one");
     }
 
     #[test]
