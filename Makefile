@@ -45,7 +45,7 @@ endef
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build man static deb image install uninstall test demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
+.PHONY: build man static deb image install uninstall test test-slow demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
 .PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-static bootstrap-package
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
@@ -95,6 +95,10 @@ uninstall: ## take away what install has put below PREFIX=/usr/local; DESTDIR=ro
 
 test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
 	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace --exclude weir-deploy-tests) $(if $(T),-- $(T))
+
+test-slow: bootstrap-test ## tests that wait for minutes: a server that is away, a spill that ends (root)
+	$(call say,TEST,"what takes minutes")
+	$(Q)cargo test $(QUIET) -p weir-agent --test survive_api_server --test steering --test behaviours -- --ignored --skip holds_connections
 
 # It wants Helm, a browser, packages and a whole cluster, which take minutes to build and longer to run.
 test-deploy: bootstrap-deploy build ## what is deployed: chart, manifests, image, packages, page, an upgrade under load (root); T=name picks tests

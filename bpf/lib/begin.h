@@ -9,7 +9,7 @@
 #include "choose.h"
 #include "direct.h"
 #include "place.h"
-#include "signals.h"
+#include "step.h"
 
 /* Whether a reason asks for an answer in the service's name. */
 static __always_inline bool wants_answer(int reason)

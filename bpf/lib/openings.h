@@ -136,11 +136,20 @@ static __always_inline __u32 opening_seen(struct opening_head *head, __u32 way, 
 	return opening_value(head, way, kind)[kind.last_seen];
 }
 
-/* What is marked of a set's entries: a bit for each. */
+/* What is marked of a set's entries, a bit for each, and above that the number that the next one gets which is written. */
 enum opening_marks {
 	OPENING_USED = 0,	     /* seen since it was written */
 	OPENING_PAST = OPENING_WAYS, /* of a flow that has ended */
+	OPENING_NEXT = 2 * OPENING_WAYS,
 };
+
+/* Whether an entry was written since the others were marked: what was marked of it was the one's before. */
+static __always_inline bool opening_is_new(struct opening_head *head, __u32 way, __u32 marks)
+{
+	/* By as many bits as are left of the number. No room on the stack is taken for them. */
+	barrier_var(marks);
+	return (__s32)((head->turn[way] << OPENING_NEXT) - (marks & -(1u << OPENING_NEXT))) >= 0;
+}
 
 /* The higher, the sooner an entry goes. */
 static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, __u32 marks)
@@ -154,6 +163,8 @@ static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, 
 		return 0;
 	if (head->tag[way] == OPENING_FREE)
 		return (__u32)OPENING_RANK_FREE << OPENING_RANK_SHIFT;
+	if (opening_is_new(head, way, marks))
+		return (__u32)OPENING_RANK_UNUSED << OPENING_RANK_SHIFT | age;
 	if (marks >> OPENING_PAST >> way & 1)
 		return (__u32)OPENING_RANK_ENDED << OPENING_RANK_SHIFT | age;
 	if (!(marks >> OPENING_USED >> way & 1))
@@ -224,7 +235,8 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 /* The same by what the entries' values say now, and passes over. Returns the entry, or -1. */
 static __always_inline int opening_claim_of(struct opening_head *head, const struct opening_kind kind)
 {
-	__u32 marks = 0;
+	/* The number is read before the rest. */
+	__u32 marks = *(volatile __u32 *)&head->next << OPENING_NEXT;
 	int claimed;
 
 #pragma unroll

@@ -17,12 +17,6 @@
  * Clients wait for a second (RFC 6298), and 200 ms at least.
  */
 #define SYN_AGAIN (100 * 1000 * 1000 >> DELAY_SHIFT)
-/*
- * The same where the backend has answered once. One that still has the connection says so to the first SYN, and to others at
- * most every half a second (net.ipv4.tcp_invalid_ratelimit): nobody who only knows its ports can take it from there.
- */
-#define SYN_AGAIN_GOING (900 * 1000 * 1000 >> DELAY_SHIFT)
-
 /* The clock of delays, never 0. It costs 15 ns to read: for the first packets of a flow. */
 static __always_inline __u32 now_delay(void)
 {
@@ -61,7 +55,10 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p, 
 		__sync_fetch_and_add(&counters->bytes_to, bytes);
 }
 
-/* Counts the first answer to a flow. TCP may say other things before: an old connection's last ACK, for example. */
+/*
+ * Counts the first answer to a flow. TCP may say other things before, of an earlier connection between the same ports: it is there, and
+ * gets the SYN again once its client has reset that.
+ */
 static __always_inline void count_answer(struct backend_counters *counters, struct reply *reply, const struct packet *p)
 {
 	__u32 delay = now_delay() - reply->asked;
@@ -73,8 +70,6 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 		__sync_fetch_and_add(&counters->delay, delay);
 	} else if (p->reset) {
 		__sync_fetch_and_add(&counters->refused, 1);
-	} else {
-		return;
 	}
 	reply->asked = 0;
 }
@@ -119,12 +114,6 @@ __noinline int note_answer4(const struct reply *reply, __u8 proto)
 __noinline int note_answer6(const struct reply *reply, __u8 proto)
 {
 	return reply ? note_answer(reply, proto, true) : 0;
-}
-
-/* Whether a client's packet shows that it has heard of the SYN-ACK, as far as there was one. */
-static __always_inline bool has_heard(const struct packet *p, const struct reply *reply)
-{
-	return !reply->heard || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
 }
 
 /* Notes and counts a backend's packet to its client. */
@@ -173,238 +162,6 @@ static __always_inline void reply_of(struct reply *reply, const struct packet *p
 	reply->last_seen = now_ticks();
 	reply->asked = asked;
 	in_memory(reply);
-}
-
-/* What a client's packet is to the flow that is known of it. */
-enum next_step {
-	STEP_ON = 0,	    /* it goes on with it */
-	STEP_OVER = 1,	    /* it begins another one */
-	STEP_ELSEWHERE = 2, /* it begins another one at another backend, as this one does not answer */
-	STEP_GIVE_UP = 3,   /* there were enough of those */
-};
-
-/*
- * A SYN of a flow that is known. It has ended, or is half-closed and at rest: it begins anew. It goes on: its backend tells
- * whether the client still knows of it (RFC 9293, 3.10.7.4), unless it has died since. Or nobody has answered, and another backend
- * is asked. But for the time only judges: what follows may be left to tc, which must come to the same end.
- */
-static __always_inline enum next_step syn_step(const struct flow *flow, struct reply *reply,
-					       const struct config *config)
-{
-	const bool again = reply->flags & FLOW_ASKED_AGAIN;
-
-	if (has_ended(flow, reply) || (is_closing(flow, reply) && is_silent(flow, reply, config->tcp_linger)))
-		return STEP_OVER;
-	if (!reply->asked) {
-		reply->asked = now_delay();
-		reply->flags |= FLOW_ASKED_AGAIN;
-		return STEP_ON;
-	}
-	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
-		return STEP_ON;
-	if (flow->flags & FLOW_OPENING && (flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
-		return STEP_GIVE_UP;
-	return STEP_ELSEWHERE;
-}
-
-/* An entry of a flow that goes on was missing: nobody tells of evictions but those who come for what is gone. */
-static __always_inline void count_lost(void)
-{
-	__u32 first = 0;
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
-
-	if (pace)
-		pace->lost++;
-}
-
-/*
- * What a client's packet is to its flow. What the backend answers must find its way back, so an entry that a full table has
- * lost is written anew; looking for it keeps it in the table, too. If another flow has it by now, this one is over. Of two to
- * a process on the node the one that speaks has it, as when they begin.
- */
-static __always_inline enum next_step next_step(const struct packet *p, const struct flow *flow, const bool v6)
-{
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	const struct config *config = config_get();
-	struct reply *known, reply;
-	union flow_key key;
-	__u64 how;
-	long error;
-
-	if (!config || !backend)
-		return STEP_OVER;
-	answer_key(&key, p, flow, backend, config, v6);
-	known = reply_at(&key, STAGE_ANY, v6);
-	if (known && reply_is_of(known, p, flow, v6))
-		return p->syn ? syn_step(flow, known, config) : STEP_ON;
-	if (p->syn && flow->flags & FLOW_CLOSING)
-		return STEP_OVER;
-	if (known && !is_here(backend))
-		return STEP_OVER;
-	reply_of(&reply, p, flow, p->syn ? now_delay() : 0);
-	if (known)
-		reply_forget(&key, STAGE_ANY, v6);
-	how = is_here(backend) ? BPF_ANY : BPF_NOEXIST;
-	if (flow->flags & FLOW_OPENING)
-		error = reply_store(&key, &reply, how, STAGE_OPENING, v6);
-	else
-		error = reply_store(&key, &reply, how, STAGE_GOING, v6);
-	if (!error && !known && !(flow->flags & FLOW_OPENING))
-		count_lost();
-	if (!error)
-		return STEP_ON;
-	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
-	known = reply_at(&key, STAGE_ANY, v6);
-	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
-}
-
-/* The same for a flow without an entry for its answers: that its client goes on is all that is known. */
-static __always_inline bool promote_alone(const struct packet *p, struct flow *flow, const bool v6)
-{
-	flow->flags &= ~FLOW_OPENING;
-	if (flow_store(p, flow, STAGE_GOING, v6)) {
-		flow->flags |= FLOW_OPENING;
-		return false;
-	}
-	flow_forget(p, STAGE_OPENING, v6);
-	return true;
-}
-
-/*
- * Moves a flow that was answered to the tables of those that go on. Returns whether it did: its backend may have said nothing
- * yet, its client not know of it, or a busy table may have no room now. What was found in the tables before is not there any more
- * then.
- */
-static __always_inline bool promote(const struct packet *p, struct flow *flow, const bool v6)
-{
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	const struct config *config = config_get();
-	const bool snat = flow->flags & FLOW_SNAT;
-	const struct flow *going;
-	struct reply *reply;
-	union flow_key key;
-	__u32 slot = flow->backend;
-	__be16 port = flow->snat_port;
-
-	if (!config || !backend)
-		return false;
-	if (flow->flags & FLOW_DIRECT)
-		return promote_alone(p, flow, v6);
-	answer_key(&key, p, flow, backend, config, v6);
-	reply = reply_at(&key, STAGE_OPENING, v6);
-	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply))
-		return false;
-	reply->flags &= ~FLOW_OPENING;
-	flow->flags &= ~FLOW_OPENING;
-	if (reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
-		reply->flags |= FLOW_OPENING;
-		flow->flags |= FLOW_OPENING;
-		return false;
-	}
-	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
-	going = flow_lookup(p, STAGE_GOING, v6);
-	if (going && (going->backend != slot || (snat && going->snat_port != port))) {
-		flow_forget(p, STAGE_GOING, v6);
-		return false;
-	}
-	reply_forget(&key, STAGE_OPENING, v6);
-	flow_forget(p, STAGE_OPENING, v6);
-	return true;
-}
-
-/*
- * The same at a second datagram back: a client may ask once for many. Of a flood with others' addresses most get one. Returns
- * whether it did.
- */
-static __always_inline bool promote_answered(const struct reply *reply, __u8 proto, const bool v6)
-{
-	struct packet asked;
-	struct flow *flow;
-
-	client_packet(&asked, reply, proto);
-	flow = flow_lookup(&asked, STAGE_OPENING, v6);
-	return flow && promote(&asked, flow, v6);
-}
-
-/* What becomes of a flow whose backend did not answer a SYN. */
-enum silence {
-	SILENCE_STAYS = 0, /* there is no other backend: it is asked once more */
-	SILENCE_LEFT = 1,  /* another one has it: what this one still says is dropped */
-	SILENCE_BACK = 2,  /* the other one could not have it: as if nothing had been */
-};
-
-/* Notes it at the flow that is known of a client's packet, and at its backend. */
-static __always_inline void note_silence(const struct packet *p, enum silence silence, const bool v6)
-{
-	const struct flow *flow = flow_lookup(p, STAGE_ANY, v6);
-	const struct config *config = config_get();
-	struct backend_counters *counters;
-	const struct backend *backend;
-	struct reply *reply;
-
-	if (!flow || !config)
-		return;
-	backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
-	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
-		return;
-	if (silence == SILENCE_BACK) {
-		reply->flags &= ~FLOW_MOVED;
-		__sync_fetch_and_add(&counters->balance, 1);
-		return;
-	}
-	reply->asked = now_delay();
-	__sync_fetch_and_add(&counters->unanswered, 1);
-	if (silence == SILENCE_LEFT) {
-		reply->flags |= FLOW_MOVED;
-		__sync_fetch_and_add(&counters->balance, -1);
-	}
-}
-
-/* Functions of their own: few packets ask. */
-__noinline int next_step4(const struct packet *p, const struct flow *flow)
-{
-	return p && flow ? next_step(p, flow, false) : STEP_OVER;
-}
-
-__noinline int next_step6(const struct packet *p, const struct flow *flow)
-{
-	return p && flow ? next_step(p, flow, true) : STEP_OVER;
-}
-
-__noinline int promote4(const struct packet *p, struct flow *flow)
-{
-	return p && flow ? promote(p, flow, false) : false;
-}
-
-__noinline int promote6(const struct packet *p, struct flow *flow)
-{
-	return p && flow ? promote(p, flow, true) : false;
-}
-
-__noinline int promote_answered4(const struct reply *reply, __u8 proto)
-{
-	return reply ? promote_answered(reply, proto, false) : false;
-}
-
-__noinline int promote_answered6(const struct reply *reply, __u8 proto)
-{
-	return reply ? promote_answered(reply, proto, true) : false;
-}
-
-__noinline int note_silence4(const struct packet *p, enum silence silence)
-{
-	if (p)
-		note_silence(p, silence, false);
-	return 0;
-}
-
-__noinline int note_silence6(const struct packet *p, enum silence silence)
-{
-	if (p)
-		note_silence(p, silence, true);
-	return 0;
 }
 
 #endif

@@ -42,20 +42,20 @@ readonly BASE="
 readonly TEST="$BASE
 	etcd                                etcd-server
 	tcpdump                             tcpdump
-	nft                                 nftables"
+	nft                                 nftables
+	iptables                            iptables
+	groff                               groff-base"
 readonly BENCH="$TEST
 	wrk                                 wrk
 	ab                                  apache2-utils
 	hey                                 hey
-	iperf3                              iperf3
-	iptables                            iptables"
+	iperf3                              iperf3"
 readonly CONFORMANCE="$TEST
 	containerd                          containerd
 	runc                                runc
 	/usr/lib/cni/bridge                 containernetworking-plugins
 	conntrack                           conntrack
 	debootstrap                         debootstrap
-	iptables                            iptables
 	nsenter                             util-linux"
 readonly LINT="$BASE
 	clang-format-19                     clang-format-19

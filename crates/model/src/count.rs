@@ -66,17 +66,15 @@ impl Model {
     }
 }
 
-/// Counts the first answer to a flow. TCP may say other things before. The delay is the clock's matter.
+/// Counts the first answer to a flow. TCP may say other things before, of an earlier connection. The delay is the clock's matter.
 fn count_answer(counters: &mut abi::BackendCounters, reply: &mut Reply, p: &Packet) {
-    if reply.asked_again {
-        (reply.asked, reply.asked_again) = (None, false);
+    reply.asked = None;
+    if std::mem::take(&mut reply.asked_again) {
         return;
     }
-    let counter = match (p.protocol == UDP || p.syn_ack, p.reset) {
-        (true, _) => &mut counters.answered,
-        (false, true) => &mut counters.refused,
-        (false, false) => return,
-    };
-    *counter += 1;
-    reply.asked = None;
+    match (p.protocol == UDP || p.syn_ack, p.reset) {
+        (true, _) => counters.answered += 1,
+        (false, true) => counters.refused += 1,
+        (false, false) => {}
+    }
 }

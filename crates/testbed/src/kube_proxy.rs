@@ -70,7 +70,10 @@ impl KubeProxy {
     /// false.
     #[must_use]
     pub fn require(what: &str) -> bool {
-        let missing = process::built(KUBE_PROXY).and_then(|_| process::installed(NFT)).err();
+        let missing = process::built(KUBE_PROXY)
+            .and_then(|_| process::installed(NFT))
+            .and_then(|_| process::installed(IPTABLES[0]))
+            .err();
         if let Some(error) = &missing {
             eprintln!("SKIPPED: {what}: {error}");
         }

@@ -193,7 +193,7 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Makes one CPU handle all packets that the pod gets, one after the other (receive packet steering).
+    /// Makes one CPU handle all packets that the pod gets by its interface, one after the other (receive packet steering).
     ///
     /// A server's kernel looks a connection up without a lock while the last ACK of its handshake puts the socket in the place of the
     /// request. A segment that another CPU handles at that moment finds neither, but the listener, which resets the connection: about

@@ -7,6 +7,7 @@ mod harness;
 use std::time::{Duration, Instant};
 
 use harness::busy::Busy;
+use harness::traffic::{Client, Traffic};
 use harness::{Agent, Cluster, HTTP, SOON, cluster_sockets};
 use weir_testbed::apiserver::User;
 use weir_testbed::objects::service;
@@ -114,13 +115,8 @@ fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
     traffic.unharmed_by("a start without an API server");
 }
 
-#[test]
-fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_alone() {
-    /// Ten seconds until it would be let go, five until the next look, and one more.
-    const LET_GO: Duration = Duration::from_secs(16);
-    if !harness::can_run("a service that moves before the first sync") {
-        return;
-    }
+/// One node, whose agent may watch and nothing else.
+fn with_an_account_of_its_own() -> Cluster {
     let mut cluster = Cluster::without_agents(1, 1);
     role::allow_agent(&cluster.objects, role::to_watch()).unwrap();
     let kubeconfig =
@@ -129,6 +125,44 @@ fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_
     let agent = Agent::with_source(&cluster.world, 1, source, &[]);
     agent.await_ready(&cluster.world);
     cluster.agents.push(agent);
+    cluster
+}
+
+#[test]
+fn an_agent_whose_rights_are_taken_away_serves_on_and_names_them() {
+    let what = "rights that are taken away";
+    if !harness::can_run(what) {
+        return;
+    }
+    let mut cluster = with_an_account_of_its_own();
+    let served = cluster.publish(&service("served", 84, "TCP"), HTTP, &cluster.world.node(1).pods());
+    let mut traffic = Traffic::default();
+    for socket in cluster_sockets(&served) {
+        cluster.await_frontend(socket.ip(), socket.port());
+        traffic.stream("outside", Client::Netns(cluster.world.client()), socket);
+    }
+    traffic.goes_on();
+    role::allow_agent(&cluster.objects, Vec::new()).unwrap();
+    // Watches that were granted go on: who starts asks anew.
+    cluster.agents[0].kill();
+    cluster.agents[0].start_again(&cluster.world);
+    cluster.agents[0].await_complaint(&cluster.world, "api-server", "cannot list resource");
+    traffic.goes_on();
+    role::allow_agent(&cluster.objects, role::to_watch()).unwrap();
+    let ready = || cluster.agents[0].get(&cluster.world, 10256, "/readyz").unwrap().0 == 200;
+    wait::until("the agent to be ready", BACK_OFF, ready)
+        .unwrap_or_else(|e| panic!("{e}\n{}", cluster.agents[0].log()));
+    traffic.unharmed_by(what);
+}
+
+#[test]
+fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_alone() {
+    /// Ten seconds until it would be let go, five until the next look, and one more.
+    const LET_GO: Duration = Duration::from_secs(16);
+    if !harness::can_run("a service that moves before the first sync") {
+        return;
+    }
+    let mut cluster = with_an_account_of_its_own();
     let mut moved = service("moved", 83, "TCP");
     let sockets = cluster_sockets(&cluster.publish(&moved, HTTP, &cluster.world.node(1).pods()));
     let served = || {

@@ -1,17 +1,23 @@
 //! `kubectl weir`: the same command, run in the agent's pod of a node. kubectl itself finds the pods and reaches them, with the
 //! user's own configuration and rights, whatever way of logging in those name.
 
+mod pods;
+mod said;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read, Write};
-use std::process::{Command, ExitStatus, Stdio};
+use std::io::{self, ErrorKind, IsTerminal};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::{ArgMatches, Args, Command as Definition, FromArgMatches};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
+use self::pods::{Place, places};
+pub(crate) use self::said::NotReached;
+use self::said::Said;
 use crate::args;
 use crate::config::ConfigCommand;
 use crate::exit::Answer;
@@ -21,11 +27,6 @@ use crate::output::{Kind, Output};
 const PROGRAM: &str = "weir";
 /// Labels of the agents' pods, as the chart gives them.
 pub(crate) const AGENTS: &str = "app.kubernetes.io/name=weir,app.kubernetes.io/component=agent";
-/// The agent's container, where a pod has several.
-const CONTAINER: &str = "agent";
-/// What kubectl says, before the number, where it got to the program in the pod and that ended with another code than 0. When
-/// kubectl itself fails it ends with 1, which from the pod would be an answer.
-const ENDED: &str = "command terminated with exit code ";
 
 /// Which node, and how to get there.
 #[derive(Args, Clone, Debug)]
@@ -74,48 +75,6 @@ const OF_THE_WAY: [(&str, bool); 6] = [
 pub(crate) struct NoPod {
     labels: String,
     where_: String,
-}
-
-/// kubectl did not get to the program in the pod. What it says of that stands above.
-#[derive(Debug, Error)]
-pub(crate) enum NotReached {
-    /// The account may not find the pods.
-    #[error(
-        "kubectl may not list the agents' pods, see above: it takes `list` on `pods` in {0}; see --agent-namespace"
-    )]
-    List(String),
-    /// The account may not run programs in pods.
-    #[error(
-        "kubectl may not run weir in pod {namespace}/{pod}, see above: it takes `get` on `pods` and `create` on `pods/exec` in \
-         {namespace}"
-    )]
-    Exec {
-        /// The pod's namespace.
-        namespace: String,
-        /// Its name.
-        pod: String,
-    },
-    /// Something else: a node that is away, no way to the API server.
-    #[error(
-        "kubectl cannot run weir in pod {namespace}/{pod}, see above; `kubectl -n {namespace} get pod {pod} -o wide` shows \
-         where that is"
-    )]
-    Failed {
-        /// The pod's namespace.
-        namespace: String,
-        /// Its name.
-        pod: String,
-    },
-}
-
-impl NotReached {
-    /// The exit code.
-    pub(crate) const fn code(&self) -> u8 {
-        match self {
-            Self::List(_) | Self::Exec { .. } => 3,
-            Self::Failed { .. } => 2,
-        }
-    }
 }
 
 /// Adds the plug-in's options to the command line.
@@ -205,64 +164,6 @@ fn for_the_pod(given: &[OsString]) -> Vec<OsString> {
         }
     }
     words
-}
-
-/// What kubectl says of pods, as far as it matters.
-#[derive(Debug, Deserialize)]
-struct PodList {
-    items: Vec<Pod>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Pod {
-    metadata: Metadata,
-    spec: PodSpec,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
-    name: String,
-    namespace: String,
-    #[serde(default)]
-    creation_timestamp: Option<String>,
-    #[serde(default)]
-    deletion_timestamp: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PodSpec {
-    #[serde(default)]
-    node_name: String,
-    containers: Vec<Container>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Container {
-    name: String,
-}
-
-/// Where a node's agent is.
-#[derive(Clone, Debug, Eq, PartialEq)]
-struct Place {
-    namespace: String,
-    pod: String,
-    container: String,
-}
-
-/// One pod for each node: while one is replaced that is the newer one, and one that is to stay.
-fn places(list: PodList) -> BTreeMap<String, Place> {
-    let mut pods = list.items;
-    pods.sort_by_key(|pod| (pod.metadata.deletion_timestamp.is_none(), pod.metadata.creation_timestamp.clone()));
-    let place = |pod: Pod| {
-        let Pod { metadata, spec } = pod;
-        let agent = spec.containers.iter().position(|container| container.name == CONTAINER).unwrap_or(0);
-        let container = spec.containers.into_iter().nth(agent)?.name;
-        Some((spec.node_name, Place { namespace: metadata.namespace, pod: metadata.name, container }))
-    };
-    // The last one of a node stays.
-    pods.into_iter().filter_map(place).collect()
 }
 
 /// What one node answered, in JSON of all nodes.
@@ -368,51 +269,6 @@ impl Remote {
     }
 }
 
-/// What kubectl said, as far as it tells its own failures from those of the program in the pod.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct Said {
-    /// How the program in the pod ended, if it did.
-    ended: Option<u8>,
-    /// Whether the API server has refused something.
-    refused: bool,
-}
-
-impl Said {
-    /// Takes a line in. False if it is for nobody but us: the exit code says the same.
-    fn hear(&mut self, line: &str) -> bool {
-        if let Some(code) = line.strip_prefix(ENDED).and_then(|code| code.trim().parse().ok()) {
-            self.ended = Some(code);
-            return false;
-        }
-        self.refused |= line.contains("(Forbidden)") || line.contains(" is forbidden: ");
-        true
-    }
-
-    /// Hears to the end, and passes on what is for people as it comes.
-    fn pass_on(from: impl Read) -> Result<Self> {
-        let (mut said, mut from, mut line) = (Self::default(), BufReader::new(from), Vec::new());
-        while from.read_until(b'\n', &mut line).context("cannot read what kubectl says")? > 0 {
-            if said.hear(&String::from_utf8_lossy(&line)) {
-                // Nobody may listen; the answer counts.
-                let _ = io::stderr().write_all(&line);
-            }
-            line.clear();
-        }
-        Ok(said)
-    }
-
-    /// The exit code of the program in the pod.
-    fn exit_code(self, kubectl: ExitStatus, place: &Place) -> Result<u8, NotReached> {
-        let Place { namespace, pod, .. } = place.clone();
-        match self {
-            _ if kubectl.success() => Ok(0),
-            Self { ended: Some(code), .. } => Ok(code),
-            Self { ended: None, refused: true } => Err(NotReached::Exec { namespace, pod }),
-            Self { ended: None, refused: false } => Err(NotReached::Failed { namespace, pod }),
-        }
-    }
-}
-
 fn not_started(cause: io::Error) -> anyhow::Error {
     if cause.kind() == ErrorKind::NotFound {
         return anyhow::anyhow!("there is no kubectl in the path: install it, or run `weir` on the node");
@@ -442,43 +298,5 @@ mod tests {
             "flows --service shop/web"
         );
         assert_eq!(passed("services -- --node"), "services -- --node");
-    }
-
-    #[test]
-    fn what_the_program_in_the_pod_ends_with_is_told_from_what_kubectl_fails_at() {
-        let hear = |lines: &[&str]| {
-            let mut said = Said::default();
-            let passed: Vec<_> = lines.iter().filter(|line| said.hear(line)).copied().collect();
-            (said, passed.len())
-        };
-        assert_eq!(
-            hear(&["no pinned maps\n", "command terminated with exit code 4\n"]),
-            (Said { ended: Some(4), refused: false }, 1)
-        );
-        let forbidden =
-            "Error from server (Forbidden): pods \"weir-x\" is forbidden: User \"joe\" cannot create resource";
-        assert_eq!(hear(&[forbidden]), (Said { ended: None, refused: true }, 1));
-        assert_eq!(hear(&["error: unable to upgrade connection\n"]), (Said::default(), 1));
-    }
-
-    #[test]
-    fn each_node_has_one_agent_the_newest_that_is_to_stay() {
-        let pod = |name: &str, node: &str, created: &str, deleted: Option<&str>, containers: &[&str]| {
-            let containers: Vec<Value> = containers.iter().map(|name| serde_json::json!({"name": name})).collect();
-            serde_json::json!({
-                "metadata": {"name": name, "namespace": "kube-system", "creationTimestamp": created, "deletionTimestamp": deleted},
-                "spec": {"nodeName": node, "containers": containers},
-            })
-        };
-        let list = serde_json::json!({"items": [
-            pod("new", "edge-1", "2026-01-02T00:00:00Z", None, &["log", "agent"]),
-            pod("old", "edge-1", "2026-01-01T00:00:00Z", None, &["agent"]),
-            pod("going", "edge-2", "2026-01-03T00:00:00Z", Some("2026-01-04T00:00:00Z"), &["agent"]),
-            pod("staying", "edge-2", "2026-01-01T00:00:00Z", None, &["weir"]),
-        ]});
-        let places = places(serde_json::from_value(list).unwrap());
-        let seen: Vec<_> =
-            places.iter().map(|(node, place)| (node.as_str(), place.pod.as_str(), place.container.as_str())).collect();
-        assert_eq!(seen, [("edge-1", "new", "agent"), ("edge-2", "staying", "weir")]);
     }
 }

@@ -12,7 +12,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use weir_testbed::apiserver::{ApiServer, User};
-use weir_testbed::{role, wait};
+use weir_testbed::{process, role, wait};
 
 /// Notes its words, a line for each call, and answers from files: `pods.json`, and what the program in a pod answers and
 /// ends with. What there is no file of is forbidden.
@@ -228,8 +228,8 @@ fn cluster(what: &str) -> Option<ApiServer> {
     if !ApiServer::require(what) {
         return None;
     }
-    if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
-        eprintln!("SKIPPED: {what}: there is no kubectl in the path");
+    if let Err(error) = process::built("kubectl") {
+        eprintln!("SKIPPED: {what}: {error}");
         return None;
     }
     let api = ApiServer::start(None).unwrap();
@@ -260,7 +260,10 @@ fn status(api: &ApiServer, user: User, node: &str) -> Output {
     let plugin = tempfile::tempdir().unwrap();
     let program = plugin.path().join("kubectl-weir");
     symlink(env!("CARGO_BIN_EXE_weir"), &program).unwrap();
-    Command::new(&program).args(["status", "--node", node, "--kubeconfig"]).arg(&kubeconfig).output().unwrap()
+    symlink(process::built("kubectl").unwrap(), plugin.path().join("kubectl")).unwrap();
+    let mut status = Command::new(&program);
+    status.env("PATH", plugin.path());
+    status.args(["status", "--node", node, "--kubeconfig"]).arg(&kubeconfig).output().unwrap()
 }
 
 #[test]

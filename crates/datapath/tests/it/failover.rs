@@ -167,6 +167,25 @@ fn an_endpoint_that_says_anything_keeps_its_connection() {
     }
 }
 
+#[test]
+fn an_endpoint_that_knows_of_somebody_before_at_the_port_gets_the_syn_again() {
+    let Some(mut node) = Node::new("SYNs that an earlier connection answers") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            let talk = open(&node, case, way);
+            talk.wait(SECOND);
+            // RFC 9293, 3.10.7.4: it asks about the SYN, and 3.10.7.3: the client resets what it does not know.
+            talk.endpoint_sends(&talk.endpoint_tcp(TcpHeader { ack: true, ..TcpHeader::default() }));
+            talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
+            let asked = Talk::open_with(&node, case, way, talk.first.clone());
+            assert_eq!(ends(&asked.seen), ends(&talk.seen), "{way:?}");
+            asked.accept();
+            asked.client_goes_on();
+        }
+    }
+}
+
 fn ends(packet: &Packet) -> (SocketAddr, SocketAddr) {
     (packet.source_socket(), packet.destination_socket())
 }

@@ -4,9 +4,12 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Instant;
 
+use weir_testbed::objects::service;
+
 use crate::CLUSTER;
-use crate::harness::SOON;
 use crate::harness::http::{self, ask_agent};
+use crate::harness::traffic::{Client, Traffic};
+use crate::harness::{HTTP, SOON, cluster_sockets};
 
 const PORT: u16 = 10298;
 
@@ -40,4 +43,43 @@ fn follow(server: SocketAddr, awaited: &str) -> String {
         text.push_str(&String::from_utf8_lossy(&piece[..length]));
     }
     text
+}
+
+/// What the page answers to these bytes.
+fn status_of(server: SocketAddr, sent: &str) -> u16 {
+    let mut stream = TcpStream::connect(server).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream.write_all(sent.as_bytes()).unwrap();
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).unwrap();
+    String::from_utf8_lossy(&head[9..]).parse().unwrap()
+}
+
+#[test]
+fn what_strangers_send_to_the_page_harms_no_connection() {
+    let what = "strangers at the page";
+    let Some(cluster) = CLUSTER.join(what) else { return };
+    let (node, far) = (cluster.world.node(1), cluster.world.node(2));
+    let served = cluster.publish(&service("beside-strangers", 80, "TCP"), HTTP, &far.pods());
+    let mut traffic = Traffic::default();
+    for socket in cluster_sockets(&served) {
+        cluster.await_frontend(socket.ip(), socket.port());
+        traffic.stream("pod", Client::Netns(node.pod(1).netns()), socket);
+    }
+    traffic.goes_on();
+    let server = SocketAddr::new(IpAddr::from(Ipv4Addr::LOCALHOST), PORT);
+    let request = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n{more}\r\n");
+    node.netns().enter(|| {
+        for path in ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/main.js/../../etc/passwd"] {
+            assert_eq!(status_of(server, &request(path, "")), 404, "{path}");
+        }
+        assert_eq!(status_of(server, &request("/", &format!("X: {}\r\n", "x".repeat(1 << 20)))), 431);
+        assert_eq!(status_of(server, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"), 405);
+        // Slow ones, as many as there is room for and more, are held while connections go on.
+        let slow: Vec<_> = (0..100).filter_map(|_| TcpStream::connect(server).ok()).collect();
+        slow.iter().for_each(|mut stream| drop(stream.write_all(b"GET / HT")));
+        traffic.goes_on();
+    });
+    assert_eq!(node.netns().enter(|| status_of(server, &request("/", ""))), 200, "they have gone");
+    traffic.unharmed_by(what);
 }

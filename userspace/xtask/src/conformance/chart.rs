@@ -1,8 +1,9 @@
 //! The chart in `deploy/helm/weir`, installed into the cluster by the real Helm: agents are pods there.
 
-use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::{env, fs, iter};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -65,6 +66,7 @@ impl Chart<'_> {
     /// # Errors
     /// When it cannot be packed or a node does not take it.
     pub(super) fn deliver(&self, nodes: &[Node]) -> Result<()> {
+        self.plug_in()?;
         let archive = self.pack()?;
         let words = ["ctr", "--namespace", "k8s.io", "images", "import", &archive.display().to_string()];
         nodes.iter().try_for_each(|node| node.place().run(&words))
@@ -120,6 +122,21 @@ impl Chart<'_> {
     /// When it fails; the error quotes it.
     pub(super) fn kubectl(&self, words: &[&str]) -> Result<String> {
         self.run("kubectl", words)
+    }
+
+    /// Makes `kubectl weir` a command of [`Self::kubectl`].
+    fn plug_in(&self) -> Result<()> {
+        let bin = self.bin();
+        fs::create_dir(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
+        for (program, name) in [(self.programs.cli(), "kubectl-weir"), (&*self.programs.built("kubectl"), "kubectl")] {
+            symlink(program, bin.join(name)).with_context(|| format!("cannot link {}", program.display()))?;
+        }
+        Ok(())
+    }
+
+    /// What comes first in the path.
+    fn bin(&self) -> PathBuf {
+        self.directory.join("bin")
     }
 
     /// Tells agents, as kubeadm tells kube-proxy, where the API server is.
@@ -181,6 +198,9 @@ impl Chart<'_> {
     fn run(&self, program: &str, words: &[&str]) -> Result<String> {
         let mut command: Command = self.world.router().command(self.programs.built(program));
         command.env("KUBECONFIG", self.kubeconfig).env("KUBECACHEDIR", self.directory.join("kubectl-cache"));
+        let path = env::var_os("PATH").unwrap_or_default();
+        let paths = iter::once(self.bin()).chain(env::split_paths(&path));
+        command.env("PATH", env::join_paths(paths).context("the path cannot be put together")?);
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             command.env(variable, self.directory);
         }

@@ -88,8 +88,9 @@ fn start(chart: &Chart<'_>, line: &str) -> Result<String> {
 fn finish(chart: &Chart<'_>, notes: &str) -> Result<String> {
     let logs = line(notes, "kubectl logs ", DEBUGGERS)?;
     let ended = start(chart, &format!("{} {ROLLOUT}", line(notes, "kubectl wait pods ", DEBUGGERS)?));
-    let said = start(chart, logs)?;
-    ended.with_context(|| format!("it says:\n{said}"))?;
+    let said = start(chart, logs);
+    ended.with_context(|| format!("it says:\n{said:?}"))?;
+    let said = said?;
     start(chart, line(notes, "kubectl delete pods ", DEBUGGERS)?)?;
     Ok(said)
 }

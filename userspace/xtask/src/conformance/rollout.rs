@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use serde_json::Value;
 use weir_testbed::paced::{Paced, Report, RunningPaced};
 use weir_testbed::{World, bpffs, cgroup, wait};
 
@@ -146,6 +147,16 @@ fn check_agents(chart: &Chart<'_>, tag: Tag) -> Result<()> {
         let pod = chart.kubectl(&words)?;
         check_commands(chart, pod.trim()).with_context(|| format!("weir in {} of {node}", pod.trim()))?;
     }
+    check_plug_in(chart)
+}
+
+/// What the notes say to ask from outside.
+fn check_plug_in(chart: &Chart<'_>) -> Result<()> {
+    let said = chart.kubectl(&["weir", "status", "--all-nodes", "--output", "json"])?;
+    let answers: Value = serde_json::from_str(&said).with_context(|| format!("`kubectl weir` says {said:?}"))?;
+    let items = answers["items"].as_array().map_or(&[][..], Vec::as_slice);
+    let well = items.iter().filter(|item| item["exitCode"] == 0 && item["answer"].is_object()).count();
+    ensure!(well == AGENTS && items.len() == AGENTS, "`kubectl weir status --all-nodes` says {said}");
     Ok(())
 }
 

@@ -55,6 +55,11 @@ fn two_that_need_places_of_a_full_set_at_once_get_one_each() {
 }
 
 #[test]
+fn of_two_that_need_places_at_once_one_gets_that_of_a_flow_which_has_ended_and_the_other_another() {
+    holds("ended");
+}
+
+#[test]
 fn what_is_being_written_is_found_whole_or_not_at_all() {
     holds("looks");
 }

@@ -289,6 +289,23 @@ static bool have_places(void)
 	       in_set(flow_set()) == OPENING_WAYS;
 }
 
+/* The first one's place is for anybody, once. */
+static void begin_full_of_one_that_ended(void)
+{
+	struct flow_key4 key4 = { .src = 1 };
+	struct flow_key6 key6 = { .src = { 1 } };
+	struct flow *flow;
+
+	begin_full();
+	flow = way.v6 ? openings6_at(&key6) : openings4_at(&key4);
+	flow->flags |= FLOW_ENDED;
+}
+
+static bool have_places_of_others(void)
+{
+	return have_places() && look(11) == 11 && look(12) == 12;
+}
+
 static void other_looks(void)
 {
 	seen[OTHER] = (!look(1) || look(1) == 1) && (!look(11) || look(11) == 11);
@@ -312,6 +329,7 @@ static const struct scenario {
 	{ "begins", begin_nothing, one_begins, other_begins, is_once, true },
 	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
 	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },
+	{ "ended", begin_full_of_one_that_ended, one_needs_a_place, other_needs_a_place, have_places_of_others, true },
 	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
 	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
 };
