@@ -59,7 +59,9 @@ impl Probe {
         match self {
             Self::Tcp => {
                 let error = Talk::Tcp.ask(target, SILENCE).unwrap_err();
-                assert_eq!(error.io_kind(), Some(io::ErrorKind::TimedOut), "{target}: {error}");
+                // What leaves goes round between node and router; its sender may learn in time that it was too long.
+                let silent = matches!(error.io_kind(), Some(io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable));
+                assert!(silent, "{target}: {error}");
                 Ok(())
             }
             Self::Udp => UdpSocket::bind(any(target, 0))?.send_to(b"who", target).map(drop),
