@@ -36,6 +36,8 @@ enum abi {
 	FILTER_WORD_BITS = 6,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,
+	/* First SYNs of an entry of first_syns: four million of them in the largest table, 4 MiB. A power of two. */
+	FIRST_SYNS = 256,
 	/* Port numbers to an entry of snat_next and of snat_ports, as powers of two. */
 	SNAT_NEXT_BITS = 2,
 	SNAT_WORD_BITS = 6,
@@ -228,8 +230,8 @@ struct backend_counters {
  * their source ports alike; and it outlives the slots.
  */
 struct snat_counter {
-	__u32 next; /* HOST, wraps: its lower half is the first port number that the next flow may get */
-	__u32 pad;
+	__u32 next;    /* HOST, wraps: its lower half is the first port number that the next flow may get */
+	__u32 pressed; /* HOST, in ticks: when a flow that had only just begun lost its port to the next one */
 };
 
 /* The node's source ports in a ring. Entry n is about the port numbers from 4n on. */
@@ -377,6 +379,7 @@ ABI_SIZE(source_range_key, 24);
 ABI_SIZE(source_range, 4);
 ABI_SIZE(backend_counters, 64);
 ABI_SIZE(snat_counter, 8);
+ABI_SIZE(first_syns, 256);
 ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
 ABI_SIZE(service_counters, 32);
@@ -384,7 +387,7 @@ ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
 ABI_SIZE(reply, 64);
-ABI_SIZE(pace, 16);
+ABI_SIZE(pace, 24);
 ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 12);
 ABI_SIZE(held_piece, 1656);

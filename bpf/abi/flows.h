@@ -115,11 +115,17 @@ struct awaited_set6 {
 	struct reply value[OPENING_WAYS];
 };
 
+/* SYNs that were held back, and pass when they come again: a byte of the hash of each one's key, never zero. */
+struct first_syns {
+	__u8 tag[FIRST_SYNS];
+};
+
 /* How many flows have begun on a CPU, and what it saw missing of those that go on. */
 struct pace {
 	__u32 tick;  /* HOST, of the last one */
 	__u32 flows; /* HOST, in that tick */
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
+	__u64 adopted; /* HOST, connections that were met in their middle and got an endpoint by their hash */
 };
 
 /*

@@ -57,6 +57,7 @@ enum reason {
 	REASON_NO_SERVICE = 59,	   /* to a cluster IP that no service has, or back out to a port that none has */
 	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
 	REASON_FRAGMENT_HELD = 61, /* to a cluster IP: it comes again, behind the first one, and is counted then */
+	REASON_FIRST_SYN = 62,	   /* in a flood for an endpoint on another node: its flow begins with the next one */
 	REASON_COUNT = 64,
 };
 

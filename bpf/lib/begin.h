@@ -42,8 +42,8 @@ static __always_inline bool is_flood(const struct config *config)
 	return pace->tick == now_ticks() && pace->flows >= config->flood;
 }
 
-/* Counts a new flow of this tick. */
-static __always_inline void count_pace(void)
+/* Counts a new flow of this tick, and whether it is a connection that began long ago. */
+static __always_inline void count_pace(const struct packet *p)
 {
 	__u32 first = 0, now = now_ticks();
 	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
@@ -55,6 +55,8 @@ static __always_inline void count_pace(void)
 		pace->flows = 0;
 	}
 	pace->flows++;
+	if (!p->syn && p->proto != IPPROTO_UDP)
+		pace->adopted++;
 }
 
 /* What is unsure about the flow that a packet begins: enum unsure. */
@@ -87,7 +89,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
-	count_pace();
+	count_pace(p);
 	if (flow->flags & FLOW_DIRECT) {
 		if (flood)
 			return 0;
@@ -130,15 +132,22 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
-/* Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_SNAT_EXHAUSTED or -REASON_FLOW_TABLE. */
+/*
+ * Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE or
+ * -REASON_BROKEN_TABLE.
+ */
 static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct snat_counter *counter;
 
-	if (!config || !backend)
+	counter = backend ? snat_counter_of(backend) : NULL;
+	if (!config || !backend || !counter)
 		return -REASON_BROKEN_TABLE;
-	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, config, v6);
+	if (is_pressed(p, flow, counter) && (v6 ? is_first_syn6(p) : is_first_syn4(p)))
+		return -REASON_FIRST_SYN;
+	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, counter, config, v6);
 	if (!flow->snat_port)
 		return -REASON_SNAT_EXHAUSTED;
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;

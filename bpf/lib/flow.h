@@ -21,24 +21,25 @@ union flow_key {
 	struct flow_key6 v6;
 };
 
+/* The last two words of a key, whole: word.h. */
+static __always_inline void key_end(word *end, __be16 sport, __be16 dport, __u8 proto)
+{
+	end[0] = word_of(sport, dport);
+	end[1] = word_of(proto, 0);
+}
+
 /* Fills in a key, in place: the programs have no stack to spare for a copy. */
 static __always_inline void flow_key_of(union flow_key *key, const struct addr *src, const struct addr *dst,
 					__be16 sport, __be16 dport, __u8 proto, const bool v6)
 {
 	if (v6) {
-		__builtin_memset(&key->v6, 0, sizeof(key->v6));
 		__builtin_memcpy(key->v6.src, src, sizeof(key->v6.src));
 		__builtin_memcpy(key->v6.dst, dst, sizeof(key->v6.dst));
-		key->v6.sport = sport;
-		key->v6.dport = dport;
-		key->v6.proto = proto;
+		key_end((word *)&key->v6.sport, sport, dport, proto);
 	} else {
-		__builtin_memset(&key->v4, 0, sizeof(key->v4));
 		key->v4.src = src->word[3];
 		key->v4.dst = dst->word[3];
-		key->v4.sport = sport;
-		key->v4.dport = dport;
-		key->v4.proto = proto;
+		key_end((word *)&key->v4.sport, sport, dport, proto);
 	}
 }
 

@@ -10,9 +10,7 @@
 #include <linux/errno.h>
 
 #include "config.h"
-
-/* Keys and values are copied and compared by words, whatever they are made of. */
-typedef __u32 __attribute__((may_alias)) word;
+#include "word.h"
 
 /* Sets of each table; the loader says how many it has made. */
 const volatile __u32 opening_sets = 65536 / OPENING_WAYS;

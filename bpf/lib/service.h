@@ -6,6 +6,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "maps.h"
+#include "word.h"
 
 /* Bit of a frontend in the filter. crates/datapath/src/filter.rs computes the same. */
 static __always_inline __u32 frontend_filter_hash(__be32 last_word, __be16 port, __u8 proto)
@@ -32,14 +33,14 @@ static __always_inline const struct frontend *frontend_lookup(const struct addr 
 	if (v6) {
 		struct frontend_key6 key = {
 			.addr = { addr->word[0], addr->word[1], addr->word[2], addr->word[3] },
-			.port = port,
-			.proto = proto,
 		};
 
+		*(word *)&key.port = word_of(port, proto);
 		return bpf_map_lookup_elem(&frontends6, &key);
 	}
-	struct frontend_key4 key = { .addr = addr->word[3], .port = port, .proto = proto };
+	struct frontend_key4 key = { .addr = addr->word[3] };
 
+	*(word *)&key.port = word_of(port, proto);
 	return bpf_map_lookup_elem(&frontends4, &key);
 }
 

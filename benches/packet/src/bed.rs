@@ -345,21 +345,13 @@ fn fill(datapath: &mut Datapath, capacity: Capacity, setting: Setting) -> Result
         datapath.store().apply(&update.ops)?;
     }
     datapath.configure(&abi::Config {
-        netns_cookie: 0,
         hash_seed: 0x5eed,
         node4: NODE.0.into(),
         node6: NODE.1.into(),
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 112,
         tcp_idle: 7000,
-        abi_version: abi::ABI_VERSION,
-        fragment_idle: 30,
-        service_networks: 0,
-        flood: u32::MAX,
-        tcp_half_closed: 3600,
-        tcp_linger: 3,
-        held_pieces: 0,
-        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
+        ..abi::Config::PLAIN
     })?;
     // What a host with the usual settings does not use.
     datapath.set_source_ports(&(1024..=29_999).chain(61_000..=65_535).collect())?;

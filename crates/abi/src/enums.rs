@@ -27,6 +27,8 @@ pub const FILTER_BITS: u32 = 20;
 pub const FILTER_WORD_BITS: u32 = 6;
 /// `SNAT_COUNTERS` of `enum abi`.
 pub const SNAT_COUNTERS: usize = 4096;
+/// SYNs that an entry of `first_syns` has room for.
+pub const FIRST_SYNS: usize = 256;
 /// Port numbers to an entry of snat_next, as a power of two.
 pub const SNAT_NEXT_BITS: u32 = 2;
 /// Port numbers to an entry of snat_ports, as a power of two.
@@ -253,5 +255,7 @@ pub const REASON_NO_SERVICE: u32 = 59;
 pub const REASON_FRAGMENT_LOST: u32 = 60;
 /// To a cluster IP: it comes again, behind the first one, and is counted then.
 pub const REASON_FRAGMENT_HELD: u32 = 61;
+/// In a flood for an endpoint on another node: its flow begins with the next one.
+pub const REASON_FIRST_SYN: u32 = 62;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

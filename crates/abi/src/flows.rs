@@ -1,6 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
-use crate::enums::{HELD_BYTES, OPENING_WAYS};
+use crate::enums::{FIRST_SYNS, HELD_BYTES, OPENING_WAYS};
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -130,6 +130,34 @@ pub type AwaitedSet4 = OpeningSet<FlowKey4, Reply>;
 /// See `struct awaited_set6` in `bpf/abi.h`.
 pub type AwaitedSet6 = OpeningSet<FlowKey6, Reply>;
 
+/// `opening_hash()` in `bpf/lib/openings.h`, of the words of a key as they lie in memory.
+#[must_use]
+pub fn opening_hash(key: &[u32], seed: u64) -> u64 {
+    let mut odd = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut hash = seed;
+    for pair in key.chunks_exact(2) {
+        let (first, second) = (u64::from(pair[0]), u64::from(pair[1]));
+        let product = first.wrapping_add(seed ^ odd).wrapping_mul(second.wrapping_add(seed ^ odd.wrapping_mul(3)));
+        hash = hash.wrapping_add(product);
+        odd = odd.wrapping_mul(5);
+    }
+    (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+/// `opening_set()` in `bpf/lib/openings.h`: which of so many sets a hash names.
+#[must_use]
+pub const fn opening_set(hash: u64, sets: u32) -> u32 {
+    (((hash >> 32) * sets as u64) >> 32) as u32
+}
+
+/// SYNs that were held back, and pass when they come again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FirstSyns {
+    /// A byte of the hash of each one's key, never zero.
+    pub tag: [u8; FIRST_SYNS],
+}
+
 /// How many flows have begun on a CPU, and what it saw missing of those that go on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -140,6 +168,8 @@ pub struct Pace {
     pub flows: u32,
     /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
     pub lost: u64,
+    /// Connections that were met in their middle and got an endpoint by their hash.
+    pub adopted: u64,
 }
 
 /// A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common.

@@ -5,6 +5,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod config;
 mod enums;
 mod flows;
 mod hook;
@@ -228,8 +229,8 @@ pub struct BackendCounters {
 pub struct SnatCounter {
     /// Wraps: its lower half is the first port number that the next flow may get.
     pub next: u32,
-    /// Zero.
-    pub pad: u32,
+    /// In ticks: when a flow that had only just begun lost its port to the next one.
+    pub pressed: u32,
 }
 
 /// The node's source ports in a ring; see `struct snat_next` in `bpf/abi.h`.

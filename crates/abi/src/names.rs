@@ -45,6 +45,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         59 => "no_service",
         60 => "fragment_lost",
         61 => "fragment_held",
+        62 => "first_syn",
         _ => "unknown",
     }
 }

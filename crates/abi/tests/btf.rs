@@ -62,7 +62,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
         BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance, base }
-        SnatCounter = "snat_counter" { next, pad }
+        SnatCounter = "snat_counter" { next, pressed }
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
@@ -70,12 +70,13 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, heard, backend, generation, last_seen, asked, bytes, held }
+        FirstSyns = "first_syns" { tag }
         OpeningHead = "opening_head" { tag, born, turn, next, pad }
         OpeningSet4 = "opening_set4" { head, key, value }
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }
         AwaitedSet6 = "awaited_set6" { head, key, value }
-        Pace = "pace" { tick, flows, lost }
+        Pace = "pace" { tick, flows, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
         HeldPiece = "held_piece" { key, last_seen, state, length, pad, bytes }
@@ -114,6 +115,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         OPENING_BUSY,
         DELAY_SHIFT,
         SNAT_COUNTERS,
+        FIRST_SYNS,
         SNAT_NEXT_BITS,
         SNAT_WORD_BITS,
         FILTER_BITS,
@@ -211,6 +213,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_NO_SERVICE,
         REASON_FRAGMENT_LOST,
         REASON_FRAGMENT_HELD,
+        REASON_FIRST_SYN,
         REASON_COUNT
     ]
 }

@@ -121,33 +121,52 @@ pub enum MapOp {
     },
 }
 
-impl MapOp {
-    /// Which map it changes, and how, as metrics call it.
-    #[must_use]
-    pub const fn names(&self) -> (&'static str, &'static str) {
-        const fn of_family(key: &FrontendKey, names: [&'static str; 2]) -> &'static str {
-            match key.address {
-                IpAddr::V4(_) => names[0],
-                IpAddr::V6(_) => names[1],
+/// Names operations for metrics: the map of each, or one for either family, and what is done to it.
+macro_rules! names {
+    ($($operation:ident: [$($map:literal),+] $what:literal,)+) => {
+        impl MapOp {
+            /// All that [`MapOp::names`] may say.
+            pub const NAMES: &[(&'static str, &'static str)] = &[$($(($map, $what)),+),+];
+
+            /// Which map it changes, and how, as metrics call it.
+            #[must_use]
+            pub const fn names(&self) -> (&'static str, &'static str) {
+                match self {
+                    $(Self::$operation { .. } => (self.of_family(&[$($map),+]), $what),)+
+                }
             }
         }
-        const FRONTENDS: [&str; 2] = ["frontends4", "frontends6"];
+    };
+}
+
+names! {
+    PutBackend: ["backends"] "put",
+    ResetBackendCounters: ["backend_counters"] "reset",
+    PutBase: ["backend_counters"] "put",
+    PutLine: ["lines"] "put",
+    PutService: ["services"] "put",
+    ResetServiceCounters: ["service_counters"] "reset",
+    PutServiceName: ["service_names"] "put",
+    DeleteServiceName: ["service_names"] "delete",
+    PutNodeName: ["node_names"] "put",
+    DeleteNodeName: ["node_names"] "delete",
+    PutFrontend: ["frontends4", "frontends6"] "put",
+    DeleteFrontend: ["frontends4", "frontends6"] "delete",
+    ForgetFlows: ["flows4", "flows6"] "forget",
+    PutSourceRange: ["source_ranges"] "put",
+    DeleteSourceRange: ["source_ranges"] "delete",
+}
+
+impl MapOp {
+    /// The last of its maps if it is about a frontend of IPv6, else the first one.
+    const fn of_family(&self, maps: &[&'static str]) -> &'static str {
         match self {
-            Self::PutBackend { .. } => ("backends", "put"),
-            Self::ResetBackendCounters { .. } => ("backend_counters", "reset"),
-            Self::PutBase { .. } => ("backend_counters", "put"),
-            Self::PutLine { .. } => ("lines", "put"),
-            Self::PutService { .. } => ("services", "put"),
-            Self::ResetServiceCounters { .. } => ("service_counters", "reset"),
-            Self::PutServiceName { .. } => ("service_names", "put"),
-            Self::DeleteServiceName { .. } => ("service_names", "delete"),
-            Self::PutNodeName { .. } => ("node_names", "put"),
-            Self::DeleteNodeName { .. } => ("node_names", "delete"),
-            Self::PutFrontend { key, .. } => (of_family(key, FRONTENDS), "put"),
-            Self::DeleteFrontend { key } => (of_family(key, FRONTENDS), "delete"),
-            Self::ForgetFlows { key } => (of_family(key, ["flows4", "flows6"]), "forget"),
-            Self::PutSourceRange { .. } => ("source_ranges", "put"),
-            Self::DeleteSourceRange { .. } => ("source_ranges", "delete"),
+            Self::PutFrontend { key, .. } | Self::DeleteFrontend { key } | Self::ForgetFlows { key }
+                if key.address.is_ipv6() =>
+            {
+                maps[maps.len() - 1]
+            }
+            _ => maps[0],
         }
     }
 }
@@ -219,5 +238,21 @@ impl Capacity {
 impl Default for Capacity {
     fn default() -> Self {
         Self::DEFAULT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_to_a_frontend_is_named_by_its_family() {
+        let named = |address: &str| {
+            let key = FrontendKey { address: address.parse().unwrap(), port: 80, protocol: 17 };
+            [MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }].map(|op| op.names())
+        };
+        assert_eq!(named("10.96.0.1"), [("frontends4", "delete"), ("flows4", "forget")]);
+        assert_eq!(named("fd00:96::1"), [("frontends6", "delete"), ("flows6", "forget")]);
+        assert_eq!(MapOp::DeleteNodeName { id: 1 }.names(), ("node_names", "delete"));
     }
 }

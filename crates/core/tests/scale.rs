@@ -1,12 +1,11 @@
 //! A big cluster stays within its budgets of time and memory. The times hold for optimised builds only.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use peak_alloc::PeakAlloc;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::load::{Inbound, NodeLoad, PeerReport, Sample, ServiceId, Share};
@@ -24,28 +23,8 @@ const ENDPOINTS: u32 = 10;
 const NODES: u32 = 500;
 const MIB: usize = 1 << 20;
 
-/// Counts the bytes that are allocated right now.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: both functions pass their arguments on to the system's allocator and only count beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same there.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATED: PeakAlloc = PeakAlloc;
 
 fn name(index: u32) -> ObjectName {
     ObjectName::new(format!("team-{}", index % 40), format!("service-{index}"))
@@ -107,9 +86,9 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
         clock: TickClock::new(Duration::from_millis(4)),
         handing_over: BTreeSet::new(),
     };
-    let start = ALLOCATED.load(Ordering::Relaxed);
+    let start = ALLOCATED.current_usage();
     let mut cluster = cluster();
-    let snapshot = ALLOCATED.load(Ordering::Relaxed) - start;
+    let snapshot = ALLOCATED.current_usage() - start;
     println!("snapshot: {} KiB", snapshot / 1024);
     assert!(snapshot < 20 * MIB, "the snapshot takes {snapshot} bytes");
 
@@ -122,7 +101,7 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
     }
     within(Duration::from_millis(500), "plan and replace everything", clock.elapsed());
     assert!(ops > (SERVICES * ENDPOINTS) as usize);
-    let ledger = ALLOCATED.load(Ordering::Relaxed) - start - snapshot;
+    let ledger = ALLOCATED.current_usage() - start - snapshot;
     println!("ledger: {} KiB", ledger / 1024);
     assert!(ledger < 16 * MIB, "the ledger takes {ledger} bytes");
 
@@ -211,7 +190,7 @@ fn steer(cluster: &Cluster, config: &PlanConfig, tables: &Tables) {
     const TICK: Duration = Duration::from_millis(250);
     const TICKS: u32 = 40;
     let mut world = World::new();
-    let start = ALLOCATED.load(Ordering::Relaxed);
+    let start = ALLOCATED.current_usage();
     let mut steering = Steering::new(Arc::clone(&config.node));
     for index in 0..SERVICES {
         let name = name(index);
@@ -224,7 +203,7 @@ fn steer(cluster: &Cluster, config: &PlanConfig, tables: &Tables) {
         let targets = plan(cluster, config, &name).into_iter().map(target).collect();
         steering.put(&name, targets, &world);
     }
-    let idle = ALLOCATED.load(Ordering::Relaxed) - start;
+    let idle = ALLOCATED.current_usage() - start;
     println!("steering of {SERVICES} services: {} KiB", idle / 1024);
     assert!(idle < 24 * MIB, "steering takes {idle} bytes");
 
@@ -239,5 +218,5 @@ fn steer(cluster: &Cluster, config: &PlanConfig, tables: &Tables) {
         // In thousandths of a core.
         within(TICK * budget / 1000, &format!("a tick with {in_use} services in use"), part);
     }
-    println!("with 1000 in use: {} KiB more", (ALLOCATED.load(Ordering::Relaxed) - start - idle) / 1024);
+    println!("with 1000 in use: {} KiB more", (ALLOCATED.current_usage() - start - idle) / 1024);
 }

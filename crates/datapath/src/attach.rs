@@ -99,8 +99,7 @@ impl Datapath {
 
     fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {
         if options.tcx {
-            let target = LinkTarget::Interface(index);
-            match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), 0) {
+            match self.attach_tcx(hook, index) {
                 Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
                     debug!(interface = name, "no TCX in this kernel, using clsact");
                     self.lacks_tcx = true;
@@ -112,10 +111,17 @@ impl Datapath {
         self.drop_link(&link_name(hook, index))
     }
 
+    fn attach_tcx(&mut self, hook: Hook, index: u32) -> Result<()> {
+        let (pin, target) = (link_name(hook, index), LinkTarget::Interface(index));
+        self.set_aside(&pin)?;
+        let former = pinned_link(&self.pins.former_links().join(&pin), target)?;
+        self.link(hook.program(), &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
+    }
+
     fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {
         let hook = Hook::Xdp;
         let target = LinkTarget::Interface(index);
-        match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), XDP_NATIVE) {
+        match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), XDP_NATIVE, None) {
             Ok(()) => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
             Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EBUSY) => {
                 warn!(interface = name, "another XDP program is attached; leaving it, tc does the work");
@@ -137,7 +143,7 @@ impl Datapath {
         let dir = File::open(cgroup).map_err(|e| Error::io(format!("cannot open cgroup {}", cgroup.display()), e))?;
         let target = LinkTarget::Cgroup(dir.as_fd());
         for (name, kind) in CGROUP_PROGRAMS {
-            self.link(&format!("weir_{name}"), name, target, kind, 0)?;
+            self.link(&format!("weir_{name}"), name, target, kind, 0, None)?;
         }
         Ok(())
     }
@@ -157,6 +163,7 @@ impl Datapath {
     pub fn detach_interface(&mut self, index: u32, name: &str) -> Result<()> {
         for hook in Hook::ALL {
             self.drop_link(&link_name(hook, index))?;
+            self.drop_former_link(&link_name(hook, index))?;
         }
         // Filters go by name, and a name may belong to another interface by now; those of a gone one went with it.
         if nix::net::if_::if_nametoindex(name) == Ok(index) {
@@ -179,17 +186,19 @@ impl Datapath {
     }
 
     fn drop_link(&self, pin: &str) -> Result<()> {
-        let path = self.pins.links().join(pin);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(format!("cannot remove {}", path.display()), e))
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
+        remove_pin(&self.pins.links().join(pin))
     }
 
-    /// Adopts the pinned link, or makes and pins a new one.
-    fn link(&self, program: &str, pin: &str, target: LinkTarget<'_>, kind: bpf_attach_type, flags: u32) -> Result<()> {
+    /// Adopts the pinned link, or makes and pins a new one, before the other one if that is given.
+    fn link(
+        &self,
+        program: &str,
+        pin: &str,
+        target: LinkTarget<'_>,
+        kind: bpf_attach_type,
+        flags: u32,
+        before: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
         let path = self.pins.links().join(pin);
         let program_fd = self.program(program).ok_or_else(|| Error::Object {
             object: "the compiled programs",
@@ -202,9 +211,19 @@ impl Datapath {
             }
         }
         self.drop_link(pin)?;
-        let link = sys::link_create(program_fd, target, kind, flags)
+        let link = sys::link_create(program_fd, target, kind, flags, before)
             .map_err(|e| Error::io(format!("cannot attach {program} to {}", Target(target)), e))?;
         sys::obj_pin(link.as_fd(), &path).map_err(|e| Error::io(format!("cannot pin {}", path.display()), e))
+    }
+}
+
+/// Removes a pin, if it is there.
+pub(crate) fn remove_pin(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove {}", path.display()), e))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

@@ -70,8 +70,22 @@ impl Counters {
     /// # Errors
     /// When the map cannot be read.
     pub fn lost(&self) -> Result<u64> {
+        self.paces(|pace| pace.lost)
+    }
+
+    /// Connections that were met in their middle, with nothing known of them, and got an endpoint by their hash. In a flood, in which
+    /// no SYN is remembered, these are all that begin.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn adopted(&self) -> Result<u64> {
+        self.paces(|pace| pace.adopted)
+    }
+
+    /// A number of all CPUs' paces, added up.
+    fn paces(&self, number: impl Fn(&abi::Pace) -> u64) -> Result<u64> {
         let all = self.paces.get_per_cpu(&0, self.cpus)?.unwrap_or_default();
-        Ok(all.iter().fold(0, |sum, pace| sum.wrapping_add(pace.lost)))
+        Ok(all.iter().fold(0, |sum, pace| sum.wrapping_add(number(pace))))
     }
 
     /// How many links each kind of hook has, by the name of its program without `weir_`; those without any included.

@@ -67,12 +67,12 @@ const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'sta
 
 /// Flows that begin, a few in each element.
 const fn sets<K, V>(name: &'static str) -> MapSpec {
-    let size: fn(&Capacity) -> u32 = |capacity| capacity.openings.div_ceil(WAYS).max(1);
-    MapSpec { ways: WAYS, ..array::<abi::OpeningSet<K, V>>(name, Some(size), "--max-openings") }
+    MapSpec { ways: WAYS, ..array::<abi::OpeningSet<K, V>>(name, Some(SETS.0), SETS.1) }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "it is 4")]
 const WAYS: u32 = abi::OPENING_WAYS as u32;
+const SETS: (fn(&Capacity) -> u32, &str) = (|c| c.openings.div_ceil(WAYS).max(1), "--max-openings");
 const FLOWS: (fn(&Capacity) -> u32, &str) = (|c| c.flows, "--max-flows");
 const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-frontends");
 const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
@@ -82,7 +82,7 @@ const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends"
 const MAX_LOCAL: u32 = 65_536;
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 37] = [
+pub(crate) const MAPS: [MapSpec; 38] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -106,6 +106,7 @@ pub(crate) const MAPS: [MapSpec; 37] = [
     sets::<abi::FlowKey6, abi::Flow>("openings6"),
     sets::<abi::FlowKey4, abi::Reply>("awaited4"),
     sets::<abi::FlowKey6, abi::Reply>("awaited6"),
+    array::<abi::FirstSyns>("first_syns", Some(SETS.0), SETS.1),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     // A map without entries cannot be made.

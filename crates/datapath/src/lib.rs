@@ -11,6 +11,7 @@ mod filter;
 mod flow_key;
 mod flow_table;
 mod flows;
+mod former;
 mod frontends;
 mod hooked_pods;
 mod inspect;

@@ -1,6 +1,6 @@
 //! Loading: pinned maps are adopted where their layout is ours, programs are always loaded anew.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,6 +42,8 @@ pub struct Datapath {
     adopted: bool,
     pub(crate) lacks_tcx: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
+    /// Names of links of another layout that are still to be moved aside.
+    pub(crate) former: BTreeSet<String>,
     _lock: PinLock,
 }
 
@@ -92,6 +94,7 @@ impl Datapath {
             adopted,
             lacks_tcx: false,
             resized,
+            former: BTreeSet::new(),
             _lock: lock,
         };
         if !adopted {
@@ -195,16 +198,17 @@ impl Datapath {
     /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.
     ///
     /// # Errors
-    /// When a map cannot be read or written.
+    /// When a map cannot be read or written, or a pin that another version has left not removed.
     pub fn finish_switch(&mut self) -> Result<()> {
+        let dropped = self.drop_others_former();
         if self.resized.is_empty() {
-            return Ok(());
+            return dropped;
         }
         let copied = self.copy_flows();
         self.resized.clear();
         self.store.former_flows = Flows::default();
         self.hold(false)?;
-        copied
+        copied.and(dropped)
     }
 
     fn hold(&self, hold: bool) -> Result<()> {

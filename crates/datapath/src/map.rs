@@ -52,6 +52,7 @@ pod!(
     abi::Fragment,
     abi::FragmentKey,
     abi::Frontend,
+    abi::FirstSyns,
     abi::FrontendKey4,
     abi::FrontendKey6,
     abi::HeldPiece,

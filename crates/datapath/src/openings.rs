@@ -100,8 +100,8 @@ impl<K: FlowKey, V: Kept> Openings<K, V> {
 
     /// The set that has the key, if one has it, and the key's tag there.
     fn place(&self, key: &K, seed: u64) -> (u32, u32) {
-        let hash = hash(words(key), seed);
-        (set_of(hash, self.0.len()), tag_of(hash))
+        let hash = abi::opening_hash(words(key), seed);
+        (abi::opening_set(hash, self.0.len()), tag_of(hash))
     }
 
     /// The tags of a set, which come first in it.
@@ -137,19 +137,6 @@ fn words<T: Pod>(value: &T) -> &[u32] {
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>() / WORD) }
 }
 
-/// `opening_hash()`.
-fn hash(key: &[u32], seed: u64) -> u64 {
-    let mut odd = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut hash = seed;
-    for pair in key.chunks_exact(2) {
-        let (first, second) = (u64::from(pair[0]), u64::from(pair[1]));
-        let product = first.wrapping_add(seed ^ odd).wrapping_mul(second.wrapping_add(seed ^ odd.wrapping_mul(3)));
-        hash = hash.wrapping_add(product);
-        odd = odd.wrapping_mul(5);
-    }
-    (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
-}
-
 /// `opening_tag()`.
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
 const fn tag_of(hash: u64) -> u32 {
@@ -157,9 +144,4 @@ const fn tag_of(hash: u64) -> u32 {
         tag @ (abi::OPENING_FREE | abi::OPENING_BUSY) => tag + 2,
         tag => tag,
     }
-}
-
-/// `opening_set()`.
-const fn set_of(hash: u64, sets: u32) -> u32 {
-    (((hash >> 32) * sets as u64) >> 32) as u32
 }

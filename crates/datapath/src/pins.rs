@@ -1,9 +1,10 @@
 //! The pin directory: `maps-v<ABI_VERSION>/NAME` and `links/HOOK-TARGET` below one root, which one writer holds at a time.
 //!
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
-//! the version: their program is replaced in one step, and with it the maps that it uses.
+//! the version: their program is replaced in one step, and with it the maps that it uses; or they are moved aside for a while
+//! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,6 +20,13 @@ use crate::sys;
 
 /// Where pins live unless told otherwise.
 pub const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/weir";
+
+/// Name of the directory of links, and what those of maps begin with.
+const LINKS: &str = "links";
+const MAPS: &str = "maps-v";
+
+/// What the names of directories of former links begin with; the version of the agent that has found them follows.
+pub(crate) const FORMER_LINKS: &str = "former-links-v";
 
 /// `BPF_F_RDONLY`: a descriptor that reads a map and does not write it.
 pub(crate) const READ_ONLY: u32 = 1 << 3;
@@ -50,7 +58,7 @@ impl PinDir {
     /// Directory of the maps of this ABI version.
     #[must_use]
     pub fn maps(&self) -> PathBuf {
-        self.root.join(format!("maps-v{ABI_VERSION}"))
+        self.root.join(format!("{MAPS}{ABI_VERSION}"))
     }
 
     /// Pin of a map.
@@ -62,7 +70,14 @@ impl PinDir {
     /// Directory of the links.
     #[must_use]
     pub fn links(&self) -> PathBuf {
-        self.root.join("links")
+        self.root.join(LINKS)
+    }
+
+    /// Directory of links of an agent of another ABI version, whose programs go on behind those of this version. It is there while
+    /// they do.
+    #[must_use]
+    pub fn former_links(&self) -> PathBuf {
+        self.root.join(format!("{FORMER_LINKS}{ABI_VERSION}"))
     }
 
     /// Makes the directories, readable by root alone.
@@ -159,14 +174,21 @@ impl PinDir {
     /// # Errors
     /// Those of the file system; a missing directory is an empty one.
     pub fn link_names(&self) -> Result<Vec<String>> {
-        let links = self.links();
-        let mut names = match fs::read_dir(&links) {
-            Ok(dir) => dir.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(e) => return Err(Error::io(format!("cannot list {}", links.display()), e)),
-        };
-        names.sort();
-        Ok(names)
+        pin_names(&self.links())
+    }
+
+    /// Whether a name in the root is one of ours, of whatever version.
+    #[must_use]
+    pub fn is_own(name: &str) -> bool {
+        name == LINKS || [MAPS, FORMER_LINKS].iter().any(|kind| name.starts_with(kind))
+    }
+
+    /// Whether a pin is one of a link, by the directory that it is in.
+    #[must_use]
+    pub fn is_link(&self, pin: &Path) -> bool {
+        let below = pin.strip_prefix(&self.root).ok();
+        let directory = below.and_then(|path| path.iter().next()).and_then(OsStr::to_str);
+        directory.is_some_and(|name| name == LINKS || name.starts_with(FORMER_LINKS))
     }
 
     /// Removes every pin, links first, so that no program runs on maps that are half gone. Traffic is no longer served.
@@ -200,6 +222,17 @@ impl PinDir {
         }
         Ok(removed)
     }
+}
+
+/// Names of the pins in a directory, sorted; none where it is not there.
+pub(crate) fn pin_names(directory: &Path) -> Result<Vec<String>> {
+    let mut names = match fs::read_dir(directory) {
+        Ok(dir) => dir.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(Error::io(format!("cannot list {}", directory.display()), e)),
+    };
+    names.sort();
+    Ok(names)
 }
 
 fn on_bpffs(path: &Path) -> Result<bool> {

@@ -8,7 +8,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info};
+use aya_obj::generated::{
+    BPF_F_BEFORE, BPF_F_LINK, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info, bpf_prog_info,
+};
 
 /// Where a link is attached to.
 #[derive(Clone, Copy, Debug)]
@@ -206,12 +208,13 @@ fn batch(
     }
 }
 
-/// Attaches a program.
+/// Attaches a program, at a TCX hook right before that of another link if one is given.
 pub(crate) fn link_create(
     program: BorrowedFd<'_>,
     target: LinkTarget<'_>,
     kind: bpf_attach_type,
     flags: u32,
+    before: Option<BorrowedFd<'_>>,
 ) -> io::Result<OwnedFd> {
     let mut attr = attr();
     attr.link_create.__bindgen_anon_1.prog_fd = fd_of(program);
@@ -220,7 +223,11 @@ pub(crate) fn link_create(
         LinkTarget::Cgroup(fd) => attr.link_create.__bindgen_anon_2.target_fd = fd_of(fd),
     }
     attr.link_create.attach_type = kind as u32;
-    attr.link_create.flags = flags;
+    let relative = if before.is_some() { BPF_F_BEFORE | BPF_F_LINK } else { 0 };
+    attr.link_create.flags = flags | relative;
+    if let Some(link) = before {
+        attr.link_create.__bindgen_anon_3.tcx.__bindgen_anon_1.relative_fd = fd_of(link);
+    }
     bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 

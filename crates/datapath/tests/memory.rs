@@ -2,10 +2,8 @@
 //! had once, and the agent that started over full tables would have twice as much as one that started before the flood.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use aya::maps::{HashMap, Map, MapData};
+use peak_alloc::PeakAlloc;
 use weir_core::ops::{Capacity, FrontendKey, MapOp};
 use weir_datapath::{Datapath, MapStore, PinDir, View};
 use weir_testbed::{bpffs, require_root};
@@ -15,37 +13,15 @@ const FLOWS: u32 = 30_000;
 /// What a pass may take: buffers for a few thousand entries, and the filter.
 const MOST: usize = 1 << 20;
 
-/// Counts the bytes that are allocated right now, and the most that there ever were.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: both functions pass their arguments on to the system's allocator and only count beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let before = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        PEAK.fetch_max(before + layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same there.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATED: PeakAlloc = PeakAlloc;
 
 /// The most bytes that there were during `work` beyond those before.
 fn peak(work: impl FnOnce()) -> usize {
-    let before = ALLOCATED.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = ALLOCATED.current_usage();
+    ALLOCATED.reset_peak_usage();
     work();
-    PEAK.load(Ordering::Relaxed) - before
+    ALLOCATED.peak_usage() - before
 }
 
 /// Pins that are removed on drop, whether or not the test passed.

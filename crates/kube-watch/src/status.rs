@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use tokio::sync::watch;
+use weir_core::cluster::Event;
 
 /// A kind of object that is watched.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -43,6 +44,72 @@ impl fmt::Display for Kind {
     }
 }
 
+/// What an event did to what is known of a kind.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Change {
+    /// An object is new or has changed.
+    Applied,
+    /// An object is gone, or no longer one that is served.
+    Deleted,
+    /// All objects came anew: the first list, and one whenever a watch cannot go on from where it was.
+    Relisted,
+}
+
+impl Change {
+    /// All changes.
+    pub const ALL: [Self; 3] = [Self::Applied, Self::Deleted, Self::Relisted];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Deleted => "deleted",
+            Self::Relisted => "relisted",
+        }
+    }
+
+    /// What this event does.
+    pub(crate) const fn of(event: &Event) -> Self {
+        match event {
+            Event::Service(_) | Event::Slice(_) | Event::Node(_) | Event::ServiceCidr(_) => Self::Applied,
+            Event::ServiceGone(_) | Event::SliceGone(_) | Event::NodeGone(_) | Event::ServiceCidrGone(_) => {
+                Self::Deleted
+            }
+            Event::Services(_) | Event::Slices(_) | Event::Nodes(_) | Event::ServiceCidrs(_) => Self::Relisted,
+        }
+    }
+}
+
+/// How many events did what, since the start.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct EventCounts {
+    applied: u64,
+    deleted: u64,
+    relisted: u64,
+}
+
+impl EventCounts {
+    /// Events that did this.
+    #[must_use]
+    pub const fn of(&self, change: Change) -> u64 {
+        match change {
+            Change::Applied => self.applied,
+            Change::Deleted => self.deleted,
+            Change::Relisted => self.relisted,
+        }
+    }
+
+    const fn count(&mut self, change: Change) {
+        let counter = match change {
+            Change::Applied => &mut self.applied,
+            Change::Deleted => &mut self.deleted,
+            Change::Relisted => &mut self.relisted,
+        };
+        *counter += 1;
+    }
+}
+
 /// How one kind fares.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct KindStatus {
@@ -54,8 +121,8 @@ pub struct KindStatus {
     pub error: Option<String>,
     /// When the last event was delivered.
     pub last_event: Option<Timestamp>,
-    /// Events delivered since the start.
-    pub events: u64,
+    /// Events that were delivered.
+    pub events: EventCounts,
 }
 
 /// How all kinds fare.
@@ -160,15 +227,15 @@ impl StatusWriter {
         });
     }
 
-    /// An event was delivered; `reset` if it held the whole list. Wakes readers only for the first list: they wait for
-    /// changes of state, and a busy cluster has thousands of events a second.
-    pub(crate) fn delivered(&self, kind: Kind, reset: bool) {
+    /// An event was delivered. Wakes readers only for the first list: they wait for changes of state, and a busy cluster
+    /// has thousands of events a second.
+    pub(crate) fn delivered(&self, kind: Kind, change: Change) {
         self.0.send_if_modified(|status| {
             let status = status.kind_mut(kind);
             status.last_event = Some(Timestamp::now());
-            status.events += 1;
-            let first = reset && !status.synced;
-            status.synced |= reset;
+            status.events.count(change);
+            let first = change == Change::Relisted && !status.synced;
+            status.synced |= first;
             first
         });
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -108,10 +109,32 @@ fn uid(object: &EndpointSlice) -> Option<String> {
     object.metadata.uid.clone()
 }
 
-fn start() -> (ApiServer, Objects) {
-    let api = ApiServer::start(None).unwrap();
-    let objects = api.objects().unwrap();
-    (api, objects)
+/// A server, and an agent that has listed everything.
+struct Scene {
+    api: ApiServer,
+    objects: Objects,
+    admin: Client,
+    events: Events,
+    watching: Watching,
+}
+
+impl Scene {
+    /// The agent has these rights.
+    async fn start(rights: Vec<PolicyRule>) -> Self {
+        let api = ApiServer::start(None).unwrap();
+        let objects = api.objects().unwrap();
+        role::allow_agent(&objects, rights).unwrap();
+        let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
+        let events = Events::start(agent.clone(), "edge-1");
+        let mut watching = Watching::start(agent, events.clone());
+        watching.until("the first lists", Cluster::synced).await;
+        Self { api, objects, admin, events, watching }
+    }
+}
+
+/// To watch, and to publish events.
+fn all_rights() -> Vec<PolicyRule> {
+    [role::to_watch(), role::to_report()].concat()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,12 +142,7 @@ async fn a_slice_that_cannot_be_served_has_one_event_that_describe_finds() {
     if !ApiServer::require("events of a real API server") {
         return;
     }
-    let (api, objects) = start();
-    role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat()).unwrap();
-    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
-    let events = Events::start(agent.clone(), "edge-1");
-    let mut watching = Watching::start(agent, events.clone());
-    watching.until("the first lists", Cluster::synced).await;
+    let Scene { api: _api, objects, admin, events, watching: _watching } = Scene::start(all_rights()).await;
 
     let slice = objects.apply(&slice_of_names("names", "first")).unwrap();
     let event = first_about(&admin, "names").await;
@@ -164,14 +182,10 @@ async fn a_wrong_annotation_has_an_event_of_its_own() {
     if !ApiServer::require("events of a real API server") {
         return;
     }
-    let (api, objects) = start();
-    role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat()).unwrap();
-    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
-    let mut watching = Watching::start(agent.clone(), Events::start(agent, "edge-1"));
+    let Scene { api: _api, objects, admin, watching: _watching, .. } = Scene::start(all_rights()).await;
     let mut web = service("web", 80, "TCP");
     web.metadata.annotations = Some([("weir.dev/policy".to_owned(), "ripe".to_owned())].into());
     let web = objects.apply(&web).unwrap();
-    watching.until("the first lists", Cluster::synced).await;
 
     let event = first_about(&admin, "web").await;
     assert_eq!(event.regarding.unwrap().uid, web.metadata.uid);
@@ -195,11 +209,7 @@ async fn what_cannot_be_read_of_a_service_a_node_or_a_service_cidr_has_an_event(
     if !ApiServer::require("events of a real API server") {
         return;
     }
-    let (api, objects) = start();
-    role::allow_agent(&objects, [role::to_watch(), role::to_report()].concat()).unwrap();
-    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
-    let mut watching = Watching::start(agent.clone(), Events::start(agent, "edge-1"));
-    watching.until("the first lists", Cluster::synced).await;
+    let Scene { api, objects, admin, watching: _watching, .. } = Scene::start(all_rights()).await;
 
     // The server does not look at these addresses.
     let mut far = node("far", &["192.0.2.7".parse().unwrap()], None);
@@ -263,11 +273,7 @@ async fn an_agent_that_may_not_publish_events_says_so_once_and_serves_on() {
     // Not that of a thread: lines that another thread comes upon first would be lost to it. So this log holds what the
     // other tests of this file cause, too.
     tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
-    let (api, objects) = start();
-    role::allow_agent(&objects, role::to_watch()).unwrap();
-    let (admin, agent) = (client(&api, User::Admin).await, client(&api, User::Agent).await);
-    let mut watching = Watching::start(agent.clone(), Events::start(agent, "edge-1"));
-    watching.until("the first lists", Cluster::synced).await;
+    let Scene { api: _api, objects, admin, mut watching, .. } = Scene::start(role::to_watch()).await;
 
     objects.apply(&slice_of_names("secret-1", "")).unwrap();
     objects.apply(&slice_of_names("secret-2", "")).unwrap();

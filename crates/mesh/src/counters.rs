@@ -77,6 +77,32 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// What became of packets, each with the value of a metric's label. Bytes are told by themselves, and refusals by their
+    /// reason.
+    #[must_use]
+    pub const fn packets(&self) -> [(&'static str, u64); 7] {
+        let &Self {
+            probes_sent,
+            replies_sent,
+            replies_received,
+            probes_lost,
+            bytes_sent: _,
+            probes_held_back,
+            clocks_moved,
+            unsent,
+            refused: _,
+        } = self;
+        [
+            ("probe", probes_sent),
+            ("reply", replies_sent),
+            ("answered", replies_received),
+            ("lost", probes_lost),
+            ("held_back", probes_held_back),
+            ("unsent", unsent),
+            ("clock_moved", clocks_moved),
+        ]
+    }
+
     /// How many datagrams were refused for one reason.
     #[must_use]
     pub const fn refused(&self, reason: Refusal) -> u64 {

@@ -13,7 +13,9 @@ use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
 /// Source ports that are tried for a flow.
-const PROBES: usize = 32;
+const PROBES: usize = 48;
+/// The first so many lie side by side.
+const ROW: usize = 32;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
 
@@ -142,28 +144,8 @@ impl Model {
         Ok(Started { flow, masquerade, direct })
     }
 
-    /// The flow of a packet that came wrapped. Who wraps has counted it for the service, and may know older source ranges.
-    fn start_unwrapped(
-        &mut self,
-        p: &Packet,
-        endpoint: u32,
-        known: Option<Flow>,
-        frontend: Option<abi::Frontend>,
-    ) -> Result<Flow, Reason> {
-        let service = self.control.backend(endpoint).service;
-        let to_balancer = frontend.is_some_and(|frontend| frontend.kind == abi::KIND_LOAD_BALANCER);
-        let ranged = self.control.service(service).flags & abi::SERVICE_SOURCE_RANGES != 0;
-        if to_balancer && ranged && !self.control.admits(service, p.src) {
-            return Err(abi::REASON_SOURCE_RANGE);
-        }
-        if known.is_none_or(|flow| flow.backend != endpoint) {
-            self.count_flow(endpoint);
-        }
-        let retries = known.map_or(0, |flow| flow.retries);
-        Ok(Flow { retries, ..self.new_flow(endpoint, service) })
-    }
-
-    fn new_flow(&self, backend: u32, service: u32) -> Flow {
+    /// A flow that begins now, without a port of the node's.
+    pub(crate) fn new_flow(&self, backend: u32, service: u32) -> Flow {
         Flow {
             backend,
             generation: self.control.backend(backend).generation,
@@ -207,20 +189,6 @@ impl Model {
         }
     }
 
-    /// Whether there were more new flows in this tick than anybody's clients make.
-    pub(crate) fn is_flood(&self) -> bool {
-        let (tick, flows) = self.tables.pace;
-        let bound = self.config.flood;
-        bound != 0 && !self.has(abi::CONFIG_BESIDE) && tick == self.now.ticks && flows >= bound
-    }
-
-    /// Counts a new flow of this tick.
-    fn count_pace(&mut self) {
-        let (tick, flows) = self.tables.pace;
-        let before = if tick == self.now.ticks { flows } else { 0 };
-        self.tables.pace = (self.now.ticks, before.wrapping_add(1));
-    }
-
     /// Both entries of a flow.
     fn write(&mut self, p: &Packet, started: Started, from_outside: bool) -> Result<Written, Reason> {
         let Started { mut flow, masquerade, direct } = started;
@@ -258,6 +226,9 @@ impl Model {
                 }
             };
         if !keeps_client {
+            if self.is_held_back(p, &flow, &backend) {
+                return Err(abi::REASON_FIRST_SYN);
+            }
             let port = self.store_snat(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
             flow.snat = Some(port);
             self.tables.flows.put(Stage::Opening, p.key(), flow);
@@ -346,7 +317,7 @@ impl Model {
         }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
-            let Some(port) = self.take_port(backend, p.sport) else { continue };
+            let Some(port) = self.take_port(backend, p.sport, stride(probe)) else { continue };
             let claim = match p.protocol {
                 SCTP => Claim::Only,
                 _ if probe < CHOICE => Claim::Turn,
@@ -357,6 +328,9 @@ impl Model {
             for stage in [Stage::Going, Stage::Opening] {
                 free = match self.tables.replies.at(stage, &key) {
                     Some(old) if free && self.is_over(&key, &old, Some(port), claim) => {
+                        if stage == Stage::Opening {
+                            self.press(backend, &old);
+                        }
                         self.tables.replies.forget(stage, &key);
                         true
                     }
@@ -374,16 +348,16 @@ impl Model {
     }
 
     /// The port that was used longest ago; SCTP keeps the client's.
-    fn take_port(&mut self, backend: &abi::Backend, client: u16) -> Option<u16> {
+    fn take_port(&mut self, backend: &abi::Backend, client: u16, stride: u32) -> Option<u16> {
         if backend.proto == SCTP {
             return (client != 0).then_some(client);
         }
-        let turn = self.tables.turns.entry(turn_slot(backend)).or_default();
+        let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is the number")]
-        let number = *turn as u16;
+        let number = turn.wrapping_add(stride - 1) as u16;
         let port = self.control.port_from(number).unwrap_or_default();
         // Past a gap the turn is the port's.
-        *turn = if port == number { turn.wrapping_add(1) } else { u32::from(port) + 1 };
+        *turn = if port == number { turn.wrapping_add(stride) } else { u32::from(port) + 1 };
         (port != 0).then_some(port)
     }
 
@@ -394,8 +368,14 @@ impl Model {
     }
 }
 
+/// Ports from the one before to a probe's: connections that were opened at once have many side by side.
+fn stride(probe: usize) -> u32 {
+    let beyond = u32::try_from((probe + 1).saturating_sub(ROW)).unwrap_or_default();
+    if beyond == 0 { 1 } else { 8 * beyond.pow(2) }
+}
+
 /// The slot of the counter that tells an endpoint's turn; endpoints may share one.
-fn turn_slot(backend: &abi::Backend) -> u32 {
+pub(crate) fn turn_slot(backend: &abi::Backend) -> u32 {
     let [_, _, high, low] = backend.addr.word.map(|word| u64::from(word.raw()));
     let end = u64::from(backend.port.raw()) << 8 | u64::from(backend.proto);
     let hash = ((high << 32 | low) ^ end).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

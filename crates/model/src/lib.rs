@@ -12,10 +12,12 @@ mod choose;
 mod control;
 mod count;
 mod edit;
+mod first_syn;
 mod going;
 mod hooks;
 mod icmp;
 mod over;
+mod pace;
 mod packet;
 mod path;
 mod socket;
@@ -32,7 +34,7 @@ use weir_core::source_ports::PortSet;
 pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 pub use packet::{End, Key};
 pub use socket::{Called, Refusal, Socket, Wish};
-pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables};
+pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables, Turn};
 pub use weir_abi::Hook;
 
 /// A number of `enum reason` in `bpf/abi.h`.
@@ -129,15 +131,18 @@ pub struct Model {
     pub hooked_pods: HashMap<u64, abi::HookedPod>,
     /// The time. Only its differences mean something.
     pub now: Now,
+    /// Sets of each table of flows that begin, which is where held SYNs are noted.
+    pub opening_sets: u32,
     control: control::Control,
 }
 
 impl Model {
     /// A node of whose services nothing is known.
     #[must_use]
-    pub fn new(config: abi::Config, now: Now) -> Self {
+    pub fn new(config: abi::Config, now: Now, opening_sets: u32) -> Self {
         let (tables, control) = (Tables::default(), control::Control::default());
-        Self { config, tables, other_nodes: HashSet::new(), hooked_pods: HashMap::new(), now, control }
+        let (other_nodes, hooked_pods) = (HashSet::new(), HashMap::new());
+        Self { config, tables, other_nodes, hooked_pods, now, opening_sets, control }
     }
 
     /// Applies writes of the control plane, in order. Names are left out, and so is [`MapOp::ForgetFlows`]: whoever forgets

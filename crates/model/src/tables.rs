@@ -195,6 +195,15 @@ pub struct Fragment {
     pub last_seen: u32,
 }
 
+/// Whose turn it is of an endpoint's source ports.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Turn {
+    /// The first number that the next flow may get.
+    pub next: u32,
+    /// In ticks: when a flow that had only just begun lost its port to the next one.
+    pub pressed: Option<u32>,
+}
+
 /// All of it.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
@@ -208,8 +217,10 @@ pub struct Tables {
     pub fragments: HashMap<FragmentKey, Fragment>,
     /// Where sockets were sent to, and which address their owners know.
     pub sockets: HashMap<abi::SocketKey, abi::SocketPeer>,
-    /// By slot of `snat_counters`: the first number that the next flow may get.
-    pub turns: HashMap<u32, u32>,
+    /// By slot of `snat_counters`.
+    pub turns: HashMap<u32, Turn>,
+    /// SYNs that were held back, by set and place in it: a byte of each one's hash.
+    pub(crate) first_syns: HashMap<(u32, u8), u8>,
     /// By slot.
     pub backend_counters: HashMap<u32, abi::BackendCounters>,
     /// By slot.

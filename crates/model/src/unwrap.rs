@@ -5,6 +5,7 @@ use weir_core::model::Family;
 
 use crate::packet::{End, Packet, Piece, inner_headers_end, parse_until};
 use crate::path::wrapper_size;
+use crate::tables::Flow;
 use crate::{Model, Reason};
 
 const ETHERNET: usize = 14;
@@ -55,5 +56,26 @@ impl Model {
         // The address may have left the service since: its connections go on.
         let of_flow = || endpoint(self.tables.flows.find(&inner.key())?.1.service);
         frontend.and_then(|frontend| endpoint(frontend.service)).or_else(of_flow)
+    }
+
+    /// The flow of a packet that came wrapped. Who wraps has counted it for the service, and may know older source ranges.
+    pub(crate) fn start_unwrapped(
+        &mut self,
+        p: &Packet,
+        endpoint: u32,
+        known: Option<Flow>,
+        frontend: Option<abi::Frontend>,
+    ) -> Result<Flow, Reason> {
+        let service = self.control.backend(endpoint).service;
+        let to_balancer = frontend.is_some_and(|frontend| frontend.kind == abi::KIND_LOAD_BALANCER);
+        let ranged = self.control.service(service).flags & abi::SERVICE_SOURCE_RANGES != 0;
+        if to_balancer && ranged && !self.control.admits(service, p.src) {
+            return Err(abi::REASON_SOURCE_RANGE);
+        }
+        if known.is_none_or(|flow| flow.backend != endpoint) {
+            self.count_flow(endpoint);
+        }
+        let retries = known.map_or(0, |flow| flow.retries);
+        Ok(Flow { retries, ..self.new_flow(endpoint, service) })
     }
 }

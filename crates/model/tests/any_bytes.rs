@@ -17,24 +17,7 @@ impl Network for Nowhere {
 const HOOKS: [Hook; 5] = [Hook::Xdp, Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
 
 fn node() -> Model {
-    let config = abi::Config {
-        netns_cookie: 0,
-        hash_seed: 1,
-        node4: abi::Addr::UNSET,
-        node6: abi::Addr::UNSET,
-        flags: 0,
-        udp_idle: 300,
-        tcp_idle: 7200,
-        abi_version: abi::ABI_VERSION,
-        fragment_idle: 30,
-        service_networks: 0,
-        flood: 0,
-        tcp_half_closed: 60,
-        tcp_linger: 5,
-        held_pieces: 0,
-        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
-    };
-    Model::new(config, Now::default())
+    Model::new(abi::Config::PLAIN, Now::default(), 1)
 }
 
 #[test]

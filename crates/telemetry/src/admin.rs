@@ -92,6 +92,12 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
+impl Peer {
+    const fn may_ask(self, owner: u32) -> bool {
+        self.uid == 0 || self.uid == owner
+    }
+}
+
 /// Listens; connections queue until they are [served](Self::serve). The file is removed when this goes.
 #[derive(Debug)]
 pub struct AdminSocket {
@@ -126,12 +132,12 @@ impl AdminSocket {
         &self.file.path
     }
 
-    /// Answers root and this process's user until `stop`, with [`Limits::ADMIN`]; all others get 403, whatever they ask.
-    /// Handlers learn who asks from `ConnectInfo<Peer>`.
+    /// Answers root and this process's user until `stop`, with [`Limits::ADMIN`]; all others get 403, whatever they ask, and
+    /// keep nobody waiting. Handlers learn who asks from `ConnectInfo<Peer>`.
     pub async fn serve(self, router: Router, stop: CancellationToken) {
         let Self { listener, file, owner } = self;
         let guarded = router.layer(middleware::from_fn_with_state(owner, guard));
-        accept(listener, guarded, Room::new(Limits::ADMIN), stop).await;
+        accept(Fence { listener, owner }, guarded, Room::new(Limits::ADMIN), stop).await;
         drop(file);
     }
 }
@@ -139,24 +145,35 @@ impl AdminSocket {
 /// Lets root and the owner through.
 async fn guard(
     State(owner): State<u32>,
-    ConnectInfo(Peer { uid, pid }): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     request: Request,
     next: Next,
 ) -> Response {
-    if uid == 0 || uid == owner {
+    if peer.may_ask(owner) {
         return next.run(request).await;
     }
+    let Peer { uid, pid } = peer;
     warn!(uid, pid, "a user who may not was refused at the admin socket");
     let text = format!("weir-agent answers root and its own user (uid {owner}) alone, and you are uid {uid}\n");
     (StatusCode::FORBIDDEN, text).into_response()
 }
 
-impl Door for UnixListener {
+/// The socket, and who may ask there beside root.
+struct Fence {
+    listener: UnixListener,
+    owner: u32,
+}
+
+impl Door for Fence {
     type Stream = UnixStream;
     type Peer = Peer;
 
     fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
-        Self::poll_accept(self, context).map_ok(|(stream, _)| stream)
+        self.listener.poll_accept(context).map_ok(|(stream, _)| stream)
+    }
+
+    fn admits(&self, stream: &UnixStream) -> bool {
+        Self::peer(stream).is_some_and(|peer| peer.may_ask(self.owner))
     }
 
     fn peer(stream: &UnixStream) -> Option<Peer> {

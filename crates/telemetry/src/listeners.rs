@@ -31,6 +31,8 @@ pub(crate) const BACKLOG: i32 = 128;
 const DRAIN: Duration = Duration::from_secs(2);
 /// The answer to a request whose header did not come in time.
 const TOO_SLOW: &[u8] = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+/// Clients that may not be answered and are told so at a time; others of them find their connection closed.
+const REFUSALS: usize = 4;
 /// Pause when the system gives us no connection, as without file descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -199,6 +201,11 @@ pub(crate) trait Door: Send + Sync + 'static {
 
     /// None if the client has gone.
     fn peer(stream: &Self::Stream) -> Option<Self::Peer>;
+
+    /// Whether the client may be answered. One who may not takes no place from those who may.
+    fn admits(&self, _stream: &Self::Stream) -> bool {
+        true
+    }
 }
 
 impl Door for TcpListener {
@@ -217,10 +224,11 @@ impl Door for TcpListener {
 /// Answers whoever comes through a door until `stop`, then finishes what is under way.
 pub(crate) async fn accept<D: Door>(door: D, router: Router, room: Room, stop: CancellationToken) {
     let Room { limits, places } = room;
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = next(&door, &places) => accepted,
+            accepted = next(&door, &places, &refusals) => accepted,
             () = stop.cancelled() => break,
         };
         let Some((place, stream)) = accepted else { break };
@@ -236,10 +244,21 @@ pub(crate) async fn accept<D: Door>(door: D, router: Router, room: Room, stop: C
 }
 
 /// The next connection, once there is a place for it. A socket that nobody asks takes none.
-async fn next<D: Door>(door: &D, places: &Arc<Semaphore>) -> Option<(OwnedSemaphorePermit, D::Stream)> {
-    let stream = incoming(door).await;
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
-    Some((place, stream))
+async fn next<D: Door>(
+    door: &D,
+    places: &Arc<Semaphore>,
+    refusals: &Arc<Semaphore>,
+) -> Option<(OwnedSemaphorePermit, D::Stream)> {
+    loop {
+        let stream = incoming(door).await;
+        if door.admits(&stream) {
+            let place = Arc::clone(places).acquire_owned().await.ok()?;
+            return Some((place, stream));
+        }
+        if let Ok(place) = Arc::clone(refusals).try_acquire_owned() {
+            return Some((place, stream));
+        }
+    }
 }
 
 async fn incoming<D: Door>(door: &D) -> D::Stream {

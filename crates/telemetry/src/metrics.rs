@@ -54,7 +54,7 @@ mod tests {
         events.inc_by(3);
         assert_eq!(
             metrics.encode().unwrap(),
-            "# HELP weir_watch_events Events of a kind.\n\
+            "# HELP weir_watch_events Events of a kind, by what they did.\n\
              # TYPE weir_watch_events counter\n\
              weir_watch_events_total 3\n\
              # HELP kubeproxy_sync_proxy_rules_service_changes_pending Pending proxy rules Service changes.\n\

@@ -35,6 +35,18 @@ enum Pace {
     Fixed(Duration),
 }
 
+impl Pace {
+    /// Requests that are due within a time, the first one at its begin; none of them is due by itself in a closed loop.
+    fn due(self, time: Duration) -> u64 {
+        match self {
+            Self::Closed => 0,
+            Self::Fixed(gap) => {
+                u64::try_from(time.as_nanos() / gap.as_nanos().max(1)).map_or(u64::MAX, |gaps| gaps + 1)
+            }
+        }
+    }
+}
+
 /// What load to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
@@ -108,7 +120,8 @@ impl Load {
             let thread = netns.spawn(&format!("load {number}"), move || shared.work(&own))?;
             workers.push(Worker { report, thread });
         }
-        Ok(RunningLoad { shared, workers, since: Instant::now() })
+        let since = shared.start;
+        Ok(RunningLoad { shared, workers, since, due: 0 })
     }
 
     /// Makes the load for a time and reports.
@@ -180,10 +193,18 @@ impl Shared {
 pub struct RunningLoad {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
+    /// The last report, and the requests that were due before it.
     since: Instant,
+    due: u64,
 }
 
 impl RunningLoad {
+    /// Answers since the start or the last [`RunningLoad::take`].
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.workers.iter().map(|worker| lock(&worker.report).answered()).sum()
+    }
+
     /// What has happened since the start or the last call; counting begins anew.
     ///
     /// # Errors
@@ -194,8 +215,7 @@ impl RunningLoad {
             let part = std::mem::replace(&mut *lock(&worker.report), Report::new()?);
             total.add(&part)?;
         }
-        total.elapsed = self.since.elapsed();
-        self.since = Instant::now();
+        self.close(&mut total);
         Ok(total)
     }
 
@@ -208,14 +228,21 @@ impl RunningLoad {
     /// When a worker has panicked.
     pub fn stop(mut self) -> Result<Report> {
         self.shared.stopped.store(true, Ordering::Relaxed);
-        let elapsed = self.since.elapsed();
         let mut total = Report::new()?;
+        self.close(&mut total);
         for Worker { report, thread } in std::mem::take(&mut self.workers) {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             total.add(&lock(&report))?;
         }
-        total.elapsed = elapsed;
         Ok(total)
+    }
+
+    /// A report ends now, and the next one begins.
+    fn close(&mut self, report: &mut Report) {
+        let (now, Shared { load, start, .. }) = (Instant::now(), &*self.shared);
+        let due = load.pace.due(now - *start);
+        (report.elapsed, report.due) = (now - self.since, due - self.due);
+        (self.since, self.due) = (now, due);
     }
 }
 
@@ -240,13 +267,16 @@ pub struct Report {
     pub latency: Histogram<u64>,
     /// The time that this report covers.
     pub elapsed: Duration,
+    /// Requests that were due in that time, at a fixed rate; those that found no free worker are in no other number. 0 in a
+    /// closed loop.
+    pub due: u64,
 }
 
 impl Report {
     fn new() -> Result<Self> {
         let latency = Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS)
             .map_err(|error| Error::Invalid(format!("cannot make a latency histogram: {error}")))?;
-        Ok(Self { answers: BTreeMap::new(), errors: BTreeMap::new(), latency, elapsed: Duration::ZERO })
+        Ok(Self { answers: BTreeMap::new(), errors: BTreeMap::new(), latency, elapsed: Duration::ZERO, due: 0 })
     }
 
     fn note(&mut self, result: Result<Answer>, latency: Duration) {
@@ -313,5 +343,18 @@ impl Report {
     #[must_use]
     pub fn quantile(&self, part: f64) -> Duration {
         Duration::from_micros(self.latency.value_at_quantile(part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_a_fixed_rate_a_request_is_due_at_once_and_the_others_one_by_one() {
+        let pace = |rate: u32| Load::http(SocketAddr::from(([127, 0, 0, 1], 80))).rate(rate).pace;
+        let due = |millis: u64| pace(100).due(Duration::from_millis(millis));
+        assert_eq!([0, 9, 10, 25, 1000].map(due), [1, 1, 2, 3, 101]);
+        assert_eq!(pace(0).due(Duration::from_secs(1)), 0);
     }
 }

@@ -20,7 +20,7 @@ use weir_abi::names::{hook_name, reason_name, verdict_name};
 use weir_core::ops::MapOp;
 use weir_datapath::{Counters, Programs};
 use weir_kube_watch::events::Events;
-use weir_kube_watch::status::{Kind, Status};
+use weir_kube_watch::status::{Change, Kind, KindStatus, Status};
 use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
 
@@ -202,6 +202,12 @@ struct Watched {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Changed {
+    kind: &'static str,
+    r#type: &'static str,
+}
+
 /// Counters by hook and reason, sizes of maps, links, and times of programs.
 #[derive(Debug)]
 struct KernelCollector {
@@ -214,6 +220,8 @@ impl Collector for KernelCollector {
         self.packets(&mut encoder)?;
         let lost = ConstCounter::new(self.counters.lost().unwrap_or_default());
         catalogue::FLOW_EVICTIONS_SEEN.encode(&mut encoder, &lost)?;
+        let adopted = ConstCounter::new(self.counters.adopted().unwrap_or_default());
+        catalogue::FLOWS_ADOPTED.encode(&mut encoder, &adopted)?;
         let sizes = Family::<Map, Gauge>::default();
         for map in self.counters.maps().unwrap_or_default() {
             sizes.get_or_create(&Map { map: map.name }).set(i64::from(map.max_entries));
@@ -279,11 +287,14 @@ impl Collector for SourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let status = self.source.borrow().clone();
         let connected = Family::<Watched, Gauge>::default();
-        let events = Family::<Watched, Counter>::default();
+        let events = Family::<Changed, Counter>::default();
         for kind in Kind::ALL {
-            let labels = Watched { kind: kind.resource() };
-            connected.get_or_create(&labels).set(i64::from(status.kind(kind).connected));
-            events.get_or_create(&labels).inc_by(status.kind(kind).events);
+            let (kind, KindStatus { connected: is_connected, events: counts, .. }) =
+                (kind.resource(), status.kind(kind));
+            connected.get_or_create(&Watched { kind }).set(i64::from(*is_connected));
+            for change in Change::ALL {
+                events.get_or_create(&Changed { kind, r#type: change.name() }).inc_by(counts.of(change));
+            }
         }
         catalogue::WATCH_CONNECTED.encode(&mut encoder, &connected)?;
         catalogue::WATCH_EVENTS.encode(&mut encoder, &events)?;
@@ -312,6 +323,25 @@ mod tests {
         let reasons: Vec<_> = (0..abi::REASON_COUNT).filter(given_out).collect();
         assert_eq!([catalogue::PACKETS.series, catalogue::BYTES.series], [series(reasons.len()); 2]);
         assert_eq!(catalogue::DROPS.series, series(reasons.into_iter().filter(is_drop).count()));
+    }
+
+    #[test]
+    fn the_catalogue_has_every_operation_on_every_map() {
+        assert_eq!(catalogue::MAP_OPS.series, Series::Most(u32::try_from(MapOp::NAMES.len()).unwrap()));
+        let meaning = catalogue::LABELS.iter().find(|label| label.key == "op").unwrap().meaning;
+        for (_, op) in MapOp::NAMES {
+            assert!(meaning.contains(&format!("`{op}`")), "{op} is not in: {meaning}");
+        }
+    }
+
+    #[test]
+    fn the_catalogue_has_every_change_of_every_kind() {
+        let pairs = Kind::ALL.len() * Change::ALL.len();
+        assert_eq!(catalogue::WATCH_EVENTS.series, Series::Most(u32::try_from(pairs).unwrap()));
+        let meaning = catalogue::LABELS.iter().find(|label| label.key == "type").unwrap().meaning;
+        for change in Change::ALL {
+            assert!(meaning.contains(&format!("`{}`", change.name())), "{change:?} is not in: {meaning}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The one writer: cluster events and interfaces in, map operations and attachments out.
 //!
 //! Until every watch has delivered its first list nothing is written, so nothing that an earlier agent left is lost. Then
-//! everything is planned anew and compared, and what has no owner any more goes away.
+//! everything is planned anew and compared, and what has no owner any more goes away. Maps in which nothing was found get their
+//! programs after that: those of an agent of another ABI version go on serving from theirs until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -45,6 +46,7 @@ pub(crate) use waiting::Waiting;
 mod attach;
 mod complaints;
 mod direct;
+mod former;
 mod handover;
 mod no_local;
 mod node;
@@ -115,8 +117,10 @@ pub(crate) struct Writer {
     /// Interfaces that could not be attached to, and why. Tried again with the grace period.
     unattached: BTreeMap<u32, String>,
     synced: bool,
-    /// An earlier agent's services are served until the first sync.
+    /// An earlier agent's services are served until the first sync. Else nothing is attached before.
     adopted: bool,
+    /// Until when connections are left to programs of another ABI version, if there are any behind ours.
+    former: Option<Instant>,
     /// When all that was known was last written.
     last_updated: Option<Timestamp>,
     /// Milliseconds since the epoch.
@@ -129,11 +133,12 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Takes over the datapath with whatever it holds, and attaches the socket hooks.
+    /// Takes over the datapath with whatever it holds. Where that is something, the socket hooks serve by it from now on.
     pub(crate) fn new(mut datapath: Datapath, settings: Settings, outlets: Outlets) -> Result<Self> {
         let dump = datapath.store().dump()?;
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
+        let adopted = datapath.adopted() && !dump.services.is_empty();
         let Outlets { status, health_checks, events, metrics, kube_proxy, stranded, steered } = outlets;
         let mut cluster = Cluster::default();
         cluster.set_stage(settings.stage.get());
@@ -155,7 +160,8 @@ impl Writer {
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
             synced: false,
-            adopted: !dump.services.is_empty(),
+            adopted,
+            former: None,
             last_updated: None,
             started: i64::try_from(started.as_millis()).unwrap_or(i64::MAX),
             status,
@@ -169,9 +175,9 @@ impl Writer {
         writer.adopt_service_networks(&known);
         writer.configure(&addresses)?;
         writer.update_source_ports()?;
-        match writer.settings.cgroup.clone() {
-            Some(cgroup) => writer.datapath.attach_cgroup(&cgroup)?,
-            None => writer.datapath.detach_cgroup()?,
+        if adopted {
+            writer.keep_former()?;
+            writer.attach_sockets()?;
         }
         writer.publish();
         Ok(writer)
@@ -230,6 +236,7 @@ impl Writer {
                     self.tables.release();
                     self.metrics.map_entries(self.tables.uses());
                     self.retry()?;
+                    self.end_former()?;
                     if !self.unattached.is_empty() {
                         self.attach();
                     }
@@ -306,6 +313,10 @@ impl Writer {
         self.synced = true;
         // The agent before may have ended between a removal and the look at the sockets.
         self.stranded.notify_one();
+        if !self.adopted {
+            self.keep_former()?;
+            self.attach_sockets()?;
+        }
         self.attach();
         let took = received.elapsed();
         self.metrics.synced(took);

@@ -11,7 +11,7 @@ use harness::callers::{Caller, say};
 use harness::echo::{Echo, Member, Talk, echo, ready, slice};
 use harness::shared::Shared;
 use harness::{Cluster, SOON};
-use weir_testbed::ask::{self, PATIENCE};
+use weir_testbed::ask;
 use weir_testbed::connection::LongConnection;
 use weir_testbed::{Pod, wait};
 
@@ -196,8 +196,7 @@ fn assert_go_on(connections: &[(String, LongConnection)]) {
 fn assert_answers(cluster: &Cluster, served: &Echo, pod: &Pod) {
     for talk in Talk::ALL {
         for (caller, target) in ways(cluster, served, &cluster.callers(), talk) {
-            let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-            let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+            let answer = cluster.answer(&caller, talk, target);
             assert_eq!(answer.name, pod.name(), "{caller} at {talk:?} {target}");
         }
     }

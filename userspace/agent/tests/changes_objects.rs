@@ -125,10 +125,8 @@ fn a_pod_that_comes_later_asks_and_answers_within_2_seconds() {
     cluster.set_members(&served, &[Member::ready(&pod)]);
     for caller in cluster.callers() {
         for talk in Talk::ALL {
-            let node_ports = cluster.world.nodes().iter().flat_map(|node| served.node_ports(node, talk));
-            for target in served.cluster_ips(talk).into_iter().chain(node_ports) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+            for target in served.everywhere(&cluster.world, talk) {
+                let answer = cluster.answer(&caller, talk, target);
                 assert_eq!(answer.name, pod.name(), "{caller} at {talk:?} {target}");
             }
         }
@@ -183,8 +181,7 @@ fn assert_answered_by_node(cluster: &Cluster, served: &Echo, node: u8) {
     for caller in cluster.callers() {
         for talk in Talk::ALL {
             for target in served.cluster_ips(talk) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+                let answer = cluster.answer(&caller, talk, target);
                 assert!(answer.name.starts_with(&format!("node{node}-")), "{caller} at {talk:?} {target}: {answer:?}");
             }
         }

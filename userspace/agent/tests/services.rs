@@ -100,10 +100,8 @@ fn an_endpoint_with_its_nodes_address_is_served_to_everybody() {
     let served = cluster.serve_echo(&echo("on-host", "NodePort"), &[Member::on_host(node)]);
     for caller in cluster.callers() {
         for talk in Talk::ALL {
-            let node_ports = cluster.world.nodes().iter().flat_map(|node| served.node_ports(node, talk));
-            for target in served.cluster_ips(talk).into_iter().chain(node_ports) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+            for target in served.everywhere(&cluster.world, talk) {
+                let answer = cluster.answer(&caller, talk, target);
                 assert_eq!(answer.name, "on-host");
                 let entry = caller.entry(target.ip());
                 let expected = match &caller {

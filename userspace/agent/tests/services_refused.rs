@@ -104,16 +104,11 @@ fn an_external_policy_of_local_drops_from_outside_and_lets_the_inside_through() 
     }
 }
 
-fn targets(cluster: &Cluster, served: &Echo, talk: Talk) -> Vec<SocketAddr> {
-    let node_ports = cluster.world.nodes().iter().flat_map(|node| served.node_ports(node, talk));
-    node_ports.chain(served.cluster_ips(talk)).collect()
-}
-
 /// Everybody is told at once, at every address.
 fn assert_refused(cluster: &Cluster, served: &Echo) {
     for caller in cluster.callers() {
         for talk in Talk::ALL {
-            for target in targets(cluster, served, talk) {
+            for target in served.everywhere(&cluster.world, talk) {
                 assert_kind(cluster, &caller, talk, target, ErrorKind::ConnectionRefused);
             }
         }
@@ -123,17 +118,15 @@ fn assert_refused(cluster: &Cluster, served: &Echo) {
 fn assert_answered(cluster: &Cluster, served: &Echo) {
     for caller in cluster.callers() {
         for talk in Talk::ALL {
-            for target in targets(cluster, served, talk) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+            for target in served.everywhere(&cluster.world, talk) {
+                cluster.answer(&caller, talk, target);
             }
         }
     }
 }
 
 fn assert_on_node_2(cluster: &Cluster, caller: &Caller, talk: Talk, target: SocketAddr) -> Answer {
-    let answer = cluster.run_as(caller, || talk.ask(target, PATIENCE));
-    let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+    let answer = cluster.answer(caller, talk, target);
     assert!(answer.name.starts_with("node2-"), "{caller} at {talk:?} {target}: {answer:?}");
     answer
 }

@@ -179,7 +179,7 @@ fn a_service_that_moves_to_another_proxy_before_the_endpoints_are_known_is_left_
     cluster.agents[0].start_again(&cluster.world);
     let agent = &cluster.agents[0];
     agent.await_complaint(&cluster.world, "api-server", "endpointslices");
-    let seen = || agent.metric(&cluster.world, "weir_watch_events_total{kind=\"services\"}");
+    let seen = || agent.metric(&cluster.world, "weir_watch_events_total{kind=\"services\",type=\"applied\"}");
     let listed = seen();
     moved.metadata.labels = Some([("service.kubernetes.io/service-proxy-name".into(), "other".into())].into());
     cluster.objects.apply(&moved).unwrap();

@@ -6,14 +6,17 @@
 mod harness;
 
 use std::fs;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 
-use harness::SOON;
+use harness::busy::Busy;
 use harness::standalone::{self, Standalone, Web, yaml};
-use weir_abi::ABI_VERSION;
+use harness::traffic::{Client, Traffic};
+use harness::{Agent, SOON};
+use weir_abi::{ABI_VERSION, CONFIG_BESIDE, Hook, REASON_TO_LOCAL};
 use weir_testbed::ask::{self, Answer};
+use weir_testbed::wait;
 
 const OLDER: u32 = ABI_VERSION - 1;
 const NEWER: u32 = ABI_VERSION + 1;
@@ -59,12 +62,21 @@ fn connections(node: &Standalone, service: &Web) -> Vec<Connection> {
 }
 
 /// Where an agent with maps of this version has them.
-fn maps(node: &Standalone, version: u32) -> PathBuf {
-    node.agent.pins.join(format!("maps-v{version}"))
+fn maps(agent: &Agent, version: u32) -> PathBuf {
+    agent.pins.join(format!("maps-v{version}"))
 }
 
-fn rename_maps(node: &Standalone, from: u32, to: u32) {
-    fs::rename(maps(node, from), maps(node, to)).unwrap();
+/// Where an agent of this version keeps the links of another one's programs.
+fn former_links(agent: &Agent, version: u32) -> PathBuf {
+    agent.pins.join(format!("former-links-v{version}"))
+}
+
+/// Makes what an agent has left that of another version.
+fn rename(agent: &Agent, from: u32, to: u32) {
+    fs::rename(maps(agent, from), maps(agent, to)).unwrap();
+    if former_links(agent, from).exists() {
+        fs::rename(former_links(agent, from), former_links(agent, to)).unwrap();
+    }
 }
 
 /// Asserts that clients of every kind are served: outside, in pods, and processes of the node.
@@ -92,7 +104,7 @@ fn maps_of_another_version_serve_until_the_switch_are_left_alone_and_are_taken_u
 
     // An upgrade: the new agent finds maps of an older version.
     node.agent.stop();
-    rename_maps(&node, ABI_VERSION, OLDER);
+    rename(&node.agent, ABI_VERSION, OLDER);
     [&one, &two].into_iter().for_each(|service| assert_served_to_all(&node, service));
     to_one.iter_mut().chain(&mut to_two).for_each(Connection::assert_goes_on);
     node.write(&yaml(&[one.clone(), two.clone(), later.clone()]));
@@ -101,29 +113,112 @@ fn maps_of_another_version_serve_until_the_switch_are_left_alone_and_are_taken_u
     assert!(node.agent.last_log().contains("adopted=false"), "{}", node.agent.last_log());
     // The old maps know nothing of the last one: whoever serves it has the new ones.
     [&one, &two, &later].into_iter().for_each(|service| assert_served_to_all(&node, service));
-    // Nothing is known of connections. Their endpoint is selected once more, and another one resets them at once.
-    to_one.iter_mut().for_each(Connection::assert_goes_on);
-    for connection in &mut to_two {
-        match connection.ask() {
-            Ok(server) => assert_eq!(server, connection.server),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
-        }
-    }
+    // The new maps know nothing of these: they are left to the old programs.
+    to_one.iter_mut().chain(&mut to_two).for_each(Connection::assert_goes_on);
+    assert!(former_links(&node.agent, ABI_VERSION).exists());
 
     // The way back, while the cluster goes on changing.
     node.agent.stop();
-    rename_maps(&node, ABI_VERSION, NEWER);
-    rename_maps(&node, OLDER, ABI_VERSION);
+    rename(&node.agent, ABI_VERSION, NEWER);
+    rename(&node.agent, OLDER, ABI_VERSION);
     node.write(&yaml(&[two.clone(), later.clone()]));
     node.agent.start_again(&node.world);
     node.agent.await_ready(&node.world);
     assert!(node.agent.last_log().contains("adopted=true"), "{}", node.agent.last_log());
     [&two, &later].into_iter().for_each(|service| assert_served_to_all(&node, service));
     assert!(node.ask(one.sockets()[0]).is_err());
+    assert!(!former_links(&node.agent, NEWER).exists(), "these programs are in force again");
     idle.iter_mut().for_each(Connection::assert_goes_on);
 
     // What the other version left goes without a trace.
-    fs::remove_dir_all(maps(&node, NEWER)).unwrap();
+    fs::remove_dir_all(maps(&node.agent, NEWER)).unwrap();
     [&two, &later].into_iter().for_each(|service| assert_served_to_all(&node, service));
     idle.iter_mut().for_each(Connection::assert_goes_on);
+}
+
+/// Asks a Service from everywhere: outside, a pod, a process of the node, 300 new connections a second.
+fn streams(node: &Standalone, service: &Web) -> Traffic {
+    let (here, mut traffic) = (node.world.node(1), Traffic::default());
+    for target in service.sockets() {
+        traffic.stream("outside", Client::Netns(node.world.client()), target);
+        traffic.stream("pod", Client::Netns(here.pod(1).netns()), target);
+        traffic.stream("host", Client::Host(here.netns(), &node.agent.cgroup), target);
+    }
+    traffic
+}
+
+#[test]
+fn new_connections_are_served_by_the_old_programs_until_new_maps_hold_the_services() {
+    if !standalone::can_run("new connections while the version changes") {
+        return;
+    }
+    let service = Web::new("web", 1, &[1, 2]);
+    let mut node = Standalone::start(2, &yaml(std::slice::from_ref(&service)), &[]);
+    let traffic = streams(&node, &service);
+    traffic.streams_go_on();
+    node.agent.stop();
+    rename(&node.agent, ABI_VERSION, OLDER);
+    // For as long as it likes the new agent learns nothing of Services.
+    fs::remove_file(&node.file).unwrap();
+    node.agent.start_again(&node.world);
+    node.agent.await_complaint(&node.world, "static-file", "No such file or directory");
+    node.agent.await_complaint(&node.world, "interfaces", "0 interfaces of the node, 0 of pods");
+    traffic.streams_go_on();
+    node.write(&yaml(std::slice::from_ref(&service)));
+    node.agent.await_ready(&node.world);
+    let counters = || node.agent.view().counters().counter(Hook::PodIn as usize, REASON_TO_LOCAL as usize).unwrap();
+    wait::until("packets in the new maps", SOON, || counters().packets > 0).unwrap();
+    traffic.streams_go_on();
+    traffic.unharmed_by("an agent of another ABI version");
+}
+
+#[test]
+fn connections_between_nodes_and_from_outside_go_on_while_the_version_of_the_maps_changes() {
+    if !harness::can_run("connections between nodes while the version changes") {
+        return;
+    }
+    let mut busy = Busy::start(&[]);
+    let traffic = busy.traffic();
+    traffic.goes_on();
+    busy.agents(|agent| {
+        agent.stop();
+        rename(agent, ABI_VERSION, OLDER);
+    });
+    traffic.goes_on();
+    busy.start_again();
+    busy.await_ready();
+    assert!(busy.cluster.agents.iter().all(|agent| agent.last_log().contains("adopted=false")));
+    traffic.goes_on();
+    traffic.unharmed_by("agents of another ABI version");
+    busy.assert_no_panic();
+}
+
+#[test]
+fn after_a_minute_connections_of_another_version_go_on_by_the_new_programs_where_there_is_one_endpoint() {
+    if !standalone::can_run("the end of another version's programs") {
+        return;
+    }
+    let service = Web::new("web", 1, &[2]);
+    let mut node = Standalone::start(2, &yaml(std::slice::from_ref(&service)), &[]);
+    let mut open = connections(&node, &service);
+    node.agent.stop();
+    rename(&node.agent, ABI_VERSION, OLDER);
+    node.agent.start_again(&node.world);
+    node.agent.await_ready(&node.world);
+    // The next agent goes on with what this one keeps.
+    node.agent.kill();
+    node.agent.start_again(&node.world);
+    node.agent.await_ready(&node.world);
+    let beside = |node: &Standalone| node.agent.view().config().unwrap().flags & CONFIG_BESIDE != 0;
+    assert!(beside(&node) && former_links(&node.agent, ABI_VERSION).exists());
+    let traffic = streams(&node, &service);
+    let gone = || {
+        open.iter_mut().for_each(Connection::assert_goes_on);
+        !former_links(&node.agent, ABI_VERSION).exists()
+    };
+    wait::until("the former programs' end", 8 * SOON, gone).unwrap();
+    assert!(!beside(&node));
+    open.iter_mut().for_each(Connection::assert_goes_on);
+    traffic.streams_go_on();
+    traffic.unharmed_by("the end of another ABI version's programs");
 }

@@ -18,7 +18,7 @@ use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
 
 /// What programs write. `maps.h` says the same, and a test that no other map changes.
-const WRITTEN: [&str; 17] = [
+const WRITTEN: [&str; 18] = [
     "flows4",
     "flows6",
     "replies4",
@@ -27,6 +27,7 @@ const WRITTEN: [&str; 17] = [
     "openings6",
     "awaited4",
     "awaited6",
+    "first_syns",
     "affinities",
     "fragments",
     "held_pieces",

@@ -73,9 +73,15 @@ fn alone_a_connection_that_begins_in_its_middle_is_adopted() {
     let Some(node) = node("an adopted connection", 0) else { return };
     for case in cases(Protocol::Tcp) {
         for (hook, device, verdict) in HOOKS {
-            let packet = case.later(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-            let expected = packet.clone().with_destination(case.at(address::pod(1, 2), TARGET_PORT));
-            node.send(hook, device, &packet).is(verdict, abi::REASON_TO_LOCAL, &expected);
+            let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            let before = node.view.counters().adopted().unwrap();
+            for packet in
+                [case.later(from, to), case.later(from, to), case.first(case.at(CLIENT, node.client_port()), to)]
+            {
+                let expected = packet.clone().with_destination(case.at(address::pod(1, 2), TARGET_PORT));
+                node.send(hook, device, &packet).is(verdict, abi::REASON_TO_LOCAL, &expected);
+            }
+            assert_eq!(node.view.counters().adopted().unwrap() - before, 1, "{case:?} at {hook}");
         }
     }
 }

@@ -55,6 +55,17 @@ pub(crate) fn age_births(node: &Node, map: &str, ticks: u32) {
     });
 }
 
+/// Makes it so many ticks longer ago that an endpoint's ports were taken from flows which had only just begun.
+pub(crate) fn age_pressure(node: &Node, ticks: u32) {
+    let pressed = offset_of!(abi::SnatCounter, pressed);
+    let pressed = pressed..pressed + size_of::<u32>();
+    change_each::<{ size_of::<abi::SnatCounter>() }>(node, "snat_counters", 0, |counter, _| {
+        if counter[pressed.clone()] != [0; 4] {
+            make_earlier(&mut counter[pressed.clone()], ticks);
+        }
+    });
+}
+
 /// Takes so many ticks off a time, as it lies in memory.
 fn make_earlier(time: &mut [u8], ticks: u32) {
     let then = u32::from_ne_bytes((&*time).try_into().unwrap());

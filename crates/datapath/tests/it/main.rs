@@ -25,6 +25,7 @@ mod model;
 mod network;
 mod node;
 mod openings;
+mod outcome;
 mod pins;
 mod pod_sockets;
 mod pods;

@@ -66,6 +66,23 @@ impl<'a> Clients<'a> {
         let begins = v4.chain(v6).filter(|reply| reply.flags & abi::FLOW_OPENING != 0);
         self.with(&begins.map(|reply| reply.client_port.get()).collect::<Vec<_>>())
     }
+
+    /// Whose flows are remembered and whose answers are awaited.
+    #[track_caller]
+    fn both(&self) -> Vec<usize> {
+        let remembered = self.remembered();
+        assert_eq!(remembered, self.awaited(), "{:?}: both tables hold the same", self.case);
+        remembered
+    }
+
+    /// Opens flows, and looks after each of them who is left.
+    #[track_caller]
+    fn are_left(&mut self, look: impl Fn(&Self) -> Vec<usize>, expected: [[usize; PLACES]; 4]) {
+        for left in expected {
+            self.open();
+            assert_eq!(look(self), left, "{:?}", self.case);
+        }
+    }
 }
 
 /// Each family and protocol, as many clients as there are places, and none to spare.
@@ -78,8 +95,7 @@ fn full(what: &str, test: impl Fn(&mut Clients<'_>)) {
         ["flows4", "flows6", "replies4", "replies6"].iter().for_each(|table| evict(&node, table));
         let mut clients = Clients { node: &node, case, talks: Vec::new() };
         (0..PLACES).for_each(|_| clients.open());
-        let all: Vec<_> = (0..PLACES).collect();
-        assert_eq!((clients.remembered(), clients.awaited()), (all.clone(), all), "{case:?}");
+        assert_eq!(clients.both(), (0..PLACES).collect::<Vec<_>>(), "{case:?}");
         test(&mut clients);
     }
 }
@@ -89,8 +105,7 @@ fn of_a_full_set_the_flow_that_was_written_longest_ago_goes() {
     full("a full set", |clients| {
         for last in PLACES..3 * PLACES {
             clients.open();
-            let latest: Vec<_> = (last + 1 - PLACES..=last).collect();
-            assert_eq!((clients.remembered(), clients.awaited()), (latest.clone(), latest), "{:?}", clients.case);
+            assert_eq!(clients.both(), (last + 1 - PLACES..=last).collect::<Vec<_>>(), "{:?}", clients.case);
         }
     });
 }
@@ -100,10 +115,7 @@ fn one_whose_client_has_sent_since_is_passed_over_once() {
     full("a set with a flow that was used since", |clients| {
         clients.pass();
         clients.talks[0].client_goes_on();
-        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
-            clients.open();
-            assert_eq!(clients.remembered(), expected, "{:?}", clients.case);
-        }
+        clients.are_left(Clients::remembered, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]]);
     });
 }
 
@@ -112,10 +124,7 @@ fn what_an_answer_must_look_like_is_passed_over_once_where_one_came_since() {
     full("a set with an entry that was answered since", |clients| {
         clients.pass();
         clients.answer(0);
-        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
-            clients.open();
-            assert_eq!(clients.awaited(), expected, "{:?}", clients.case);
-        }
+        clients.are_left(Clients::awaited, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]]);
     });
 }
 
@@ -150,7 +159,7 @@ fn a_place_that_is_free_is_taken_before_anybody_goes() {
         clients.talks[2].client_goes_on();
         assert_eq!(clients.remembered(), [0, 1, 3], "one that goes on has left: {:?}", clients.case);
         clients.open();
-        assert_eq!((clients.remembered(), clients.awaited()), (vec![0, 1, 3, 4], vec![0, 1, 3, 4]));
+        assert_eq!(clients.both(), [0, 1, 3, 4]);
     });
 }
 
@@ -159,15 +168,7 @@ fn who_has_taken_a_free_place_goes_when_those_before_have_gone() {
     full("a set whose free place was taken", |clients| {
         clients.answer(2);
         clients.talks[2].client_goes_on();
-        for expected in [[0, 1, 3, 4], [1, 3, 4, 5], [3, 4, 5, 6], [4, 5, 6, 7]] {
-            clients.open();
-            assert_eq!(
-                (clients.remembered(), clients.awaited()),
-                (expected.to_vec(), expected.to_vec()),
-                "{:?}",
-                clients.case
-            );
-        }
+        clients.are_left(Clients::both, [[0, 1, 3, 4], [1, 3, 4, 5], [3, 4, 5, 6], [4, 5, 6, 7]]);
     });
 }
 
@@ -179,14 +180,6 @@ fn one_that_begins_anew_is_the_last_to_go() {
         }
         clients.talks[0].refuse();
         clients.talks[0] = Talk::open_with(clients.node, clients.case, WAYS[0], clients.talks[0].first.clone());
-        for expected in [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]] {
-            clients.open();
-            assert_eq!(
-                (clients.remembered(), clients.awaited()),
-                (expected.to_vec(), expected.to_vec()),
-                "{:?}",
-                clients.case
-            );
-        }
+        clients.are_left(Clients::both, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]]);
     });
 }

@@ -64,7 +64,7 @@ impl<'a> Talk<'a> {
 
     pub(crate) fn open_with(node: &'a Node, case: Case, way: Way, first: Packet) -> Self {
         let opened = Instant::now();
-        let seen = node.send(way.to.0, way.to.1, &first).packet();
+        let seen = node.insist(way.to.0, way.to.1, &first).packet();
         let bytes_to = Cell::new(first.to_bytes().len() as u64);
         Self { node, case, way, first, seen, bytes_to, bytes_from: Cell::new(0), opened }
     }

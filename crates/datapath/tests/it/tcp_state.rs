@@ -72,7 +72,7 @@ fn is_taken(talk: &Talk<'_>, frontend: Pair, ports: &[u16]) -> bool {
     } else {
         talk.first.source_socket()
     };
-    let outcome = node.send(talk.way.to.0, talk.way.to.1, &case.first(client, case.at(frontend, PORT)));
+    let outcome = node.insist(talk.way.to.0, talk.way.to.1, &case.first(client, case.at(frontend, PORT)));
     node.datapath.set_source_ports(&(SNAT_PORTS.0..=SNAT_PORTS.1).collect()).unwrap();
     matches!(outcome.reason, abi::REASON_TO_LOCAL | abi::REASON_TO_REMOTE) && outcome.packet().source_socket() == place
 }

@@ -1,4 +1,4 @@
-//! The turn of a source port comes again: who yields it, and who keeps it.
+//! The turn of a source port comes again: who yields it, who keeps it, and who has to ask twice.
 
 use std::mem::offset_of;
 
@@ -10,8 +10,9 @@ use weir_testbed::address::CLIENT;
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases, tcp};
-use crate::entries::age;
-use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, web};
+use crate::entries::{age, age_pressure};
+use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, web};
+use crate::outcome::Outcome;
 
 const HOOKS: [Hook; 2] = [Hook::NicIn, Hook::Xdp];
 
@@ -36,7 +37,7 @@ impl<'a> Forwarded<'a> {
     #[track_caller]
     fn open(node: &'a Node, case: Case, hook: Hook) -> Self {
         let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-        let outcome = node.send(hook, Device::Eth0, &first);
+        let outcome = node.insist(hook, Device::Eth0, &first);
         assert_eq!(outcome.reason, abi::REASON_TO_REMOTE, "{outcome:?}");
         Self { node, case, hook, first, seen: outcome.packet() }
     }
@@ -87,6 +88,7 @@ fn pass(node: &Node, case: Case, ticks: u32) {
     age(node, flows, offset_of!(abi::Flow, created), ticks);
     age(node, flows, offset_of!(abi::Flow, last_seen), ticks);
     age(node, replies, offset_of!(abi::Reply, last_seen), ticks);
+    age_pressure(node, ticks);
 }
 
 /// SYNs whose client never goes on. Their backend answers every other one. None gets the port of one of these.
@@ -144,7 +146,7 @@ fn who_begins_yields_its_port_when_its_turn_comes_whether_it_was_answered_or_not
             second.endpoint_answers();
             second.client_goes_on();
             let third = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-            node.send(Hook::NicIn, Device::Eth0, &third).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+            node.insist(Hook::NicIn, Device::Eth0, &third).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
             for flow in [first, second] {
                 flow.end();
             }
@@ -226,10 +228,113 @@ fn a_client_that_resets_an_answer_to_somebody_before_keeps_its_port_unless_its_t
             client.client_goes_on();
             reset(&slow, true);
             flood(&node, case, hook, RING.into(), &[client]);
-            let late = node.send(hook, Device::Eth0, &slow.first);
+            let late = node.insist(hook, Device::Eth0, &slow.first);
             assert_eq!(late.reason, abi::REASON_TO_REMOTE);
             assert_ne!(late.packet().source_socket(), slow.seen.source_socket());
             pass(&node, case, 10_000);
         }
+    }
+}
+
+/// What becomes of the first packet of somebody new.
+fn ask(node: &Node, case: Case, hook: Hook) -> (Packet, Outcome) {
+    let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+    let outcome = node.send(hook, Device::Eth0, &first);
+    (first, outcome)
+}
+
+#[test]
+fn in_a_flood_for_an_endpoint_on_another_node_a_syn_is_forwarded_when_it_comes_again_and_takes_no_port_before() {
+    const RING: u16 = 8;
+    let Some(node) = node("first SYNs in a flood", (50_000..).take(RING.into())) else { return };
+    for case in cases(Protocol::Tcp) {
+        for hook in HOOKS {
+            let clients: Vec<_> = (0..RING).map(|_| Forwarded::open(&node, case, hook)).collect();
+            let taker = Forwarded::open(&node, case, hook);
+            assert_eq!(taker.port(), clients[0].port(), "its turn has come within a tick");
+            // Whoever asks once gets nothing, however many there are of them.
+            for _ in 0..4 * RING {
+                let (first, outcome) = ask(&node, case, hook);
+                outcome.is_untouched(drop_of(hook), abi::REASON_FIRST_SYN, &first.to_bytes());
+            }
+            for client in &clients[1..] {
+                client.endpoint_answers();
+                client.client_goes_on();
+            }
+            let (first, _) = ask(&node, case, hook);
+            let again = node.send(hook, Device::Eth0, &first);
+            assert_eq!(again.reason, abi::REASON_TO_REMOTE);
+            assert_eq!(again.packet().source_socket().port(), taker.port(), "no other port is free");
+            // It is over as soon as nobody has lost a port for so long.
+            for flow in &clients[1..] {
+                flow.end();
+            }
+            age_pressure(&node, abi::OPENING_IDLE);
+            assert_eq!(ask(&node, case, hook).1.reason, abi::REASON_FIRST_SYN);
+            age_pressure(&node, 1);
+            assert_eq!(ask(&node, case, hook).1.reason, abi::REASON_TO_REMOTE);
+            pass(&node, case, 10_000);
+        }
+    }
+}
+
+fn drop_of(hook: Hook) -> u32 {
+    if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT }
+}
+
+#[test]
+fn short_connections_that_use_all_ports_over_and_over_in_a_tick_have_to_ask_once_only() {
+    const RING: u16 = 8;
+    let Some(node) = node("short connections, one after the other", (50_000..).take(RING.into())) else { return };
+    for case in cases(Protocol::Tcp) {
+        for hook in HOOKS {
+            for _ in 0..4 * RING {
+                let (first, outcome) = ask(&node, case, hook);
+                assert_eq!(outcome.reason, abi::REASON_TO_REMOTE);
+                let flow = Forwarded { node: &node, case, hook, first, seen: outcome.packet() };
+                flow.endpoint_answers();
+                flow.client_goes_on();
+                flow.end();
+            }
+            pass(&node, case, 10_000);
+        }
+    }
+}
+
+#[test]
+fn datagrams_do_not_come_again_and_pass_at_once() {
+    let Some(node) = node("datagrams that use all ports over and over", 50_000..=50_003) else { return };
+    for case in cases(Protocol::Udp) {
+        for hook in HOOKS {
+            for _ in 0..16 {
+                assert_eq!(ask(&node, case, hook).1.reason, abi::REASON_TO_REMOTE);
+            }
+            pass(&node, case, 10_000);
+        }
+    }
+}
+
+#[test]
+fn who_comes_to_ports_of_many_connections_that_stay_open_gets_one_beyond_them() {
+    const RING: u16 = 256;
+    const OPEN: u16 = 192;
+    let Some(node) = node("ports of many open connections", (50_000..).take(RING.into())) else { return };
+    for case in cases(Protocol::Tcp) {
+        let open = |ends: bool| {
+            let flow = Forwarded::open(&node, case, Hook::NicIn);
+            flow.endpoint_answers();
+            flow.client_goes_on();
+            if ends {
+                flow.end();
+            }
+            flow.port()
+        };
+        let taken: Vec<_> = (0..OPEN).map(|_| open(false)).collect();
+        let free: Vec<_> = (OPEN..RING).map(|_| open(true)).collect();
+        for _ in 0..2 {
+            let port = open(true);
+            assert!(free.contains(&port) && !taken.contains(&port), "{port}");
+        }
+        pass(&node, case, 10_000);
     }
 }

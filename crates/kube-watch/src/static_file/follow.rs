@@ -7,7 +7,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::{Contents, parse};
 use crate::file::{Changes, FollowError, Reading, Source};
-use crate::status::{Kind, StatusWriter};
+use crate::status::{Change, Kind, StatusWriter};
 
 /// Follows the file at `path` until `sink` is closed, and reads it again at every `reload` (a SIGHUP, say).
 ///
@@ -29,7 +29,7 @@ pub async fn follow(
             if sink.send(contents).await.is_err() {
                 return Ok(());
             }
-            Kind::ALL.into_iter().for_each(|kind| status.delivered(kind, true));
+            Kind::ALL.into_iter().for_each(|kind| status.delivered(kind, Change::Relisted));
         }
         tokio::select! {
             () = changes.next() => {}

@@ -24,7 +24,7 @@ use weir_core::model::{Node, Proxy, Service, ServiceCidr, Slice};
 
 use crate::convert::{self, HEADLESS_LABEL, Problem};
 use crate::events::Events;
-use crate::status::{Kind, StatusWriter};
+use crate::status::{Change, Kind, StatusWriter};
 use contact::Contact;
 use report::{Objections, withheld};
 
@@ -102,9 +102,13 @@ trait Watched: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + S
 
     /// Selects on the server what cannot be served anyway. An object whose labels change out of the selection arrives
     /// as deleted, one whose labels change into it as added: the server compares the old and the new object.
-    fn selector() -> Option<String>;
+    fn selector() -> Option<String> {
+        None
+    }
     /// Whether its mistakes are ours to tell.
-    fn is_ours(&self, proxy_name: &str) -> bool;
+    fn is_ours(&self, _proxy_name: &str) -> bool {
+        true
+    }
     /// `None`: not to be served.
     fn compact(&self, proxy_name: &str, problems: &mut Vec<Problem>) -> Option<Self::Compact>;
     fn put(object: Self::Compact) -> Event;
@@ -175,14 +179,6 @@ impl Watched for k8s::Node {
     const KIND: Kind = Kind::Nodes;
     type Compact = Node;
 
-    fn selector() -> Option<String> {
-        None
-    }
-
-    fn is_ours(&self, _: &str) -> bool {
-        true
-    }
-
     fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<Node> {
         Some(convert::node(self, problems))
     }
@@ -207,14 +203,6 @@ impl Watched for ServiceCIDR {
          watch servicecidrs of networking.k8s.io",
     );
     type Compact = ServiceCidr;
-
-    fn selector() -> Option<String> {
-        None
-    }
-
-    fn is_ours(&self, _: &str) -> bool {
-        true
-    }
 
     fn compact(&self, _: &str, problems: &mut Vec<Problem>) -> Option<ServiceCidr> {
         Some(convert::service_cidr(self, problems))
@@ -252,7 +240,7 @@ async fn follow<K: Watched>(client: &Client, options: &WatchOptions, outlet: Out
         if outlet.sink.send(K::reset(Vec::new())).await.is_err() {
             return;
         }
-        outlet.status.delivered(K::KIND, true);
+        outlet.status.delivered(K::KIND, Change::Relisted);
         tokio::time::sleep(pauses.next().unwrap_or(SELDOM)).await;
     }
 }
@@ -293,12 +281,11 @@ async fn follow_while_shown<K: Watched>(
         match event {
             Ok(event) => {
                 let Some(event) = delivery.event(event) else { continue };
-                let reset =
-                    matches!(event, Event::Services(_) | Event::Slices(_) | Event::Nodes(_) | Event::ServiceCidrs(_));
+                let change = Change::of(&event);
                 if sink.send(event).await.is_err() {
                     return Ended::Closed;
                 }
-                status.delivered(K::KIND, reset);
+                status.delivered(K::KIND, change);
             }
             Err(error) => {
                 // Half a list is no list: it starts again from its first page.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use weir_core::cluster::Event;
 use weir_core::model::{ObjectName, Proxy};
 use weir_kube_watch::events::Events;
-use weir_kube_watch::status::{Status, StatusWriter};
+use weir_kube_watch::status::{Change, Status, StatusWriter};
 use weir_kube_watch::watch::{WatchOptions, run};
 
 fn service(name: &str) -> Value {
@@ -90,6 +90,9 @@ async fn changes_arrive_one_by_one_and_what_stops_qualifying_is_gone() {
     assert_eq!(proxy(watching.next().await), Proxy::Ours, "and back again");
     api.send("DELETED", &service("b"));
     assert_eq!(watching.next().await, gone("b"));
+    let events = watching.status(Status::synced).await.services.events;
+    let counted = Change::ALL.map(|change| (change.name(), events.of(change)));
+    assert_eq!(counted, [("applied", 3), ("deleted", 2), ("relisted", 1)]);
 }
 
 #[tokio::test(start_paused = true)]

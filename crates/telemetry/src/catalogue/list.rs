@@ -7,10 +7,10 @@ use super::{Definition, Label};
 /// Hooks, the numbers that exits have, and those of them that are drops: `weir_abi` has them, and the agent's tests compare
 /// these numbers and those below with what it tells.
 const HOOKS: u32 = 6;
-const REASONS: u32 = 36;
-const DROP_REASONS: u32 = 14;
+const REASONS: u32 = 37;
+const DROP_REASONS: u32 = 15;
 /// Maps, and those that the agent fills.
-const MAPS: u32 = 37;
+const MAPS: u32 = 38;
 const FILLED: u32 = 7;
 /// Pairs of a map and what is done to it.
 const OPS: u32 = 18;
@@ -28,6 +28,8 @@ const REFUSALS: u32 = 15;
 const FAMILIES: u32 = 2;
 /// What is watched of the cluster.
 const KINDS: u32 = 4;
+/// What an event of a watch may do.
+const CHANGES: u32 = 3;
 /// Answers of a health server, by status code.
 const CODES: u32 = 2;
 
@@ -88,6 +90,10 @@ pub const LABELS: &[Label] = &[
     },
     Label { key: "traffic_policy", meaning: "`internal` or `external`" },
     Label {
+        key: "type",
+        meaning: "what an event of a watch did: `applied` (an object is new or has changed), `deleted` (it is gone, or no longer one that is served), `relisted` (all of them came anew)",
+    },
+    Label {
         key: "verdict",
         meaning: "what became of a packet: `untouched`, `translated`, `answered`, `dropped`; it follows from the reason",
     },
@@ -114,6 +120,7 @@ metrics! {
         Counter SELECTIONS = "weir_selections_total" ["tier"] Most(3), "New flows by how far they went";
         Gauge FLOW_ENTRIES = "weir_flow_entries" ["map", "state"] Most(8), "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is free; weir_map_max_entries is the room";
         Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
+        Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, with nothing known of them, and got an endpoint by their hash: another one than before resets them. In a flood of SYNs, none of which is remembered, all that begin";
         Gauge SOURCE_PORTS = "weir_source_ports", "Ports that new connections to an endpoint on another node may take as their source";
         Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went";
         Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s";
@@ -133,7 +140,7 @@ metrics! {
     "The cluster" {
         Gauge WATCH_SYNCED = "weir_watch_synced", "Whether every kind was listed";
         Gauge WATCH_CONNECTED = "weir_watch_connected" ["kind"] Most(KINDS), "Whether the source of a kind can be reached";
-        Counter WATCH_EVENTS = "weir_watch_events_total" ["kind"] Most(KINDS), "Events of a kind";
+        Counter WATCH_EVENTS = "weir_watch_events_total" ["kind", "type"] Most(KINDS * CHANGES), "Events of a kind, by what they did";
     }
     "Decisions" {
         Gauge STEERED_PORTS = "weir_steered_ports", "Service ports whose shares follow the load";

@@ -260,15 +260,7 @@ fn mesh(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     catalogue::MESH_SILENT_PEERS.encode(encoder, &number(silent))?;
     let counters = link.with(|mesh, _| *mesh.counters());
     let sent = Family::<PerKind, Counter>::default();
-    for (kind, count) in [
-        ("probe", counters.probes_sent),
-        ("reply", counters.replies_sent),
-        ("answered", counters.replies_received),
-        ("lost", counters.probes_lost),
-        ("held_back", counters.probes_held_back),
-        ("unsent", counters.unsent),
-        ("clock_moved", counters.clocks_moved),
-    ] {
+    for (kind, count) in counters.packets() {
         sent.get_or_create(&PerKind { kind }).inc_by(count);
     }
     catalogue::MESH_PACKETS.encode(encoder, &sent)?;
@@ -294,12 +286,13 @@ fn number(count: usize) -> ConstGauge<i64> {
 
 #[cfg(test)]
 mod tests {
+    use weir_mesh::Counters;
     use weir_telemetry::catalogue::Series;
 
     use super::*;
 
     #[test]
-    fn the_catalogue_has_room_for_every_node_signal_and_refusal() {
+    fn the_catalogue_has_room_for_every_node_signal_and_fate_of_a_packet() {
         let most = |series: usize| Series::Most(u32::try_from(series).unwrap());
         let nodes = most(NODES + 1);
         let by_node = [catalogue::WEIGHT, catalogue::LEVEL, catalogue::PROBE_RTT, catalogue::REPORT_AGE];
@@ -310,6 +303,7 @@ mod tests {
         let signals = samples(&load).count();
         assert_eq!(catalogue::WEIGHT_INPUTS.series, most((NODES + 1) * signals));
         assert_eq!(catalogue::SIGNAL_AGE.series, most(signals));
+        assert_eq!(catalogue::MESH_PACKETS.series, most(Counters::default().packets().len()));
         assert_eq!(catalogue::MESH_REFUSED.series, most(Refusal::ALL.len()));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::Result;
 use tracing::{debug, error, info, warn};
 use weir_core::interfaces::{Attachment, Interface, attachment, runs_xdp};
 use weir_core::kernel_features::missing;
@@ -11,9 +12,19 @@ use super::{Settings, Writer};
 use crate::host;
 
 impl Writer {
-    /// Attaches to interfaces that came, and cleans up after those that went.
+    /// Attaches the socket hooks, or takes them away where they are not wanted.
+    pub(super) fn attach_sockets(&mut self) -> Result<()> {
+        match &self.settings.cgroup {
+            Some(cgroup) => self.datapath.attach_cgroup(cgroup)?,
+            None => self.datapath.detach_cgroup()?,
+        }
+        Ok(())
+    }
+
+    /// Attaches to interfaces that came, and cleans up after those that went. Not before the maps hold what is to be served: programs
+    /// of another ABI version may be serving it there.
     pub(super) fn attach(&mut self) {
-        if self.interfaces.is_empty() {
+        if self.interfaces.is_empty() || !(self.synced || self.adopted) {
             return;
         }
         let wanted = self.wanted();

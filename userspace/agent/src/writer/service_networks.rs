@@ -18,7 +18,7 @@ impl Writer {
 
     /// Takes over what the ServiceCIDRs say, where that changed.
     pub(super) fn update_service_networks(&mut self) -> Result<()> {
-        let beside = self.settings.config.flags & abi::CONFIG_BESIDE != 0;
+        let beside = self.settings.stage.is_beside();
         let Some(networks) = ServiceNetworks::of(&self.cluster, beside) else { return Ok(()) };
         let (service_networks, service_network) = networks.entries();
         let config = abi::Config { service_networks, service_network, ..self.settings.config };

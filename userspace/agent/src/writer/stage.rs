@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use tracing::info;
-use weir_abi as abi;
 
 use super::Writer;
 
@@ -14,10 +13,7 @@ impl Writer {
     pub(super) fn stage_changed(&mut self) -> Result<()> {
         let stage = self.settings.stage.get();
         info!(%stage, "another stage of this node's migration");
-        let beside = if self.settings.stage.is_beside() { abi::CONFIG_BESIDE } else { 0 };
-        let flags = self.settings.config.flags & !abi::CONFIG_BESIDE | beside;
-        self.settings.config = abi::Config { flags, ..self.settings.config };
-        self.datapath.configure(&self.settings.config)?;
+        self.leave_to_others()?;
         let dirty = self.cluster.set_stage(stage);
         self.dirty.merge(dirty);
         if !self.synced {

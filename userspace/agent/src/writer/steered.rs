@@ -35,8 +35,10 @@ pub(crate) struct Steered {
     usual: Kind,
     /// Most Services that have series of their own in the metrics.
     most_series: usize,
-    /// Whether others may have them than the loop was told, if it was.
+    /// Whether others may have them than the loop was told.
     series_changed: bool,
+    /// Who has them as the loop was told, if it was.
+    series: Option<BTreeSet<ObjectName>>,
     /// By service, of each slot who has it and which plan.
     published: HashMap<ObjectName, Vec<Published>>,
     next: u64,
@@ -64,8 +66,20 @@ impl Steered {
             Spread::LocalFirst => Kind::Waterfill,
             Spread::Random => Kind::Random,
         };
-        let (announced, series_changed, published) = (false, most_series > 0, HashMap::new());
-        Self { feed, settings, open, direct, announced, all, usual, most_series, series_changed, published, next: 1 }
+        Self {
+            feed,
+            settings,
+            open,
+            direct,
+            announced: false,
+            all,
+            usual,
+            most_series,
+            series_changed: most_series > 0,
+            series: None,
+            published: HashMap::new(),
+            next: 1,
+        }
     }
 
     /// What is wanted of a service that is served, if it is steered.
@@ -121,10 +135,15 @@ impl Steered {
         self.series_changed = self.most_series > 0;
     }
 
-    /// Tells the loop who has series of their own in the metrics, if that may have changed.
+    /// Tells the loop who has series of their own in the metrics, if that is news.
     pub(super) fn publish_series(&mut self, cluster: &Cluster) {
-        if std::mem::take(&mut self.series_changed) {
-            let _ = self.feed.send(Feed::OwnSeries(service_series::own(cluster, self.most_series)));
+        if !std::mem::take(&mut self.series_changed) {
+            return;
+        }
+        let own = service_series::own(cluster, self.most_series);
+        if self.series.as_ref() != Some(&own) {
+            let _ = self.feed.send(Feed::OwnSeries(own.clone()));
+            self.series = Some(own);
         }
     }
 
@@ -216,4 +235,35 @@ impl Writer {
 /// What the balance of a backend would be without an open flow; None if it was not counted.
 fn base(open: &OpenByBackend, slot: u32, generation: u32) -> Option<u32> {
     open.get(&(slot, generation)).map(|open| open.base())
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::cluster::Event;
+
+    use super::*;
+
+    #[test]
+    fn the_loop_hears_who_has_series_when_that_is_news_and_only_then() {
+        let (feed, mut heard) = mpsc::unbounded_channel();
+        let told = (watch::channel(OpenByBackend::default()).1, watch::channel(BTreeSet::new()).1);
+        let settings = watch::channel(Arc::default()).1;
+        let mut steered = Steered::new(feed, settings, told, true, Spread::LocalFirst, 1);
+        let mut cluster = Cluster::default();
+        let mut after = |event: Option<Event>| {
+            event.into_iter().for_each(|event| drop(cluster.apply(event)));
+            steered.services_changed();
+            steered.publish_series(&cluster);
+            std::iter::from_fn(|| heard.try_recv().ok()).map(|feed| format!("{feed:?}")).collect::<Vec<_>>()
+        };
+        let name = |name: &str| ObjectName::new("shop", name);
+        let service = |service: &str| Some(Event::Service(Service::new(name(service))));
+        let series = |services: &[&str]| {
+            vec![format!("{:?}", Feed::OwnSeries(services.iter().map(|service| name(service)).collect()))]
+        };
+        assert_eq!(after(None), series(&[]), "that nobody has any is news at first");
+        assert_eq!(after(service("b")), series(&["b"]));
+        assert!(after(service("b")).is_empty() && after(service("c")).is_empty(), "b has them still");
+        assert_eq!(after(service("a")), series(&["a"]));
+    }
 }

@@ -124,8 +124,7 @@ fn a_service_that_gains_and_loses_its_second_family_keeps_its_connections_in_the
         for talk in Talk::ALL {
             let targets = dual.cluster_ips(talk).into_iter().chain(dual.node_ports(cluster.world.node(1), talk));
             for target in targets {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+                let answer = cluster.answer(&caller, talk, target);
                 assert_eq!(answer.name, pod.name(), "{caller} at {talk:?} {target}");
             }
         }

@@ -121,8 +121,7 @@ fn terminating_endpoints_alone_fail_the_health_check_while_they_are_still_sent_t
     await_local(&cluster, &served, 1, 0);
     for talk in Talk::ALL {
         for target in served.node_ports(cluster.world.node(1), talk) {
-            let answer = cluster.run_as(&Caller::Outside, || talk.ask(target, PATIENCE));
-            assert_eq!(answer.unwrap_or_else(|e| panic!("{talk:?} {target}: {e}")).name, pod.name());
+            assert_eq!(cluster.answer(&Caller::Outside, talk, target).name, pod.name());
         }
     }
 }

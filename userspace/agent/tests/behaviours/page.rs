@@ -47,12 +47,9 @@ fn follow(server: SocketAddr, awaited: &str) -> String {
 
 /// What the page answers to these bytes.
 fn status_of(server: SocketAddr, sent: &str) -> u16 {
-    let mut stream = TcpStream::connect(server).unwrap();
+    let stream = TcpStream::connect(server).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
-    stream.write_all(sent.as_bytes()).unwrap();
-    let mut head = [0; 12];
-    stream.read_exact(&mut head).unwrap();
-    String::from_utf8_lossy(&head[9..]).parse().unwrap()
+    http::status_of(stream, sent)
 }
 
 #[test]

@@ -18,7 +18,6 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use weir_testbed::ask::PATIENCE;
 use weir_testbed::{Netns, Pod, wait};
 
 /// IP protocol number.
@@ -189,8 +188,7 @@ fn a_service_with_another_target_port_gets_an_event_and_no_packets_and_disturbs_
     for caller in cluster.callers() {
         for talk in Talk::ALL {
             for target in served.cluster_ips(talk).into_iter().chain(other.cluster_ips(talk)) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                assert_eq!(answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}")).name, pod.name());
+                assert_eq!(cluster.answer(&caller, talk, target).name, pod.name());
             }
         }
     }

@@ -151,8 +151,7 @@ fn a_load_balancer_without_node_ports_is_served_at_its_addresses() {
         for talk in Talk::ALL {
             let balancer = Kind::LoadBalancer.targets(&cluster, &served, 70, talk);
             for target in balancer.into_iter().chain(served.cluster_ips(talk)) {
-                let answer = cluster.run_as(&caller, || talk.ask(target, PATIENCE));
-                let answer = answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"));
+                let answer = cluster.answer(&caller, talk, target);
                 assert!(answer.name.starts_with("node2-"), "{caller} at {talk:?} {target}: {answer:?}");
             }
         }

@@ -12,7 +12,6 @@ use crate::harness::http::{self, Reply};
 use crate::harness::{self, Agent, Cluster, SOON};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use weir_testbed::apiserver::User;
-use weir_testbed::ask::PATIENCE;
 use weir_testbed::{address, wait};
 
 /// The longest pause between two attempts at the API server, with its jitter, and a little for the server itself.
@@ -96,8 +95,7 @@ fn await_check(cluster: &Cluster, served: &Echo, limit: Duration, status: u16) -
 fn assert_served(cluster: &Cluster, served: &Echo) {
     for talk in Talk::ALL {
         for target in served.node_ports(cluster.world.node(1), talk) {
-            let answer = cluster.run_as(&Caller::Outside, || talk.ask(target, PATIENCE));
-            assert_eq!(answer.unwrap_or_else(|e| panic!("{talk:?} {target}: {e}")).name, "node1-pod1");
+            assert_eq!(cluster.answer(&Caller::Outside, talk, target).name, "node1-pod1");
         }
     }
 }

@@ -16,11 +16,12 @@ use page::{Page, below, pages, root};
 use regex::Regex;
 use weir_abi as abi;
 use weir_abi::names::reason_name;
+use weir_mesh::Refusal;
 
 /// Behind it everything is written by a test.
 const MARK: &str = "do not edit below. -->\n";
 /// Options of other programs that the pages name, so that a misspelt one of ours is not among them by chance.
-const OF_OTHERS: [&str; 17] = [
+const OF_OTHERS: [&str; 19] = [
     "--bin",             // cargo
     "--cascade",         // helm
     "--cgroup-root",     // kubelet
@@ -31,6 +32,7 @@ const OF_OTHERS: [&str; 17] = [
     "--ignored",         // cargo
     "--image",           // kubectl
     "--masquerade-all",  // kube-proxy
+    "--now",             // systemctl
     "--prefix",          // kubectl
     "--profile",         // kubectl
     "--rate",            // xtask
@@ -38,6 +40,7 @@ const OF_OTHERS: [&str; 17] = [
     "--tail",            // kubectl
     "--target",          // docker
     "--test",            // cargo
+    "--timeout",         // kubectl
 ];
 /// Options of `weir` as a plug-in of kubectl alone, which its reference leaves out.
 const OF_THE_PLUG_IN: [&str; 4] = ["--agent-namespace", "--agent-selector", "--all-nodes", "--node"];
@@ -143,6 +146,16 @@ fn every_reason_is_explained_with_its_number() {
     let explained: BTreeSet<_> =
         reasons.rows().filter_map(|row| Some((row.first()?.parse().ok()?, (*row.get(1)?).to_owned()))).collect();
     assert_eq!(explained, expected);
+}
+
+#[test]
+fn every_refusal_of_the_mesh_is_explained() {
+    let text = page("docs/troubleshoot.md").source;
+    let (_, section) = text.split_once("## A peer is silent\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let kinds = section.lines().filter_map(|row| Some(row.strip_prefix("| `")?.split_once(" |")?.0));
+    let explained: BTreeSet<_> = kinds.flat_map(|kinds| kinds.split(", ")).map(|kind| kind.trim_matches('`')).collect();
+    assert_eq!(explained, Refusal::ALL.map(Refusal::label).into());
 }
 
 /// The Rust sources of libraries and programs, without their tests.

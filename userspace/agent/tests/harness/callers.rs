@@ -9,6 +9,7 @@ use weir_testbed::connection::LongConnection;
 use weir_testbed::{Pod, address};
 
 use super::Cluster;
+use super::echo::Talk;
 
 /// Who asks.
 #[derive(Clone, Debug)]
@@ -65,6 +66,13 @@ impl Cluster {
             }
             Caller::Outside => self.world.client().enter(work),
         }
+    }
+
+    /// Who answers the caller; the test ends where nobody does.
+    #[track_caller]
+    pub(crate) fn answer(&self, caller: &Caller, talk: Talk, target: SocketAddr) -> Answer {
+        let answer = self.run_as(caller, || talk.ask(target, PATIENCE));
+        answer.unwrap_or_else(|e| panic!("{caller} at {talk:?} {target}: {e}"))
     }
 
     /// A long TCP connection of the caller to an echo server.

@@ -10,7 +10,7 @@ use weir_abi as abi;
 use weir_core::ops::Dump;
 use weir_testbed::address::Pair;
 use weir_testbed::ask::{self, Answer};
-use weir_testbed::{Node, Pod, objects, wait};
+use weir_testbed::{Node, Pod, World, objects, wait};
 
 use super::{Agent, Cluster, HTTP, SOON, TCP, UDP, text};
 
@@ -184,6 +184,12 @@ impl Echo {
     /// Both addresses of a node with the node port, IPv4 first.
     pub(crate) fn node_ports(&self, node: &Node, talk: Talk) -> [SocketAddr; 2] {
         node.address().both().map(|ip| SocketAddr::new(ip, self.node_port(talk)))
+    }
+
+    /// Both cluster IPs, and both addresses of every node with the node port.
+    pub(crate) fn everywhere(&self, world: &World, talk: Talk) -> Vec<SocketAddr> {
+        let node_ports = world.nodes().iter().flat_map(|node| self.node_ports(node, talk));
+        self.cluster_ips(talk).into_iter().chain(node_ports).collect()
     }
 
     fn external_ips(&self) -> Vec<IpAddr> {

@@ -42,6 +42,15 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Resu
     Ok(Reply { status, head: head.to_owned(), body: body.to_owned() })
 }
 
+/// The status of the answer to these bytes, whatever they are.
+pub(crate) fn status_of(mut stream: impl Read + Write, sent: &str) -> u16 {
+    // Who sends too much is answered before all of it is there.
+    let _ = stream.write_all(sent.as_bytes());
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).unwrap();
+    String::from_utf8_lossy(&head[9..]).parse().unwrap()
+}
+
 /// GET, from the calling thread's namespace.
 pub(crate) fn get(server: SocketAddr, path: &str) -> io::Result<Reply> {
     request("GET", server, path)

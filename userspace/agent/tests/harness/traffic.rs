@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_testbed::connection::LongConnection;
 use weir_testbed::load::{Load, RunningLoad};
-use weir_testbed::{Cgroup, Netns};
+use weir_testbed::{Cgroup, Netns, wait};
 
 /// New connections per second of each stream: enough that one is under way at any moment.
 const RATE: u32 = 50;
@@ -18,6 +18,9 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Of each long connection, until traffic counts as going on.
 const EXCHANGES: u64 = 40;
+
+/// Of each stream, the same.
+const ANSWERS: u64 = 20;
 
 /// Where a stream comes from.
 #[derive(Clone, Copy)]
@@ -74,6 +77,15 @@ impl Traffic {
         for ((name, connection), goal) in self.connections.iter().zip(goals) {
             let left = goal.saturating_sub(connection.history().exchanges);
             connection.await_exchanges(left, super::SOON).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    }
+
+    /// Waits until every stream has had some more answers.
+    pub(crate) fn streams_go_on(&self) {
+        let goals: Vec<_> = self.streams.iter().map(|(_, stream)| stream.answered() + ANSWERS).collect();
+        for ((name, stream), goal) in self.streams.iter().zip(goals) {
+            let what = format!("answers to {name}");
+            wait::until(&what, super::SOON, || stream.answered() >= goal).unwrap();
         }
     }
 

@@ -12,8 +12,23 @@ use crate::{guard, health};
 /// Patience with an agent that starts or stops.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Several sets of maps on one machine: a small world needs small ones.
-const SMALL: [&str; 4] = ["--max-flows=65536", "--max-sockets=4096", "--max-backends=4096", "--max-services=2048"];
+/// How large an agent's tables are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tables {
+    /// As a small world needs them, of several agents on one machine.
+    Small,
+    /// As the machine's memory makes them, of an agent that is the only one.
+    OfMachine,
+}
+
+impl Tables {
+    const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Small => &["--max-flows=65536", "--max-sockets=4096", "--max-backends=4096", "--max-services=2048"],
+            Self::OfMachine => &[],
+        }
+    }
+}
 
 /// How an agent divides new connections.
 #[derive(Clone, Debug)]
@@ -66,7 +81,7 @@ struct Start {
     services: PathBuf,
     log: PathBuf,
     cgroup: Cgroup,
-    sizes: &'static [&'static str],
+    tables: Tables,
 }
 
 impl Agent {
@@ -81,23 +96,12 @@ impl Agent {
         program: &Path,
         services: &Path,
         logs: &Path,
+        tables: Tables,
     ) -> Result<Self> {
-        Start::new(node, program, services, logs, &SMALL)?.launch(world, spread)
-    }
-
-    /// The same, with tables as large as the machine's memory makes them: it is the only one.
-    ///
-    /// # Errors
-    /// As [`Agent::start`].
-    pub(crate) fn start_alone(
-        world: &World,
-        node: u8,
-        spread: &Spread,
-        program: &Path,
-        services: &Path,
-        logs: &Path,
-    ) -> Result<Self> {
-        Start::new(node, program, services, logs, &[])?.launch(world, spread)
+        let (program, services) = (program.to_owned(), services.to_owned());
+        let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
+        let start = Start { node, program, services, log: logs.join(format!("node{node}.log")), cgroup, tables };
+        start.launch(world, spread)
     }
 
     /// Stops it as an operator would and starts it with another spread. Returns when the new one is ready.
@@ -137,12 +141,6 @@ impl Agent {
 }
 
 impl Start {
-    fn new(node: u8, program: &Path, services: &Path, logs: &Path, sizes: &'static [&'static str]) -> Result<Self> {
-        let (program, services) = (program.to_owned(), services.to_owned());
-        let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
-        Ok(Self { node, program, services, log: logs.join(format!("node{node}.log")), cgroup, sizes })
-    }
-
     fn launch(self, world: &World, spread: &Spread) -> Result<Agent> {
         let mut command = world.node(self.node).netns().command(&self.program);
         command.arg("--static").arg(&self.services);
@@ -150,7 +148,7 @@ impl Start {
         command.args(spread.arguments());
         command.arg("--pin-dir").arg(guard::pin_dir(self.node).root());
         command.arg("--cgroup").arg(self.cgroup.path());
-        command.args(self.sizes);
+        command.args(self.tables.arguments());
         Ok(Agent { process: Process::start(command, "weir-agent", &self.log)?, start: self })
     }
 }

@@ -15,7 +15,7 @@ use weir_testbed::serve::{self, Server};
 use weir_testbed::{Machine, Pod, World, ask, wait};
 
 use super::NODES;
-use super::agent::{Agent, Spread};
+use super::agent::{Agent, Spread, Tables};
 use super::traffic::Traffic;
 use crate::requirements::Programs;
 
@@ -88,7 +88,8 @@ impl Stage {
     /// When one does not get ready.
     pub(crate) fn start_agents(&mut self, programs: &Programs, spread: &Spread) -> Result<()> {
         for node in 1..=NODES {
-            let agent = Agent::start(&self.world, node, spread, &programs.agent, &self.services, &self.logs)?;
+            let agent =
+                Agent::start(&self.world, node, spread, &programs.agent, &self.services, &self.logs, Tables::Small)?;
             self.agents.push(agent);
         }
         self.agents.iter_mut().try_for_each(|agent| agent.await_ready(&self.world))
@@ -176,7 +177,8 @@ impl Stage {
                 Some(agent) => agent.restart(&self.world, spread)?,
                 None => {
                     let (program, services) = (&programs.agent, &self.services);
-                    let mut agent = Agent::start(&self.world, node, spread, program, services, &self.logs)?;
+                    let mut agent =
+                        Agent::start(&self.world, node, spread, program, services, &self.logs, Tables::Small)?;
                     agent.await_ready(&self.world)?;
                     agent
                 }

@@ -19,7 +19,7 @@ use weir_testbed::load::Load;
 use weir_testbed::{Node, World, address};
 
 use crate::claim::{Bound, Claim};
-use crate::demo::agent::{Agent, Spread};
+use crate::demo::agent::{Agent, Spread, Tables};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
@@ -39,7 +39,7 @@ const SYNS: u64 = 1 << 24;
 const OPEN: usize = 10_000;
 /// New connections per second meanwhile, and how many may wait.
 const RATE: u32 = 100;
-const CLIENTS: usize = 64;
+const CLIENTS: usize = 256;
 /// The part of them that has to be tried for a case to be one.
 const TRIED: f64 = 0.9;
 /// Patience with a new connection: its SYN may be lost twice.
@@ -75,6 +75,8 @@ struct Case {
     open: usize,
     /// Of the open ones.
     broken: usize,
+    /// New connections that were to be begun during the flood, and what became of those that were.
+    due: u64,
     answered: u64,
     failed: u64,
     median_ms: f64,
@@ -117,10 +119,9 @@ impl Case {
         format!("IPv{}, {}", self.family, self.backend)
     }
 
-    /// Of the new connections that were to be, the part that was tried.
+    /// Of the new connections that were due during the flood, the part that was begun meanwhile.
     fn tried(&self) -> f64 {
-        let seconds = self.syns as f64 / self.syns_per_second;
-        (self.answered + self.failed) as f64 / (f64::from(RATE) * seconds)
+        (self.answered + self.failed) as f64 / self.due.max(1) as f64
     }
 
     /// Whether the flood was so fast that the node remembered none of its SYNs.
@@ -159,7 +160,7 @@ fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
     let file = services(&world, directory)?;
-    let mut agent = Agent::start_alone(&world, 1, &Spread::LocalFirst, &programs.agent, &file, directory)?;
+    let mut agent = Agent::start(&world, 1, &Spread::LocalFirst, &programs.agent, &file, directory, Tables::OfMachine)?;
     agent.await_ready(&world)?;
     for prefix in address::external_ips() {
         world.route_via(prefix, 1)?;
@@ -202,6 +203,7 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
         stateless_above: stateless_above(&view)?,
         open: OPEN,
         broken,
+        due: report.due,
         answered: report.answered(),
         failed: report.failed(),
         median_ms: report.p50().as_secs_f64() * 1000.0,

@@ -83,6 +83,7 @@ mod tests {
             stateless_above: 900.0,
             open: 10,
             broken: 0,
+            due: 100,
             answered: 99,
             failed: 1,
             median_ms: 1.25,

@@ -25,7 +25,7 @@ use weir_testbed::paced::{Failure, Paced, Report};
 use weir_testbed::{Node, Pod, World, address, ask, wait};
 
 use crate::claim::{Bound, Claim};
-use crate::demo::agent::{Agent, Spread};
+use crate::demo::agent::{Agent, Spread, Tables};
 use crate::guard::{self, Stop};
 use crate::origin::Origin;
 use crate::progress::Step;
@@ -146,7 +146,15 @@ fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop
     let file = service_file::write(&world, &[service], directory)?;
     let mut agents = Vec::new();
     for node in world.nodes() {
-        agents.push(Agent::start(&world, node.number(), &Spread::Random, &programs.agent, &file, directory)?);
+        agents.push(Agent::start(
+            &world,
+            node.number(),
+            &Spread::Random,
+            &programs.agent,
+            &file,
+            directory,
+            Tables::Small,
+        )?);
     }
     agents.iter_mut().try_for_each(|agent| agent.await_ready(&world))?;
     for prefix in address::external_ips() {

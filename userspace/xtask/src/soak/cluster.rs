@@ -180,6 +180,8 @@ impl Cluster {
     }
 
     fn serve(&mut self, pod: &Pod) -> Result<()> {
+        // What remains is ours: a server's kernel resets some connections whose packets several CPUs handle.
+        pod.receive_on_one_cpu()?;
         let name = pod.name();
         let servers = [
             serve::http(pod.netns(), &name, Talk::Http.target())?,

@@ -20,7 +20,7 @@ use weir_testbed::node::NIC;
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{World, address};
 
-use crate::demo::agent::{self, Agent};
+use crate::demo::agent::{self, Agent, Tables};
 use crate::guard::Stop;
 use crate::progress::Step;
 use crate::requirements::Programs;
@@ -79,7 +79,7 @@ pub(super) fn measure(programs: &Programs, directory: &Path, stop: &Stop) -> Res
         agent::Spread::ByLoad { key: None, config: Some(files.config.clone()), group: None },
         agent::Spread::ByLoad { key: Some(files.key.clone()), config: Some(files.config.clone()), group: None },
     ];
-    let mut agent = Agent::start(&world, 1, &ways[0], &programs.agent, &files.services, directory)?;
+    let mut agent = Agent::start(&world, 1, &ways[0], &programs.agent, &files.services, directory, Tables::Small)?;
     agent.await_ready(&world)?;
     let _loads = load(&world)?;
     let mut used = [vec![], vec![], vec![]];

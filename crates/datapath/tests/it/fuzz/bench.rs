@@ -11,8 +11,9 @@ use weir_datapath::MapStore;
 use weir_model::{Hook, Key, Model, Network, Now, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
+use super::places::{client, wrapper};
 use super::step::{Scenario, Segment, Shape, Step};
-use super::world::{World, client, wrapper};
+use super::world::World;
 use super::{compare, frame, kernel};
 use crate::node::Node;
 
@@ -113,7 +114,7 @@ impl<'a> Bench<'a> {
     pub(super) fn play(node: &'a mut Node, devices: Devices, scenario: &Scenario) -> (Self, End) {
         kernel::reset(node);
         let world = scenario.world.clone();
-        let mut model = Model::new(world.config, BEGIN);
+        let mut model = Model::new(world.config, BEGIN, kernel::opening_sets(node));
         node.datapath.configure(&world.config).unwrap();
         node.datapath.set_source_ports(&world.ports).unwrap();
         model.set_source_ports(&world.ports);

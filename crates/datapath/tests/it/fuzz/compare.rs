@@ -5,10 +5,11 @@ use std::fmt::{Debug, Write};
 use std::hash::Hash;
 
 use weir_abi as abi;
-use weir_model::{Hook, Model, Outcome, Reply, Stage, Verdict};
+use weir_model::{Hook, Model, Outcome, Reply, Stage, Turn, Verdict};
 use weir_testbed::packet::decode;
 
-use super::kernel::{self, Clocks, Ran};
+use super::kernel::{self, Ran};
+use super::tables::{self, Clocks};
 use super::world::{BACKENDS, SERVICES};
 use crate::node::{Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX};
 
@@ -85,20 +86,20 @@ pub(super) fn tables(node: &Node, model: &Model, tick: u32) -> Result<(), String
     let ours = &model.tables;
     for stage in [Stage::Going, Stage::Opening] {
         let what = format!("flow {stage:?}");
-        differences(&what, &kernel::flows(node, stage, clocks), ours.flows.entries(stage), &mut wrong);
+        differences(&what, &tables::flows(node, stage, clocks), ours.flows.entries(stage), &mut wrong);
         let known = ours.replies.entries(stage).iter();
         let known = known.map(|(key, reply)| (*key, Reply { asked: reply.asked.map(|_| 0), ..*reply })).collect();
-        differences(&format!("reply {stage:?}"), &kernel::replies(node, stage, clocks), &known, &mut wrong);
+        differences(&format!("reply {stage:?}"), &tables::replies(node, stage, clocks), &known, &mut wrong);
     }
     let lost = [("lost", kernel::lost(node))].into();
     differences("counter", &lost, &[("lost", ours.lost)].into(), &mut wrong);
-    differences("affinity", &kernel::affinities(node, clocks), &ours.affinities, &mut wrong);
+    differences("affinity", &tables::affinities(node, clocks), &ours.affinities, &mut wrong);
     let sockets = node.view.sockets().unwrap().into_iter().collect();
     differences("socket", &sockets, &ours.sockets, &mut wrong);
-    differences("fragment", &kernel::fragments(node, clocks), &ours.fragments, &mut wrong);
+    differences("fragment", &tables::fragments(node, clocks), &ours.fragments, &mut wrong);
     let mut turns = ours.turns.clone();
-    turns.retain(|_, turn| *turn != 0);
-    differences("source port", &kernel::turns(node), &turns, &mut wrong);
+    turns.retain(|_, turn| *turn != Turn::default());
+    differences("source port", &tables::turns(node, clocks), &turns, &mut wrong);
     let backends = (0..BACKENDS).map(|slot| {
         // How long answers took is the clock's matter.
         (slot, abi::BackendCounters { delay: 0, ..node.view.backend_counters(slot).unwrap() })

@@ -1,20 +1,15 @@
-//! The programs in the kernel: run on frames, their tables read, made older and emptied.
+//! The programs in the kernel: run on frames, their tables made older and emptied.
 
-use std::collections::HashMap;
 use std::fs;
-use std::hash::Hash;
 use std::os::fd::AsFd;
 
 use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray, PerCpuValues};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use weir_abi as abi;
-use weir_core::model::Family;
 use weir_core::ops::MapOp;
 use weir_datapath::MapStore;
-use weir_model::{
-    End, Flow, Fragment, FragmentKey, Hook, Key, Now, Reply, Stage, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE,
-};
+use weir_model::{Hook, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use super::world::{BACKENDS, LINES, SERVICES};
@@ -143,13 +138,14 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
             put(node, name, &key, value.len(), Some(&value));
         }
     }
+    entries::age_pressure(node, ticks);
     calm(node);
 }
 
 /// Sets the first bytes of each CPU's pace to zero.
 fn zero_paces(node: &Node, bytes: usize) {
-    let mut paces: PerCpuArray<_, [u8; 16]> = map(node, "paces").try_into().unwrap();
-    let mut values: Vec<[u8; 16]> = paces.get(&0, 0).unwrap().to_vec();
+    let mut paces: PerCpuArray<_, [u8; 24]> = map(node, "paces").try_into().unwrap();
+    let mut values: Vec<[u8; 24]> = paces.get(&0, 0).unwrap().to_vec();
     values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
     paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
 }
@@ -161,8 +157,8 @@ fn calm(node: &Node) {
 
 /// Entries that were missing and written anew, on any CPU.
 pub(super) fn lost(node: &Node) -> u64 {
-    let paces: PerCpuArray<_, [u8; 16]> = map(node, "paces").try_into().unwrap();
-    let lost = |pace: &[u8; 16]| u64::from_ne_bytes(pace[8..].try_into().unwrap());
+    let paces: PerCpuArray<_, [u8; 24]> = map(node, "paces").try_into().unwrap();
+    let lost = |pace: &[u8; 24]| u64::from_ne_bytes(pace[8..16].try_into().unwrap());
     paces.get(&0, 0).unwrap().iter().map(lost).sum()
 }
 
@@ -218,8 +214,9 @@ pub(super) fn reset(node: &mut Node) {
     }
     clear(node, "socket_peers");
     zero::<8>(node, "snat_counters");
+    zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
     zero::<16>(node, "snat_ports");
-    zero_paces(node, 16);
+    zero_paces(node, 24);
     let dump = node.view.dump().unwrap();
     let mut ops: Vec<_> = dump.frontends.iter().map(|(key, _)| MapOp::DeleteFrontend { key: *key }).collect();
     ops.extend(dump.source_ranges.iter().map(|range| MapOp::DeleteSourceRange { range: *range }));
@@ -241,157 +238,7 @@ pub(super) fn flows_of_backends(node: &Node) -> Vec<u64> {
     (0..BACKENDS).map(|slot| node.view.backend_counters(slot).unwrap().flows).collect()
 }
 
-/// Reads the fields of an entry, one after the other.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (first, rest) = self.0.split_first_chunk().unwrap();
-        self.0 = rest;
-        *first
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_ne_bytes(self.take())
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_ne_bytes(self.take())
-    }
-
-    fn port(&mut self) -> u16 {
-        u16::from_be_bytes(self.take())
-    }
-
-    fn addr(&mut self) -> abi::Addr {
-        std::net::Ipv6Addr::from(self.take::<16>()).into()
-    }
-
-    fn addr_of(&mut self, family: Family) -> abi::Addr {
-        match family {
-            Family::V4 => std::net::Ipv4Addr::from(self.take::<4>()).into(),
-            Family::V6 => self.addr(),
-        }
-    }
-}
-
-fn key_of(bytes: &[u8], family: Family) -> Key {
-    let mut fields = Fields(bytes);
-    let (from, to) = (fields.addr_of(family), fields.addr_of(family));
-    let (sport, dport) = (fields.port(), fields.port());
-    let [protocol] = fields.take();
-    Key { family, protocol, from: End { addr: from, port: sport }, to: End { addr: to, port: dport } }
-}
-
-/// A tick of the kernel in the model's time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clocks {
-    pub(super) kernel: u32,
-    pub(super) model: Now,
-}
-
-impl Clocks {
-    const fn tick(self, kernel: u32) -> u32 {
-        kernel.wrapping_sub(self.kernel).wrapping_add(self.model.ticks)
-    }
-}
-
-fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
-    let mut f = Fields(bytes);
-    let (backend, generation, service, flags, port) = (f.u32(), f.u32(), f.u32(), f.u16(), f.port());
-    Flow {
-        backend,
-        generation,
-        service,
-        snat: (flags & abi::FLOW_SNAT != 0 || port != 0).then_some(port),
-        direct: flags & abi::FLOW_DIRECT != 0,
-        closing: flags & abi::FLOW_CLOSING != 0,
-        ended: flags & abi::FLOW_ENDED != 0,
-        replied: flags & abi::FLOW_REPLIED != 0,
-        retries: (flags & abi::FLOW_RETRIES) / abi::FLOW_RETRY,
-        opening: flags & abi::FLOW_OPENING != 0,
-        created: clocks.tick(f.u32()),
-        last_seen: clocks.tick(f.u32()),
-        bytes: f.u32(),
-        held: f.u32(),
-    }
-}
-
-fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
-    let mut f = Fields(bytes);
-    let (frontend, client) = (f.addr(), f.addr());
-    let (frontend_port, client_port, flags, heard) = (f.port(), f.port(), f.u16(), f.u16());
-    Reply {
-        frontend: End { addr: frontend, port: frontend_port },
-        client: End { addr: client, port: client_port },
-        snat: flags & abi::FLOW_SNAT != 0,
-        closing: flags & abi::FLOW_CLOSING != 0,
-        ended: flags & abi::FLOW_ENDED != 0,
-        heard,
-        replied: flags & abi::FLOW_REPLIED != 0,
-        moved: flags & abi::FLOW_MOVED != 0,
-        opening: flags & abi::FLOW_OPENING != 0,
-        asked_again: flags & abi::FLOW_ASKED_AGAIN != 0,
-        backend: f.u32(),
-        generation: f.u32(),
-        last_seen: clocks.tick(f.u32()),
-        // The clock's matter, but for whether there is one.
-        asked: (f.u32() != 0).then_some(0),
-        bytes: f.u32(),
-        held: f.u32(),
-    }
-}
-
-fn entries<K: Eq + Hash, V>(
-    node: &Node,
-    name: &str,
-    key: impl Fn(&[u8]) -> K,
-    value: impl Fn(&[u8]) -> V,
-) -> HashMap<K, V> {
-    let raw = node.view.raw(name).unwrap().unwrap();
-    raw.into_iter().map(|(k, v)| (key(&k), value(&v))).collect()
-}
-
-fn both<V>(node: &Node, names: [&str; 2], value: impl Fn(&[u8]) -> V) -> HashMap<Key, V> {
-    let mut all = entries(node, names[0], |bytes| key_of(bytes, Family::V4), &value);
-    all.extend(entries(node, names[1], |bytes| key_of(bytes, Family::V6), &value));
-    all
-}
-
-pub(super) fn flows(node: &Node, stage: Stage, clocks: Clocks) -> HashMap<Key, Flow> {
-    let names = FLOWS[if stage == Stage::Going { 0 } else { 1 }];
-    both(node, names, |bytes| flow(bytes, clocks))
-}
-
-pub(super) fn replies(node: &Node, stage: Stage, clocks: Clocks) -> HashMap<Key, Reply> {
-    let names = FLOWS[if stage == Stage::Going { 2 } else { 3 }];
-    both(node, names, |bytes| reply(bytes, clocks))
-}
-
-pub(super) fn affinities(node: &Node, clocks: Clocks) -> HashMap<(abi::Addr, u32), abi::Affinity> {
-    let entries = node.view.affinities().unwrap().into_iter();
-    let in_model = |kept: abi::Affinity| abi::Affinity { last_seen: clocks.tick(kept.last_seen), ..kept };
-    entries.map(|(key, kept)| ((key.client, key.service), in_model(kept))).collect()
-}
-
-pub(super) fn fragments(node: &Node, clocks: Clocks) -> HashMap<FragmentKey, Fragment> {
-    let entries = node.view.fragments().unwrap().into_iter();
-    entries
-        .map(|(key, first)| {
-            // Others are kept only where pieces wait.
-            assert_eq!(first.state, abi::FRAGMENT_OURS, "{key:?}");
-            let out = key.out != 0;
-            let key = FragmentKey { src: key.src, dst: key.dst, id: key.id.get(), protocol: key.proto, out };
-            let (sport, dport) = (first.sport.get(), first.dport.get());
-            (key, Fragment { sport, dport, last_seen: clocks.tick(first.last_seen) })
-        })
-        .collect()
-}
-
-/// The turns of source ports that are not at the beginning.
-pub(super) fn turns(node: &Node) -> HashMap<u32, u32> {
-    let slot = |key: &[u8]| u32::from_ne_bytes(key.try_into().unwrap());
-    let mut turns = entries(node, "snat_counters", slot, |value| Fields(value).u32());
-    turns.retain(|_, turn| *turn != 0);
-    turns
+/// Sets of each table of flows that begin.
+pub(super) fn opening_sets(node: &Node) -> u32 {
+    Array::<_, [u8; abi::FIRST_SYNS]>::try_from(map(node, "first_syns")).unwrap().len()
 }

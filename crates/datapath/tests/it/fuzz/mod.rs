@@ -11,8 +11,11 @@ mod compare;
 mod coverage;
 mod frame;
 mod kernel;
+mod places;
+mod processes;
 mod sockets;
 mod step;
+mod tables;
 mod world;
 
 use std::collections::BTreeSet;

@@ -1,153 +1,40 @@
 //! Sockets of the host's processes and of a pod's against the model, by real system calls: the kernel runs these programs in no
 //! other way. All endpoints' addresses are both namespaces' own, with servers behind them: where a socket was sent to, it arrives.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arbitrary::Unstructured;
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, Socket, Type};
 use weir_abi as abi;
 use weir_core::model::Family;
 use weir_core::ops::{Capacity, MapOp};
 use weir_datapath::{HookedPods, MapStore};
 use weir_model::{Called, Model, Refusal, Wish};
+use weir_testbed::Netns;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::cgroup::Cgroup;
-use weir_testbed::{Netns, wait};
 
 use super::bench::BEGIN;
+use super::places::{of, place};
+use super::processes::{Process, Servers};
 use super::step::WORLD_BYTES;
-use super::world::{ENDPOINTS, TARGET, World, flags, of, place};
+use super::world::{ENDPOINTS, TARGET, World, flags};
 use super::{PLAYS, compare, kernel};
 use crate::model::seed;
 use crate::network::nic;
 use crate::node::Node;
 use crate::pins::{SMALL, unique_name};
-use crate::sockets::netns_cookie;
 
 /// How long random scenarios are played.
 const TIME: Duration = Duration::from_secs(10);
 const STEPS: usize = 16;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// For what has been sent on the same machine.
-const SOON: Duration = Duration::from_secs(2);
-
-/// Who answers at the endpoints' addresses of a namespace.
-struct Servers {
-    tcp: HashMap<SocketAddr, TcpListener>,
-    udp: HashMap<SocketAddr, UdpSocket>,
-}
-
-impl Servers {
-    /// Gives the namespace the addresses that it does not have.
-    fn new(netns: &Netns, has: &[IpAddr]) -> Self {
-        let ips: Vec<_> =
-            [Family::V4, Family::V6].into_iter().flat_map(|f| (0..ENDPOINTS).map(move |n| place(f, n).0)).collect();
-        for ip in ips.iter().filter(|ip| !has.contains(ip)) {
-            let how = if ip.is_ipv4() { "/32 dev lo" } else { "/128 dev lo nodad" };
-            netns.ip(&format!("addr add {ip}{how}")).unwrap();
-        }
-        for ip in ips.iter().filter(|ip| ip.is_ipv6()) {
-            netns.await_own(*ip, SOON).unwrap();
-        }
-        let all = || ips.iter().map(|ip| SocketAddr::new(*ip, TARGET));
-        netns.enter(|| {
-            let tcp = all().map(|at| {
-                let listener = TcpListener::bind(at).unwrap();
-                listener.set_nonblocking(true).unwrap();
-                (at, listener)
-            });
-            let udp = all().map(|at| {
-                let socket = UdpSocket::bind(at).unwrap();
-                socket.set_read_timeout(Some(SOON)).unwrap();
-                (at, socket)
-            });
-            Self { tcp: tcp.collect(), udp: udp.collect() }
-        })
-    }
-
-    /// Leaves nothing of a scenario that was given up.
-    fn forget(&self) {
-        self.tcp.values().for_each(|listener| while listener.accept().is_ok() {});
-        for socket in self.udp.values() {
-            socket.set_nonblocking(true).unwrap();
-            while socket.recv(&mut []).is_ok() {}
-            socket.set_nonblocking(false).unwrap();
-        }
-    }
-
-    /// Whose connection is next.
-    fn accepts(&self, there: SocketAddr) -> Result<SocketAddr, String> {
-        let accept = || self.tcp[&there].accept().map(|(_, from)| from).map_err(|error| error.to_string());
-        wait::until_some(&format!("{there} to be connected to"), SOON, accept).map_err(|error| error.to_string())
-    }
-
-    /// Whose datagram is next.
-    fn hears(&self, there: SocketAddr) -> Result<SocketAddr, String> {
-        let heard = self.udp[&there].recv_from(&mut [0; 16]);
-        heard.map(|(_, from)| from).map_err(|error| format!("{there} hears nothing: {error}"))
-    }
-}
-
-type Order = Box<dyn FnOnce() + Send>;
-
-/// A process: a thread in a namespace and a cgroup, which does what it is told.
-struct Process {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
-    netns: u64,
-    groups: Vec<u64>,
-    servers: Servers,
-}
-
-impl Process {
-    fn new(netns: &Netns, cgroup: Cgroup, groups: Vec<u64>, servers: Servers) -> Self {
-        let (orders, received) = mpsc::channel::<Order>();
-        let work = move || cgroup.enter(|| received.into_iter().for_each(|order| order())).unwrap();
-        let thread = netns.spawn("process", work).unwrap();
-        Self { orders: Some(orders), thread: Some(thread), netns: netns.enter(netns_cookie), groups, servers }
-    }
-
-    fn ask<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, told) = mpsc::channel();
-        let order = Box::new(move || drop(tell.send(work())));
-        self.orders.as_ref().unwrap().send(order).unwrap();
-        told.recv().expect("the thread lives")
-    }
-
-    /// Two sockets for datagrams, of IPv4 and of IPv6.
-    fn senders(&self) -> [UdpSocket; 2] {
-        self.ask(|| {
-            ["0.0.0.0:0", "[::]:0"].map(|any| {
-                let socket = UdpSocket::bind(any).unwrap();
-                socket.set_read_timeout(Some(SOON)).unwrap();
-                socket
-            })
-        })
-    }
-
-    /// What the model knows of a socket.
-    fn known(&self, socket: &impl AsFd, protocol: u8) -> weir_model::Socket {
-        let cookie = SockRef::from(socket).cookie().unwrap();
-        weir_model::Socket { cookie, protocol, netns: self.netns, groups: self.groups.clone() }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        self.thread.take().map(JoinHandle::join);
-    }
-}
-
 /// A node with the socket hooks, with a process on the host and one in a pod.
 struct Bed {
     processes: [Process; 2],
@@ -205,7 +92,7 @@ impl<'a> Play<'a> {
         world.config.netns_cookie = bed.processes[0].netns;
         world.config.flags |= if rng.u8(..4) > 0 { abi::CONFIG_POD_SOCKETS } else { 0 };
         bed.node.datapath.configure(&world.config).unwrap();
-        let model = Model::new(world.config, BEGIN);
+        let model = Model::new(world.config, BEGIN, kernel::opening_sets(&bed.node));
         let senders = [bed.processes[0].senders(), bed.processes[1].senders()];
         let log = vec![format!("{world:?}")];
         let mut play = Self { bed, world, model, senders, log };

@@ -8,7 +8,9 @@ use weir_abi as abi;
 use weir_core::model::Family;
 use weir_core::ops::{FrontendKey, MapOp, SourceRange};
 use weir_core::source_ports::PortSet;
-use weir_testbed::address::{self, Pair};
+use weir_testbed::address;
+
+use super::places::{LOCALHOST, SHARED_IP, of, place};
 
 /// Endpoints that a service may have.
 pub(super) const ENDPOINTS: usize = 8;
@@ -27,20 +29,6 @@ const SCTP: u8 = 132;
 
 /// The source ports that the node may give away.
 const PORTS: [u16; 8] = [50000, 50001, 50002, 50003, 50007, 50064, 65535, 1024];
-
-/// Another client outside.
-pub(super) const STRANGER: Pair =
-    Pair { v4: Ipv4Addr::new(198, 51, 100, 3), v6: Ipv6Addr::new(0x2001, 0xdb8, 0x100, 0, 0, 0, 0, 3) };
-const SHARED_IP: Pair =
-    Pair { v4: Ipv4Addr::new(203, 0, 113, 7), v6: Ipv6Addr::new(0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 7) };
-const LOCALHOST: Pair = Pair { v4: Ipv4Addr::LOCALHOST, v6: Ipv6Addr::LOCALHOST };
-
-pub(super) fn of(family: Family, pair: Pair) -> IpAddr {
-    match family {
-        Family::V4 => pair.v4.into(),
-        Family::V6 => pair.v6.into(),
-    }
-}
 
 /// An endpoint of one service.
 #[derive(Clone, Copy, Debug)]
@@ -116,22 +104,17 @@ impl World {
             Ok(if u.ratio(1, 12)? { abi::Addr::UNSET } else { abi::Addr::from(ip) })
         };
         let config = abi::Config {
-            netns_cookie: 0,
             hash_seed: u.arbitrary()?,
             node4: node(u, address::node(1).v4.into())?,
             node6: node(u, address::node(1).v6.into())?,
             flags: flags(u)?,
-            udp_idle: 300,
-            tcp_idle: 7200,
-            abi_version: abi::ABI_VERSION,
-            fragment_idle: 30,
             service_networks: u.int_in_range(0..=2)?,
             flood: if u.ratio(1, 4)? { u.int_in_range(1..=3)? } else { 0 },
             tcp_half_closed: 60,
             tcp_linger: 5,
-            // What waits is sent again past the harness: dp tests look at it.
-            held_pieces: 0,
             service_network,
+            // No piece is held: what waits is sent again past the harness, and tests of early pieces look at it.
+            ..abi::Config::PLAIN
         };
         let ports = ports(u)?;
         let count = u.int_in_range(1..=4)?;
@@ -357,30 +340,6 @@ impl Served {
     }
 }
 
-/// Address and flags of an endpoint. Those of several services are the same.
-pub(super) fn place(family: Family, endpoint: usize) -> (IpAddr, u8) {
-    let here = abi::BACKEND_LOCAL;
-    let host = abi::BACKEND_HOST_NETWORK;
-    let (pair, flags) = match endpoint {
-        0 => (address::pod(1, 1), here),
-        1 => (address::pod(1, 2), here),
-        2 => (address::node(1), here | host),
-        3 => (address::pod(2, 1), 0),
-        4 => (address::pod(3, 1), 0),
-        5 => (address::pod(4, 1), 0),
-        6 => (address::pod(5, 1), 0),
-        _ => (address::node(2), host),
-    };
-    (of(family, pair), flags)
-}
-
-/// The ends of a wrapper: another node, or somebody who is none; and an endpoint, here or elsewhere.
-pub(super) fn wrapper(family: Family, from: usize, to: usize) -> (IpAddr, IpAddr) {
-    let from = if from == 0 { STRANGER } else { address::node(2) };
-    let to = [address::pod(1, 1), address::pod(1, 2), address::node(1), address::pod(2, 1)][to % 4];
-    (of(family, from), of(family, to))
-}
-
 /// A line of backends or lines by weight.
 fn line(entries: &[(u32, u8)]) -> abi::Line {
     let total: u64 = entries.iter().map(|(_, weight)| u64::from(*weight)).sum();
@@ -392,20 +351,4 @@ fn line(entries: &[(u32, u8)]) -> abi::Line {
         line.r#ref[n] = *reference;
     }
     line
-}
-
-/// Who sends: two clients outside, two pods (of which the first one is an endpoint), two nodes, and addresses that nobody has.
-pub(super) fn client(family: Family, number: usize) -> IpAddr {
-    let unspecified = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
-    let pairs = [
-        address::CLIENT,
-        STRANGER,
-        address::pod(1, 1),
-        address::pod(1, 3),
-        address::node(1),
-        address::node(2),
-        LOCALHOST,
-        unspecified,
-    ];
-    of(family, pairs[number % pairs.len()])
 }

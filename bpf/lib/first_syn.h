@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * A flood of SYNs for an endpoint on another node, each of which takes a source port from the one before: a SYN passes when it comes
+ * again, as that of a client does and one of a forged source does not. docs/adr/0041-first-syns-in-a-flood.md
+ */
+#ifndef WEIR_FIRST_SYN_H
+#define WEIR_FIRST_SYN_H
+
+#include "flow.h"
+
+/* Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered. */
+#define SNAT_LAP 1
+
+/*
+ * Notes that a flow takes its port from another one that has only just begun: the endpoint gets more new flows than it has ports for.
+ * Connections that are over sooner are none of those.
+ */
+static __always_inline void snat_press(struct snat_counter *counter, const struct reply *old, __u8 proto)
+{
+	const __u16 flags = old->flags;
+
+	if (proto == IPPROTO_TCP && flags & FLOW_OPENING && !(flags & (FLOW_CLOSING | FLOW_ENDED)) &&
+	    !is_idle(now_ticks(), old->last_seen, SNAT_LAP))
+		counter->pressed = now_ticks();
+}
+
+/* Whether flows that begin with this packet have to show that somebody waits for an answer. */
+static __always_inline bool is_pressed(const struct packet *p, const struct flow *flow,
+				       const struct snat_counter *counter)
+{
+	return p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_RETRIES) &&
+	       !is_idle(now_ticks(), counter->pressed, OPENING_IDLE);
+}
+
+/*
+ * Whether a SYN was not seen before. It is noted then, until another takes its place: one byte of a hash, so that the table
+ * outlasts the seconds between two SYNs of a client.
+ */
+static __always_inline bool is_first_syn(const struct packet *p, const bool v6)
+{
+	const struct config *config = config_get();
+	struct first_syns *line;
+	union flow_key key;
+	__u64 hash;
+	__u32 set;
+	__u8 tag;
+
+	if (!config)
+		return false;
+	packet_key(&key, p, v6);
+	hash = v6 ? opening_hash((const word *)&key.v6, sizeof(key.v6) / sizeof(word), config->hash_seed)
+		  : opening_hash((const word *)&key.v4, sizeof(key.v4) / sizeof(word), config->hash_seed);
+	set = opening_set(hash);
+	line = bpf_map_lookup_elem(&first_syns, &set);
+	if (!line)
+		return false;
+	tag = (hash & 0xff) ?: 1;
+	if (line->tag[(hash >> 8) & (FIRST_SYNS - 1)] == tag)
+		return false;
+	line->tag[(hash >> 8) & (FIRST_SYNS - 1)] = tag;
+	return true;
+}
+
+/* Functions of their own, for the stack's sake. */
+__noinline int is_first_syn4(const struct packet *p)
+{
+	return p ? is_first_syn(p, false) : false;
+}
+
+__noinline int is_first_syn6(const struct packet *p)
+{
+	return p ? is_first_syn(p, true) : false;
+}
+
+#endif

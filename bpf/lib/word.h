@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Keys by words. A table hashes a key word by word as soon as it is made. A word that narrower stores have made cannot be loaded before
+ * these are in the cache, behind all that came before them: a look-up would begin when the memory of the one before it has arrived,
+ * and not beside it. A first packet took a seventh longer.
+ */
+#ifndef WEIR_WORD_H
+#define WEIR_WORD_H
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+/* Keys and values are copied and compared by words, whatever they are made of. */
+typedef __u32 __attribute__((may_alias)) word;
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a word is its lowest");
+
+/* Of two halves, as they follow each other in memory. A byte with nothing behind it is a half, too. */
+static __always_inline word word_of(__u16 first, __u16 second)
+{
+	return first | (word)second << 16;
+}
+
+#endif
