@@ -119,12 +119,14 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  weir top\n  weir top --interval 5")]
     Top(TopArgs),
     /// Say in words and numbers why a service's new flows go where they go
-    #[command(after_help = "Examples:\n  weir explain shop/web\n  weir explain web -n shop -o json")]
+    #[command(
+        after_help = "Of one client, with its session affinity, source ranges and traffic policy: weir trace.\n\nExamples:\n  weir explain shop/web\n  weir explain web -n shop -o json"
+    )]
     Explain(ExplainArgs),
     /// Check what Weir needs of this node, and what may be in its way: each line says how to mend it
     #[command(after_help = "Exit code 1: something fails.\n\nExamples:\n  weir doctor\n  weir doctor --quiet -o json")]
     Doctor(DoctorArgs),
-    /// Try what the programs in the kernel do with a packet, and say why; nothing is sent, and nothing of it stays
+    /// Try what the programs in the kernel do with a client's packet, and say why; nothing is sent, and nothing of it stays
     #[command(
         after_help = "Exit code 1: the packet is not translated.\n\nExamples:\n  weir trace 10.244.1.7 10.96.0.20:80/tcp\n  weir trace 192.0.2.7 203.0.113.7:53/udp --hook nic_in -o json"
     )]

@@ -48,10 +48,9 @@ impl Row for PinRow {
 }
 
 fn rows(pins: &PinDir, paths: Vec<PathBuf>, dry_run: bool, interface: impl Fn(u32) -> String) -> Vec<PinRow> {
-    let links = pins.links();
     let row = |path: PathBuf| {
         let pin = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let is_link = path.parent() == Some(&links);
+        let is_link = pins.is_link(&path);
         let (name, index) = if is_link { parse(&pin) } else { (pin.as_str(), None) };
         let action = match (is_link, dry_run) {
             (true, true) => "would detach",
@@ -131,8 +130,7 @@ fn require_ours(pins: &PinDir) -> Result<()> {
         return Err(Error::NoBpffs { path: root.to_owned() }.into());
     }
     for name in pins.entries()? {
-        let ours = name.to_str().is_some_and(|name| name == "links" || name.starts_with("maps-v"));
-        if !ours {
+        if !name.to_str().is_some_and(PinDir::is_own) {
             bail!("{} is not Weir's alone, it holds {}: not touching it", root.display(), name.display());
         }
     }

@@ -4,6 +4,7 @@ mod direct;
 mod flows;
 
 use std::fmt;
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Serialize, Serializer};
@@ -294,10 +295,17 @@ pub(crate) fn filter_word((index, bits): &RawEntry) -> (Value, Value) {
     (number(index), Value::Fields(vec![("bits", word(format!("{bits:#018x}")))]))
 }
 
-/// Key and value of `snat_counters`, from bytes: the index, and the running number in the value's first half.
+/// Key and value of `snat_counters`, from bytes: the index; the running number, and the tick in which a port was taken too soon.
 pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
-    (number(word(index)), Value::Fields(vec![("next", number(word(counter)))]))
+    let pressed = word(&counter[offset_of!(abi::SnatCounter, pressed)..]);
+    (number(word(index)), Value::Fields(vec![("next", number(word(counter))), ("pressed", number(pressed))]))
+}
+
+/// Key and value of `first_syns`, from bytes: the index, and how many SYNs are noted there.
+pub(crate) fn first_syns((index, tags): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    (number(index), Value::Fields(vec![("syns", number(tags.iter().map(|tag| u32::from(*tag != 0)).sum::<u32>()))]))
 }
 
 /// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.

@@ -248,6 +248,9 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             let counters = used_raw(view, name)?.unwrap_or_default();
             counters.iter().map(|counter| entry(decode::snat_counter(counter))).collect()
         }
+        "first_syns" => {
+            used_raw(view, name)?.unwrap_or_default().iter().map(|syns| entry(decode::first_syns(syns))).collect()
+        }
         "snat_next" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|next| entry(decode::snat_next(next))).collect()
         }

@@ -38,23 +38,7 @@ pub(crate) fn ip(text: &str) -> IpAddr {
 
 /// A configuration with nothing in it but times.
 pub(crate) fn config() -> abi::Config {
-    abi::Config {
-        netns_cookie: 1,
-        hash_seed: 2,
-        node4: abi::Addr::UNSET,
-        node6: abi::Addr::UNSET,
-        flags: 0,
-        udp_idle: 60,
-        tcp_idle: 7200,
-        abi_version: abi::ABI_VERSION,
-        fragment_idle: 30,
-        service_networks: 0,
-        flood: 100_000,
-        tcp_half_closed: 3600,
-        tcp_linger: 3,
-        held_pieces: 0,
-        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
-    }
+    abi::Config { netns_cookie: 1, hash_seed: 2, udp_idle: 60, flood: 100_000, ..abi::Config::PLAIN }
 }
 
 fn name(text: &str) -> [u8; abi::NAME_SIZE] {

@@ -154,6 +154,14 @@ mod tests {
     }
 
     #[test]
+    fn refusals_are_called_as_the_mesh_calls_them() {
+        let known = weir_mesh::Refusal::ALL.map(weir_mesh::Refusal::label);
+        for (reason, ..) in telling("") {
+            assert!(known.contains(&reason), "{reason}");
+        }
+    }
+
+    #[test]
     fn an_agent_that_works_and_hears_all_nodes_is_fine() {
         let checks = checks(&facts());
         assert!(checks.iter().all(|check| check.state == State::Ok), "{checks:#?}");

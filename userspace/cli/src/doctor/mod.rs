@@ -17,11 +17,13 @@ use clap::Args;
 use serde::Serialize;
 use weir_datapath::PinDir;
 
+use crate::agent::Agent;
 use crate::exit::Answer;
 use crate::output::{Output, Row};
 use check::{Check, Line, State};
 use facts::Facts;
-use fix::Site;
+use fix::{Fix, Site};
+use tables::TableFacts;
 
 /// Options of `doctor`.
 #[derive(Args, Clone, Copy, Debug)]
@@ -58,7 +60,49 @@ fn verdicts(facts: &Facts) -> Vec<Check> {
     let mut checks = node::checks(&facts.node);
     checks.extend(proxies::checks(&facts.proxies));
     checks.extend(network::checks(&facts.network));
+    if is_new(&facts.tables, &facts.agent.agent) {
+        checks.push(not_started(&facts.tables));
+        return checks;
+    }
     checks.extend(tables::checks(&facts.tables));
     checks.extend(mesh::checks(&facts.agent));
     checks
+}
+
+/// Whether no agent has ever run here, so that nothing can be missing of what it does: installation comes before the start.
+fn is_new(tables: &TableFacts, agent: &Agent) -> bool {
+    let is_silent = match agent {
+        Agent::Silent(_) => true,
+        Agent::Running { .. } => false,
+    };
+    is_silent && tables.maps.is_none() && tables.others.is_empty() && tables.links == 0
+}
+
+fn not_started(tables: &TableFacts) -> Check {
+    let detail =
+        format!("not started yet, and nothing is pinned in {}: no Service is served", tables.pin_dir.display());
+    Check::warn("agent", detail, Fix::Restart { running: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_new_as_long_as_no_agent_runs_and_nothing_is_pinned() {
+        let silent = || Agent::Silent("no such file".to_owned());
+        let running = Agent::Running { healthy: true, components: Vec::new() };
+        let with = |change: fn(&mut TableFacts)| {
+            let mut tables = TableFacts::default();
+            change(&mut tables);
+            is_new(&tables, &silent())
+        };
+        assert!(with(|_| ()));
+        assert!(!is_new(&TableFacts::default(), &running));
+        assert!(!with(|tables| tables.maps = Some(Err("another layout".to_owned()))));
+        assert!(!with(|tables| tables.others.push("/sys/fs/bpf/weir/maps-v3".into())));
+        assert!(!with(|tables| tables.links = 1));
+        let check = not_started(&TableFacts::default()).shown(&Site::Node);
+        assert_eq!(check.state, State::Warn, "`weir doctor` does not fail");
+    }
 }

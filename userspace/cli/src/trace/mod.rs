@@ -23,7 +23,9 @@ use crate::interfaces;
 use crate::output::{Kind, Output};
 use packet::{Target, frame, summary};
 use place::{HookArg, Known, Place, choose};
-use story::{Seen, ServicePart, Step, Trace, action_name, backend_part, because, class_of, service_part, words};
+use story::{
+    Seen, ServicePart, Step, Trace, action_name, backend_part, because, class_of, refused, service_part, words,
+};
 
 /// Below it a packet is as it came.
 const FIRST_TRANSLATED: u32 = 16;
@@ -72,12 +74,14 @@ pub(crate) fn run(pins: &PinDir, args: &TraceArgs, socket: &Path, output: &Outpu
     let class = class_of(kind, hook);
     let service = slot.and_then(|slot| service_part(&index, slot, kind, hook));
     let told = service.as_ref().map(|service| told(socket, service, to.is_ipv6())).unwrap_or_default();
+    let mut because = because(&index, &seen, class, &told);
+    because.extend(slot.and_then(|slot| refused(&index, slot, reason)));
     let trace = Trace {
         interface: place.interface.name,
         packet: summary(&frame),
         steps,
         backend: seen.flow.as_ref().and_then(|flow| backend_part(&index, flow, class.0)),
-        because: because(&index, &seen, class, &told),
+        because,
         service,
     };
     let text = if output.is_document() { output.document(Kind::Trace, &trace)? } else { words(&trace) };

@@ -156,6 +156,22 @@ pub(crate) fn because(index: &Index<'_>, seen: &Seen, class: (usize, &str), told
     because
 }
 
+/// Why a service's packet gets no endpoint, where the service itself says so.
+pub(crate) fn refused(index: &Index<'_>, slot: u32, reason: u32) -> Option<String> {
+    match reason {
+        abi::REASON_SOURCE_RANGE => {
+            let ranges = index.source_ranges.get(&slot).into_iter().flatten().map(ToString::to_string);
+            let ranges = ranges.collect::<Vec<_>>().join(", ");
+            Some(format!("its load balancer addresses admit clients of {ranges} alone"))
+        }
+        abi::REASON_NO_LOCAL_ENDPOINTS => {
+            Some("its traffic policy or topology hints allow no endpoint from this node, though it has some".to_owned())
+        }
+        abi::REASON_NO_ENDPOINTS => Some("it has no usable endpoint anywhere".to_owned()),
+        _ => None,
+    }
+}
+
 /// How one of several endpoints is drawn.
 fn draw(flags: u32) -> impl Iterator<Item = &'static str> {
     let fewest = "of two endpoints that are drawn the one with fewer open flows gets it";
@@ -286,6 +302,17 @@ mod tests {
         let moved = abi::Flow { backend: 1, ..flow };
         assert!(why(Seen { known: Some(moved), ..seen }).contains("this is a new one"));
         assert_eq!(why(Seen::default()), "", "a packet that is refused has no endpoint");
+    }
+
+    #[test]
+    fn a_refusal_that_the_service_asks_for_is_told_with_what_it_asks_for() {
+        let dump = sample::dump();
+        let index = Index::new(&dump);
+        let why = |reason| refused(&index, 1, reason);
+        assert!(why(abi::REASON_SOURCE_RANGE).unwrap().contains("clients of 192.0.2.7/32, 198.51.100.0/24 alone"));
+        assert!(why(abi::REASON_NO_LOCAL_ENDPOINTS).unwrap().contains("traffic policy"));
+        assert!(why(abi::REASON_NO_ENDPOINTS).unwrap().contains("no usable endpoint"));
+        assert_eq!(why(abi::REASON_TO_LOCAL), None);
     }
 
     #[test]

@@ -168,6 +168,11 @@ pub(crate) fn fill(pins: &Pins) -> Datapath {
     datapath
 }
 
+/// The maps that were left behind, by whoever writes to them again: `weir` takes it for an agent.
+pub(crate) fn reopened(pins: &Pins) -> Datapath {
+    Datapath::open(pins.dir(), &CAPACITY).unwrap()
+}
+
 /// Writes the service `shop/web` of a cluster, as seen from the node `edge-1` with these addresses.
 fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
     let config = PlanConfig {
@@ -184,21 +189,12 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
     datapath.store().apply(&update.ops).unwrap();
     let first = |v6| node.iter().find(|ip| ip.is_ipv6() == v6).map_or(abi::Addr::UNSET, |ip| abi::Addr::from(*ip));
     let config = abi::Config {
-        netns_cookie: 0,
         hash_seed: 1,
         node4: first(false),
         node6: first(true),
         flags: abi::CONFIG_RESET_STALE,
         udp_idle: 120,
-        tcp_idle: 7200,
-        abi_version: abi::ABI_VERSION,
-        fragment_idle: 30,
-        service_networks: 0,
-        flood: u32::MAX,
-        tcp_half_closed: 3600,
-        tcp_linger: 3,
-        held_pieces: 0,
-        service_network: [abi::Network::UNSET; abi::SERVICE_NETWORKS],
+        ..abi::Config::PLAIN
     };
     datapath.configure(&config).unwrap();
     datapath.set_source_ports(&(40_000..=40_099).collect()).unwrap();

@@ -6,7 +6,7 @@ use serde_json::Value;
 use weir_datapath::{RawEntry, View};
 
 use crate::node::serving::Serving;
-use crate::node::{Pins, text};
+use crate::node::{Pins, fill, text};
 
 /// All maps but the counters of packets, which the namespaces' own multicast moves.
 fn maps(pins: &Pins) -> BTreeMap<&'static str, Vec<RawEntry>> {
@@ -64,6 +64,26 @@ fn what_is_refused_or_not_ours_is_exit_code_1_with_the_reason() {
     assert_eq!(reason(&["192.0.2.77", "10.96.0.20:80/udp"]), expected("answered", "unused_port"));
     assert_eq!(reason(&["192.0.2.77", "10.96.0.20:80/sctp", "--hook", "nic_in"]), expected("answered", "unused_port"));
     assert_eq!(reason(&["192.0.2.77", "198.51.100.9:80"]), expected("untouched", "no_frontend"));
+}
+
+#[test]
+fn of_one_client_it_says_what_source_ranges_and_the_traffic_policy_mean_for_it() {
+    let Some(pins) = Pins::new("trace-client") else { return };
+    drop(fill(&pins));
+    let from = |client: &str| {
+        let args = ["trace", client, "203.0.113.7:80", "--interface", "lo", "--hook", "nic_in", "-o", "json"];
+        let output = pins.weir(&args);
+        let trace: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        let because: Vec<_> = trace["because"].as_array().unwrap().iter().map(|why| why.as_str().unwrap()).collect();
+        (output.status.code(), because.join("; "), trace)
+    };
+    let (code, because, trace) = from("198.51.100.9");
+    assert_eq!((code, &trace["service"]["class"]), (Some(0), &"external".into()), "{trace}");
+    assert_eq!(trace["backend"]["address"], "10.244.1.5:8080", "the policy is Local: {trace}");
+    assert!(because.contains("of new external flows 0 % leave the node, and 100 % go to this endpoint"), "{because}");
+    let (code, because, trace) = from("192.0.2.77");
+    assert_eq!((code, &trace["steps"][0]["reason"]), (Some(1), &"source_range".into()), "{trace}");
+    assert!(because.contains("load balancer addresses admit clients of 198.51.100.0/24 alone"), "{because}");
 }
 
 #[test]
