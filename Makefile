@@ -86,12 +86,13 @@ install: man ## both programs, unit, manual and completions below PREFIX=/usr/lo
 	$(Q)[[ -e $(DESTDIR)/etc/default/weir-agent ]] || \
 		install -D -m 644 deploy/systemd/weir-agent.default $(DESTDIR)/etc/default/weir-agent
 
-# Settings stay, and what the kernel has: `weir cleanup` takes that away, before.
+# Settings stay, the stage of a migration, and what the kernel has: `weir cleanup` takes that away, before.
 uninstall: ## take away what install has put below PREFIX=/usr/local; DESTDIR=root
 	$(call say,REMOVE,"$(DESTDIR)$(PREFIX)")
 	$(Q)cd $(DESTDIR)$(PREFIX) && rm -f bin/weir-agent bin/weir bin/kubectl-weir lib/systemd/system/weir-agent.service \
 		share/man/man8/weir.8 share/man/man8/weir-*.8 share/bash-completion/completions/weir \
 		share/zsh/site-functions/_weir share/fish/vendor_completions.d/weir.fish
+	$(Q)[[ ! -d $(DESTDIR)/var/lib/weir ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)/var/lib/weir
 
 test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests (most of them need root)
 	$(Q)V=$(V) deploy/dev/test.sh $(if $(P),-p $(P),--workspace --exclude weir-deploy-tests) $(if $(T),-- $(T))
@@ -104,6 +105,7 @@ test-slow: bootstrap-test ## tests that wait for minutes: a server that is away,
 test-deploy: bootstrap-deploy build ## what is deployed: chart, manifests, image, packages, page, an upgrade under load (root); T=name picks tests
 	$(call say,DEPLOY,"$(or $(T),all)")
 	$(Q)cargo test $(QUIET) -p weir-deploy-tests -- --include-ignored --nocapture $(T)
+	$(if $(T),,$(Q)$(MAKE) image)
 	$(if $(T),,$(Q)$(XTASK) rollout)
 
 manifests: bootstrap-deploy ## deploy/weir.yaml, the Kustomize base, the chart's README and snapshots, from the chart
@@ -115,7 +117,7 @@ demo: build ## a small cluster in network namespaces (root); KEEP=1 leaves it ru
 	$(Q)$(XTASK) demo $(if $(filter 1,$(KEEP)),--keep)
 
 # PROCS: tests at the same time; most of their time is waiting.
-conformance: bootstrap-conformance build ## Kubernetes' tests of services (root); FOCUS=regex PROXY=kube-proxy|chart KEEP=1
+conformance: bootstrap-conformance build $(if $(filter chart,$(PROXY)),image) ## Kubernetes' tests of services (root); FOCUS=regex PROXY=kube-proxy|chart KEEP=1
 	$(call say,CONFORM,"$(or $(FOCUS),all that concern services) ($(or $(PROXY),weir))")
 	$(Q)$(XTASK) conformance $(if $(PROXY),--proxy $(PROXY)) $(if $(FOCUS),--focus '$(FOCUS)') \
 		$(if $(PROCS),--procs $(PROCS)) $(if $(filter 1,$(KEEP)),--keep)

@@ -7,8 +7,10 @@
 pub mod chart;
 pub mod generated;
 pub mod image;
+pub mod machine;
 pub mod manifest;
 pub mod node;
+pub mod page;
 pub mod programs;
 pub mod server;
 pub mod values;

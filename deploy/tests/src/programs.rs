@@ -81,15 +81,34 @@ fn changed(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|data| data.modified()).ok()
 }
 
-/// Runs `make` in the source tree.
+/// Runs `make` in the source tree, one at a time: verbs write the same files.
 ///
 /// # Errors
 /// [`Error::Command`] with all that it printed on stderr when it fails.
 pub fn make(words: &[&str]) -> Result<String> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new("make");
     // What an outer make says is not for this one.
     command.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     run(command.current_dir(root()).args(words))
+}
+
+/// Has `make deb` make the package for Debian, and says where it is.
+///
+/// # Errors
+/// When it is not made, or is not alone in its directory.
+pub fn package() -> Result<PathBuf> {
+    let directory = root().join("target/debian");
+    // What an earlier version left would be found, too.
+    let _ = fs::remove_dir_all(&directory);
+    make(&["deb"])?;
+    let found = fs::read_dir(&directory).and_then(|all| all.map(|entry| Ok(entry?.path())).collect());
+    let found: Vec<PathBuf> =
+        found.map_err(|source| Error::Io { action: format!("list {}", directory.display()), source })?;
+    <[PathBuf; 1]>::try_from(found)
+        .map(|[package]| package)
+        .map_err(|found| Error::Invalid(format!("not one package, but {found:?}")))
 }
 
 /// Where `make static` leaves both programs.

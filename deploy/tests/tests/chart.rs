@@ -234,7 +234,7 @@ fn the_schema_knows_the_settings_of_the_configuration_file() {
 fn every_value_is_described_and_the_readme_says_so() {
     let text = fs::read_to_string(directory().join("values.yaml")).unwrap();
     assert_eq!(values::undocumented(&text).unwrap(), [""; 0]);
-    let readme = README.replace("@VALUES@", &values::table(&text).unwrap());
+    let readme = include_str!("chart_readme.in").replace("@VALUES@", &values::table(&text).unwrap());
     assert_current("deploy/helm/weir/README.md", &readme);
 }
 
@@ -364,42 +364,3 @@ fn a_release_of_another_name_or_namespace_has_roles_of_its_own() {
     let all = names(&objects(&helm.render(&format!("{IN_PLACE}\nfullnameOverride: edge")).unwrap()).unwrap());
     assert!(all.contains(&"ClusterRole/edge".to_owned()), "{all:?}");
 }
-
-const README: &str = "\
-# Weir's chart
-
-Serves Kubernetes Services with eBPF, on the node where traffic arrives first, in place of kube-proxy or beside it.
-It takes Kubernetes 1.33, nodes with Linux 6.1 and BTF, and Helm 4.
-
-    # kubeadm: its ConfigMap for kube-proxy says where the API server is
-    helm install weir deploy/helm/weir --namespace kube-system --set apiServer.kubeconfig.configMap=kube-proxy
-
-    # k3s, whose servers run with --disable-kube-proxy
-    helm install weir deploy/helm/weir --namespace kube-system --set apiServer.host=127.0.0.1 --set apiServer.port=6444
-
-    # others: what `kubectl cluster-info` shows
-    helm install weir deploy/helm/weir --namespace kube-system --set apiServer.host=ADDRESS
-
-    # beside kube-proxy, for Services with the label service.kubernetes.io/service-proxy-name=weir
-    helm install weir deploy/helm/weir --namespace kube-system --set serviceProxyName=weir
-
-    helm test weir --namespace kube-system
-
-From kube-proxy to Weir without a failed request: [docs/migration.md](../../../docs/migration.md). Without Helm:
-[deploy/kustomize](../../kustomize/README.md).
-
-**Upgrades** replace one node's agent at a time. Programs and maps stay in the kernel meanwhile, so traffic goes on; Services that
-change while a node has no agent are taken up by the next one. Wrong values are refused before anything is changed.
-
-**The mesh's key** is drawn once, into the Secret `weir-mesh`, and stays when the release is upgraded or removed. To replace it, write
-the new key into a second line, wait until all agents have read it, which takes two minutes, swap the lines, wait again, and take
-the old one out. Where the chart is rendered without a
-cluster (`helm template`, Argo CD), make the Secret yourself and name it in `mesh.existingSecret`:
-
-    kubectl -n kube-system create secret generic weir-mesh --from-literal=key=\"$(openssl rand -base64 32)\"
-
-## Values
-
-@VALUES@
-This file is written from `values.yaml`: `make manifests`.
-";

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use weir_deploy_tests::chart::{Helm, directory};
 use weir_deploy_tests::manifest::{objects, only};
+use weir_deploy_tests::page::Line;
 use weir_deploy_tests::programs::{HELM, KUBECTL, require, root, run};
 use weir_deploy_tests::server::kubectl;
 use weir_deploy_tests::values;
@@ -33,8 +34,8 @@ fn commands(begin: &str) -> Vec<String> {
         for line in text.lines() {
             let block = line.strip_prefix("    ").into_iter();
             let spans = line.split('`').skip(1).step_by(2);
-            let commands = block.chain(spans).map(|code| code.split(" # ").next().unwrap_or_default().trim());
-            found.extend(commands.filter(|command| command.starts_with(begin)).map(str::to_owned));
+            let commands = block.chain(spans).map(|code| Line::parse(code).command);
+            found.extend(commands.filter(|command| command.starts_with(begin)));
         }
     }
     for (placeholder, value) in PLACEHOLDERS {
@@ -85,7 +86,7 @@ fn what_cleans_a_node_is_what_the_chart_says_after_an_installation() {
     if !require("the chart's notes", &[HELM]) {
         return;
     }
-    // `xtask rollout` runs the lines of the notes.
+    // `xtask rollout` runs those of the README.
     let notes = Helm::find().unwrap().notes("apiServer: {host: 192.0.2.1}").unwrap();
     let told: Vec<&str> = notes.lines().map(str::trim).collect();
     let cleans = |command: &String| command.contains("weir cleanup");

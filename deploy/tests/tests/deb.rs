@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
-use weir_deploy_tests::programs::{make, root, run};
+use weir_deploy_tests::programs::{package, run};
 use weir_testbed::{process, require_root};
 
 /// A Debian in a directory; that of the conformance cluster's images.
@@ -46,18 +46,6 @@ impl Debian {
     }
 }
 
-/// The package that is built last.
-fn package() -> PathBuf {
-    let directory = root().join("target/debian");
-    // What an earlier version left would be found, too.
-    let _ = fs::remove_dir_all(&directory);
-    make(&["deb"]).unwrap();
-    let mut packages = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
-    let package = packages.next().unwrap();
-    assert!(packages.next().is_none(), "more than one in {}", directory.display());
-    package
-}
-
 #[test]
 #[ignore = "minutes: make test-deploy"]
 fn the_package_installs_without_any_other_is_not_started_keeps_settings_and_goes_without_a_trace() {
@@ -71,7 +59,7 @@ fn the_package_installs_without_any_other_is_not_started_keeps_settings_and_goes
         return;
     }
     let debian = Debian::unpack(&base);
-    fs::copy(package(), debian.path("/weir.deb")).unwrap();
+    fs::copy(package().unwrap(), debian.path("/weir.deb")).unwrap();
     debian.run(&["dpkg", "--install", "/weir.deb"]);
     for file in [
         "/usr/bin/weir-agent",

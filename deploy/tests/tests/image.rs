@@ -58,7 +58,6 @@ struct Node {
 
 impl Node {
     fn start() -> Self {
-        World::sweep().unwrap();
         Cgroup::sweep().unwrap();
         bpffs::ensure_mounted().unwrap();
         let world = World::builder().nodes(1).pods_per_node(1).build().unwrap();

@@ -3,16 +3,16 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, fs, iter};
+use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use weir_testbed::{World, address};
 
 use super::cluster::NODES;
-use super::images;
 use super::node::Node;
 use super::programs::Programs;
+use super::{images, readme};
 use crate::guard;
 
 /// The release and its namespace.
@@ -20,12 +20,11 @@ pub(super) const RELEASE: &str = "weir";
 pub(super) const NAMESPACE: &str = "kube-system";
 
 const CHART: &str = "deploy/helm/weir";
-const REPOSITORY: &str = "example.org/weir";
-/// Where the chart looks for both programs.
-const BIN: &str = "usr/local/bin";
+/// What nodes call the image that `make image` has made and the chart asks for, without its tag.
+const IMAGE: &str = "docker.io/library/weir";
 
 /// How long a rollout may take on a busy machine.
-pub(super) const ROLLOUT: &str = "--timeout=300s";
+const ROLLOUT: &str = "--timeout=300s";
 
 /// The tags of the image that every node has: an upgrade is one from the first to the second.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -35,11 +34,10 @@ pub(super) enum Tag {
 }
 
 impl Tag {
-    const ALL: [Self; 2] = [Self::Before, Self::After];
-
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Before => "before",
+            // The chart's own.
+            Self::Before => env!("CARGO_PKG_VERSION"),
             Self::After => "after",
         }
     }
@@ -56,34 +54,47 @@ pub(super) struct Chart<'a> {
     pub(super) directory: &'a Path,
     /// The API server's port, at the router's address.
     pub(super) port: u16,
+    /// The first node's cgroup; the others' are called alike.
+    pub(super) cgroup: String,
     /// More options for agents, separated by spaces.
     pub(super) options: &'a str,
 }
 
 impl Chart<'_> {
-    /// Gives every node the image under both tags.
+    /// Gives every node the image, by the README's command, and its other tag, for upgrades.
     ///
     /// # Errors
-    /// When it cannot be packed or a node does not take it.
+    /// When it was not made, or a node does not take it.
     pub(super) fn deliver(&self, nodes: &[Node]) -> Result<()> {
-        self.plug_in()?;
-        let archive = self.pack()?;
-        let words = ["ctr", "--namespace", "k8s.io", "images", "import", &archive.display().to_string()];
-        nodes.iter().try_for_each(|node| node.place().run(&words))
+        let import = readme::command(readme::INSTALL, "ctr ")?;
+        let [before, after] = [Tag::Before, Tag::After].map(|tag| format!("{IMAGE}:{}", tag.name()));
+        for node in nodes {
+            node.place().give(self.programs.image()?)?;
+            node.place().shell(import)?;
+            let tagged = node.place().run(&["ctr", "--namespace", "k8s.io", "images", "tag", &before, &after]);
+            tagged.context("target/image/weir.tar has another name: run `make image`")?;
+        }
+        Ok(())
     }
 
-    /// Installs the release, or upgrades it, with the image of this tag, and waits until every node has it.
+    /// Installs the release in kube-proxy's place, or upgrades it, with the image of this tag, and waits until every node has it.
     ///
     /// # Errors
     /// When Helm refuses or a node's agent does not get ready.
-    pub(super) fn upgrade(&self, tag: Tag, cgroup: &str) -> Result<()> {
+    pub(super) fn upgrade(&self, tag: Tag) -> Result<()> {
         let path = self.directory.join("values.yaml");
         // JSON is YAML.
-        write(&path, &self.values(tag, cgroup)?.to_string())?;
-        let chart = std::path::absolute(CHART).context("cannot tell where the chart lies")?;
-        let [path, chart] = [path, chart].map(|path| path.display().to_string());
-        self.helm(&["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE, "--values", &path])?;
-        self.kubectl(&["--namespace", NAMESPACE, "rollout", "status", "daemonset/weir", ROLLOUT]).map(drop)
+        write(&path, &self.values(tag).to_string())?;
+        let (machine, path) = (self.machine()?, path.display());
+        self.shell(&format!(
+            "helm upgrade --install {RELEASE} {CHART} --namespace {NAMESPACE} {machine} --values {path}"
+        ))?;
+        let ready = self.kubectl(&["--namespace", NAMESPACE, "rollout", "status", "daemonset/weir", ROLLOUT]);
+        ready.map(drop).map_err(|error| {
+            let logs = ["--namespace", NAMESPACE, "logs", "daemonset/weir", "--all-pods", "--prefix", "--tail=5"];
+            let said = self.kubectl(&logs).unwrap_or_else(|error| format!("{error:#}"));
+            error.context(format!("agents say:\n{said}"))
+        })
     }
 
     /// Runs `helm test`.
@@ -91,29 +102,7 @@ impl Chart<'_> {
     /// # Errors
     /// When it fails.
     pub(super) fn test(&self) -> Result<()> {
-        self.helm(&["test", RELEASE, "--namespace", NAMESPACE, "--logs"]).map(drop)
-    }
-
-    /// The name of the image that every node has under this tag.
-    pub(super) fn image(tag: Tag) -> String {
-        format!("{REPOSITORY}:{}", tag.name())
-    }
-
-    /// What the release's notes say.
-    ///
-    /// # Errors
-    /// When it is not installed.
-    pub(super) fn notes(&self) -> Result<String> {
-        self.helm(&["get", "notes", RELEASE, "--namespace", NAMESPACE])
-    }
-
-    /// Removes the release, and waits until no agent is left.
-    ///
-    /// # Errors
-    /// When it fails.
-    pub(super) fn uninstall(&self) -> Result<()> {
-        self.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--cascade=foreground", "--wait", ROLLOUT])
-            .map(drop)
+        self.shell(&format!("helm test {RELEASE} --namespace {NAMESPACE} --logs")).map(drop)
     }
 
     /// Runs kubectl and returns what it prints.
@@ -121,14 +110,37 @@ impl Chart<'_> {
     /// # Errors
     /// When it fails; the error quotes it.
     pub(super) fn kubectl(&self, words: &[&str]) -> Result<String> {
-        self.run("kubectl", words)
+        let command = self.command(&self.programs.built("kubectl"), words);
+        run(command, &format!("kubectl {}", words.join(" ")))
     }
 
-    /// Makes `kubectl weir` a command of [`Self::kubectl`].
-    fn plug_in(&self) -> Result<()> {
+    /// Runs a line of a page in the source tree, as somebody with kubectl, `kubectl weir` and Helm, and returns what it prints.
+    ///
+    /// # Errors
+    /// When it fails; the error quotes it.
+    pub(super) fn shell(&self, line: &str) -> Result<String> {
+        run(self.command(Path::new("bash"), &["-c", line]), line)
+    }
+
+    /// Helm's option for what the nodes need that share a machine.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub(super) fn machine(&self) -> Result<String> {
+        let path = self.directory.join("machine.yaml");
+        write(&path, &self.shared()?.to_string())?;
+        Ok(format!("--values {}", path.display()))
+    }
+
+    /// Makes the commands of [`Self::shell`], and `kubectl weir`.
+    ///
+    /// # Errors
+    /// When they cannot be linked.
+    pub(super) fn equip(&self) -> Result<()> {
         let bin = self.bin();
         fs::create_dir(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
-        for (program, name) in [(self.programs.cli(), "kubectl-weir"), (&*self.programs.built("kubectl"), "kubectl")] {
+        let [kubectl, helm] = ["kubectl", "helm"].map(|name| self.programs.built(name));
+        for (program, name) in [(self.programs.cli(), "kubectl-weir"), (&*kubectl, "kubectl"), (&*helm, "helm")] {
             symlink(program, bin.join(name)).with_context(|| format!("cannot link {}", program.display()))?;
         }
         Ok(())
@@ -162,27 +174,17 @@ impl Chart<'_> {
         self.kubectl(&["--namespace", NAMESPACE, "create", "configmap", "kube-proxy", &file]).map(drop)
     }
 
-    /// Values for nodes that share a machine: pins and cgroups are each node's own. An upgrade brings another way to the API
-    /// server, and the init container, which finds everything mounted.
-    fn values(&self, tag: Tag, cgroup: &str) -> Result<serde_json::Value> {
+    /// Values for nodes that share a machine: pins and cgroups are each node's own, tables are small, a rollout is quick.
+    fn shared(&self) -> Result<serde_json::Value> {
         let pins = guard::pin_dir(1);
         let pins = pins.root().display().to_string().replace("node1", "$(NODE_NAME)");
-        let cgroup = cgroup.replace("node1", "$(NODE_NAME)");
+        let cgroup = self.cgroup.replace("node1", "$(NODE_NAME)");
         let own = ["--xdp-on-veth".into(), "--max-sockets=16384".into(), format!("--kubelet-cgroup-root=/{cgroup}")];
         let options: Vec<_> = own.into_iter().chain(self.options.split_whitespace().map(str::to_owned)).collect();
-        let architecture = images::goarch()?;
         Ok(json!({
-            "image": {
-                "repository": REPOSITORY, "tag": tag.name(), "architecture": architecture, "pullPolicy": "Never",
-            },
-            "apiServer": match tag {
-                Tag::Before => json!({"kubeconfig": {"configMap": "kube-proxy"}}),
-                Tag::After => json!({"host": address::ROUTER_INSIDE.v4, "port": self.port}),
-            },
-            "spread": "random",
+            "image": {"architecture": images::goarch()?},
             "datapath": {"maxFlows": 65536},
             "minReadySeconds": 2,
-            "mountFilesystems": tag == Tag::After,
             "extraArgs": options,
             "extraEnv": [
                 {"name": "WEIR_PIN_DIR", "value": pins},
@@ -191,64 +193,48 @@ impl Chart<'_> {
         }))
     }
 
-    fn helm(&self, words: &[&str]) -> Result<String> {
-        self.run("helm", words)
+    /// Values for agents in kube-proxy's place. An upgrade brings another way to the API server, and the init container, which
+    /// finds everything mounted.
+    fn values(&self, tag: Tag) -> serde_json::Value {
+        json!({
+            "image": {"tag": match tag {
+                // The chart's own.
+                Tag::Before => "",
+                Tag::After => tag.name(),
+            }},
+            "apiServer": match tag {
+                Tag::Before => json!({"kubeconfig": {"configMap": "kube-proxy"}}),
+                Tag::After => json!({"host": address::ROUTER_INSIDE.v4, "port": self.port}),
+            },
+            "spread": "random",
+            "mountFilesystems": tag == Tag::After,
+        })
     }
 
-    fn run(&self, program: &str, words: &[&str]) -> Result<String> {
-        let mut command: Command = self.world.router().command(self.programs.built(program));
+    /// A command of the administrator's.
+    fn command(&self, program: &Path, words: &[&str]) -> Command {
+        let mut command: Command = self.world.router().command(program);
+        command.args(words).stdin(Stdio::null());
         command.env("KUBECONFIG", self.kubeconfig).env("KUBECACHEDIR", self.directory.join("kubectl-cache"));
-        let path = env::var_os("PATH").unwrap_or_default();
-        let paths = iter::once(self.bin()).chain(env::split_paths(&path));
-        command.env("PATH", env::join_paths(paths).context("the path cannot be put together")?);
+        let mut path = self.bin().into_os_string();
+        if let Some(others) = env::var_os("PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        command.env("PATH", path);
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             command.env(variable, self.directory);
         }
-        let output = command.args(words).stdin(Stdio::null()).output();
-        let output = output.with_context(|| format!("cannot run {program}"))?;
-        let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-        if !output.status.success() {
-            bail!("{program} {} failed: {}\n{}", words.join(" "), err.trim(), out.trim());
-        }
-        Ok(out)
+        command
     }
+}
 
-    /// The image: what the test pods' images have, for the C library, and both programs.
-    fn pack(&self) -> Result<PathBuf> {
-        let draft = self.directory.join("weir-image");
-        let bin = draft.join("root").join(BIN);
-        fs::create_dir_all(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
-        for (program, name) in [(self.programs.agent(), "weir-agent"), (self.programs.cli(), "weir")] {
-            fs::copy(program, bin.join(name)).with_context(|| format!("cannot copy {}", program.display()))?;
-        }
-        let layers = ["base.tar", "programs.tar"];
-        fs::copy(self.programs.base_layer(), draft.join(layers[0])).context("cannot copy the base layer")?;
-        let root = draft.join("root");
-        images::run(Command::new("tar").arg("-cf").arg(draft.join(layers[1])).arg("-C").arg(root).arg("."))?;
-        let sums = layers.iter().map(|layer| images::sha256(&draft.join(layer))).collect::<Result<Vec<_>>>()?;
-        let mut manifest = Vec::new();
-        for tag in Tag::ALL {
-            let config = json!({
-                "architecture": images::goarch()?,
-                "os": "linux",
-                // Images that are the same in everything are one.
-                "config": {"Labels": {"tag": tag.name()}},
-                "rootfs": {"type": "layers", "diff_ids": sums},
-            });
-            let file = format!("{}.json", tag.name());
-            write(&draft.join(&file), &config.to_string())?;
-            manifest.push(json!({
-                "Config": file, "RepoTags": [format!("{REPOSITORY}:{}", tag.name())], "Layers": layers,
-            }));
-        }
-        write(&draft.join("manifest.json"), &serde_json::Value::from(manifest).to_string())?;
-        let archive = self.directory.join("weir-image.tar");
-        let members = Tag::ALL.map(|tag| format!("{}.json", tag.name()));
-        let mut command = Command::new("tar");
-        command.arg("-C").arg(&draft).arg("-cf").arg(&archive).arg("manifest.json").args(members).args(layers);
-        images::run(&mut command)?;
-        Ok(archive)
-    }
+/// Runs a command that is called so, and returns what it prints.
+fn run(mut command: Command, name: &str) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run `{name}`"))?;
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    ensure!(output.status.success(), "`{name}` failed: {}\n{}", err.trim(), out.trim());
+    Ok(out)
 }
 
 /// How many nodes an agent must be on.

@@ -70,11 +70,10 @@ impl Cluster {
         for (node, process) in cluster.nodes.iter().zip(&mut cluster.proxies) {
             options.proxy.await_ready(&cluster.world, node.place(), node.number(), process)?;
         }
+        cluster.chart(programs).equip()?;
         if options.proxy == Proxy::Chart {
-            let chart = cluster.chart(programs);
-            chart.deliver(&cluster.nodes)?;
-            chart.publish_address()?;
-            cluster.upgrade(programs, Tag::Before)?;
+            cluster.deliver(programs)?;
+            cluster.install(programs)?;
         }
         step.done();
         stop.check()?;
@@ -86,24 +85,61 @@ impl Cluster {
 
     /// Helm and kubectl for it.
     pub(super) fn chart<'a>(&'a self, programs: &'a Programs) -> Chart<'a> {
-        let Self { world, directory, agent_options, .. } = self;
+        let Self { world, directory, agent_options, nodes, .. } = self;
         Chart {
             programs,
             world,
             kubeconfig: self.kubeconfig(),
             directory,
             port: self.control_plane.port(),
+            cgroup: nodes.first().map(|node| node.place().cgroup_name()).unwrap_or_default(),
             options: agent_options,
         }
     }
 
-    /// Installs or upgrades the chart's release.
+    /// Gives every node the chart's image.
+    ///
+    /// # Errors
+    /// When a node does not take it.
+    pub(super) fn deliver(&self, programs: &Programs) -> Result<()> {
+        self.chart(programs).deliver(&self.nodes)
+    }
+
+    /// Gives the first node an image with `weir` and what a migration runs, and returns the image's name.
+    ///
+    /// # Errors
+    /// When it cannot be packed or the node does not take it.
+    pub(super) fn deliver_tools(&self, programs: &Programs) -> Result<&'static str> {
+        let archive = images::tools(programs, &self.directory)?.display().to_string();
+        let words = ["ctr", "--namespace", "k8s.io", "images", "import", &archive];
+        self.nodes.iter().take(1).try_for_each(|node| node.place().run(&words))?;
+        Ok(images::TOOLS)
+    }
+
+    /// Installs the chart's release in kube-proxy's place.
     ///
     /// # Errors
     /// When Helm refuses or a node's agent does not get ready.
-    pub(super) fn upgrade(&self, programs: &Programs, tag: Tag) -> Result<()> {
-        let cgroup = self.nodes.first().map(|node| node.place().cgroup_name()).unwrap_or_default();
-        self.chart(programs).upgrade(tag, &cgroup)
+    pub(super) fn install(&self, programs: &Programs) -> Result<()> {
+        let chart = self.chart(programs);
+        chart.publish_address()?;
+        chart.upgrade(Tag::Before)
+    }
+
+    /// Ends kube-proxy on all nodes, and removes its rules.
+    ///
+    /// # Errors
+    /// When it does not end or some are left.
+    pub(super) fn remove_kube_proxy(&mut self, programs: &Programs) -> Result<()> {
+        let program = programs.built("kube-proxy").display().to_string();
+        for (node, mut process) in self.nodes.iter().zip(self.proxies.drain(..)) {
+            // Within the node's own processes; the one that is known here only brought it there.
+            node.place().run(&["pkill", "--exact", Proxy::KubeProxy.name()])?;
+            let ended = || process.exit_status().is_ok_and(|status| status.is_some());
+            wait::until(&format!("kube-proxy's end on {}", node.place().name()), SOON, ended)?;
+            node.place().run(&[&program, "--cleanup", "--conntrack-max-per-core=0"])?;
+        }
+        Ok(())
     }
 
     /// The world that it lives in; tests run in its router.

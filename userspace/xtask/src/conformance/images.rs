@@ -4,6 +4,7 @@
 //! it), and the test programs, built from the same source as the tests.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,6 +18,9 @@ pub(super) const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 
 /// The image that most tests use; it has CoreDNS, too.
 pub(super) const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+
+/// The image of the Dockerfile's stage `tools`: the same, with `weir`.
+pub(super) const TOOLS: &str = "example.org/weir-tools:0.1.0";
 
 /// An image: its name, and what it runs unless told otherwise.
 struct Image {
@@ -45,6 +49,9 @@ const IMAGES: [Image; 8] = [
     Image { name: "registry.k8s.io/build-image/distroless-iptables:v0.9.6", entrypoint: &[], arguments: &["sh"] },
 ];
 
+const BASE_LAYER: &str = "base.tar";
+const PROGRAMS_LAYER: &str = "programs.tar";
+
 /// Programs that lie in the root of the file system.
 const PROGRAMS: [&str; 3] = ["agnhost", "coredns", "regression-issue-74839"];
 
@@ -63,12 +70,39 @@ pub(super) fn archive(programs: &Programs) -> Result<PathBuf> {
         return Ok(archive);
     }
     let draft = tempfile::tempdir_in(&directory).context("cannot make a directory for images")?;
-    let layers = ["base.tar", "programs.tar"];
-    fs::hard_link(programs.base_layer(), draft.path().join(layers[0])).context("cannot link the base layer")?;
-    build_programs_layer(programs, draft.path(), &draft.path().join(layers[1]))?;
-    let sums = layers.iter().map(|layer| sha256(&draft.path().join(layer))).collect::<Result<Vec<_>>>()?;
+    build_programs_layer(programs, draft.path(), &draft.path().join(PROGRAMS_LAYER))?;
+    let finished = draft.path().join("images.tar.new");
+    save(programs, &IMAGES, draft.path(), &finished)?;
+    fs::rename(&finished, &archive).with_context(|| format!("cannot write {}", archive.display()))?;
+    Ok(archive)
+}
+
+/// An archive of [`TOOLS`], with files below `directory`.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub(super) fn tools(programs: &Programs, directory: &Path) -> Result<PathBuf> {
+    let draft = directory.join("tools");
+    let bin = draft.join("root/usr/local/bin");
+    fs::create_dir_all(&bin).with_context(|| format!("cannot make {}", bin.display()))?;
+    let cli = programs.static_cli()?;
+    fs::copy(&cli, bin.join("weir")).with_context(|| format!("cannot copy {}", cli.display()))?;
+    pack(&draft.join("root"), &draft.join(PROGRAMS_LAYER))?;
+    let archive = draft.join("tools.tar");
+    save(programs, &[Image { name: TOOLS, entrypoint: &["/usr/local/bin/weir"], arguments: &[] }], &draft, &archive)?;
+    Ok(archive)
+}
+
+/// Writes images to an archive: the base layer, and the programs' layer that lies in `draft`.
+fn save(programs: &Programs, images: &[Image], draft: &Path, to: &Path) -> Result<()> {
+    let layers = [BASE_LAYER, PROGRAMS_LAYER];
+    let base = draft.join(BASE_LAYER);
+    let linked =
+        fs::hard_link(programs.base_layer(), &base).or_else(|_other_disk| symlink(programs.base_layer(), &base));
+    linked.context("cannot link the base layer")?;
+    let sums = layers.iter().map(|layer| sha256(&draft.join(layer))).collect::<Result<Vec<_>>>()?;
     let mut manifest = Vec::new();
-    for (number, Image { name, entrypoint, arguments }) in IMAGES.iter().enumerate() {
+    for (number, Image { name, entrypoint, arguments }) in images.iter().enumerate() {
         let config = json!({
             "architecture": goarch()?,
             "os": "linux",
@@ -80,16 +114,13 @@ pub(super) fn archive(programs: &Programs) -> Result<PathBuf> {
             "rootfs": {"type": "layers", "diff_ids": sums},
         });
         let file = format!("{number}.json");
-        write(&draft.path().join(&file), &config)?;
+        write(&draft.join(&file), &config)?;
         manifest.push(json!({"Config": file, "RepoTags": [name], "Layers": layers}));
     }
-    write(&draft.path().join("manifest.json"), &manifest.into())?;
-    let finished = draft.path().join("images.tar.new");
-    let members = (0..IMAGES.len()).map(|number| format!("{number}.json"));
+    write(&draft.join("manifest.json"), &manifest.into())?;
+    let members = (0..images.len()).map(|number| format!("{number}.json"));
     let members = members.chain(["manifest.json".into()]).chain(layers.map(Into::into));
-    run(Command::new("tar").arg("-C").arg(draft.path()).arg("-cf").arg(&finished).args(members))?;
-    fs::rename(&finished, &archive).with_context(|| format!("cannot write {}", archive.display()))?;
-    Ok(archive)
+    run(Command::new("tar").arg("-C").arg(draft).args(["--dereference", "-cf"]).arg(to).args(members))
 }
 
 /// Puts the programs into the root of a layer, with the second name that agnhost's own image has, and the directory
@@ -100,7 +131,12 @@ fn build_programs_layer(programs: &Programs, draft: &Path, layer: &Path) -> Resu
     for name in PROGRAMS {
         fs::hard_link(programs.built(name), root.join(name)).with_context(|| format!("cannot link {name}"))?;
     }
-    std::os::unix::fs::symlink("agnhost", root.join("agnhost-2")).context("cannot link agnhost-2")?;
+    symlink("agnhost", root.join("agnhost-2")).context("cannot link agnhost-2")?;
+    pack(&root, layer)
+}
+
+/// Makes a layer of a tree.
+fn pack(root: &Path, layer: &Path) -> Result<()> {
     run(Command::new("tar").args(["--owner=0", "--group=0", "-cf"]).arg(layer).arg("-C").arg(root).arg("."))
 }
 
@@ -132,7 +168,7 @@ pub(super) fn goarch() -> Result<&'static str> {
 }
 
 /// A file's digest, as images have it.
-pub(super) fn sha256(path: &Path) -> Result<String> {
+fn sha256(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum")?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.split(' ').next() {
@@ -145,7 +181,7 @@ fn write(path: &Path, content: &serde_json::Value) -> Result<()> {
     fs::write(path, content.to_string()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-pub(super) fn run(command: &mut Command) -> Result<()> {
+fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");

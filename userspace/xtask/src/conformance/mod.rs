@@ -3,6 +3,7 @@
 //!
 //! Everything runs in a child process, see [`crate::guard`]: however it ends, its parent removes what it has made.
 
+mod beside;
 mod chart;
 mod cluster;
 mod control_plane;
@@ -13,6 +14,7 @@ mod images;
 mod node;
 mod programs;
 mod proxy;
+mod readme;
 mod removal;
 pub(crate) mod report;
 pub(crate) mod rollout;
@@ -22,7 +24,7 @@ mod template;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use weir_testbed::{bpffs, cgroup};
 
@@ -86,6 +88,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         );
     }
     let programs = Programs::find(options)?;
+    if options.proxy == Proxy::Chart {
+        let image = programs.image()?;
+        ensure!(options.agent.is_none(), "the chart's agents are those of {}: leave --agent out", image.display());
+    }
     bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
     cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
     let results = options.results()?;

@@ -1,6 +1,7 @@
 //! A node: containerd and kubelet in namespaces of their own.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -174,6 +175,23 @@ impl Place {
         let path = self.directory.join(name);
         fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
+    }
+
+    /// Puts a file into the directory of [`Self::shell`], under its own name.
+    ///
+    /// # Errors
+    /// When it cannot be linked.
+    pub(super) fn give(&self, file: &Path) -> Result<()> {
+        let name = file.file_name().with_context(|| format!("{} is no file", file.display()))?;
+        symlink(file, self.directory.join(name)).with_context(|| format!("cannot link {}", file.display()))
+    }
+
+    /// Runs a line of a page on the node.
+    ///
+    /// # Errors
+    /// When it fails; the error quotes it.
+    pub(super) fn shell(&self, line: &str) -> Result<()> {
+        self.run(&["bash", "-ec", &format!("cd {}\n{line}", self.directory.display())])
     }
 
     /// Runs a command on the node to its end.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use weir_testbed::process;
 
 use super::Options;
@@ -23,12 +23,16 @@ const BUILT: [&str; 11] = [
     "regression-issue-74839",
 ];
 
-/// Where the programs are. All of them exist.
+/// The archive that `make image` makes, below the root of the tree.
+const IMAGE: &str = "target/image/weir.tar";
+
+/// Where the programs are. All of them exist but the image.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
     cache: PathBuf,
     agent: PathBuf,
     cli: PathBuf,
+    image: PathBuf,
 }
 
 impl Programs {
@@ -40,7 +44,8 @@ impl Programs {
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         let agent = options.agent.clone().unwrap_or_else(|| own.with_file_name("weir-agent"));
         let agent = std::path::absolute(&agent).with_context(|| format!("cannot tell where {} is", agent.display()))?;
-        let programs = Self { cache: process::cache(), agent, cli: own.with_file_name("weir") };
+        let image = std::path::absolute(IMAGE).context("cannot tell where the image lies")?;
+        let programs = Self { cache: process::cache(), agent, cli: own.with_file_name("weir"), image };
         if !programs.agent.is_file() {
             bail!("{} is missing: run `make build` first", programs.agent.display());
         }
@@ -80,6 +85,25 @@ impl Programs {
     /// The agent under test.
     pub(super) fn agent(&self) -> &Path {
         &self.agent
+    }
+
+    /// The archive of the image that the chart installs.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub(super) fn image(&self) -> Result<&Path> {
+        ensure!(self.image.is_file(), "{} is missing: run `make image` first", self.image.display());
+        Ok(&self.image)
+    }
+
+    /// `weir` as it is in images: the one that `make static` has built.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub(super) fn static_cli(&self) -> Result<PathBuf> {
+        let path = Path::new("target").join(format!("{}-unknown-linux-musl/release/weir", std::env::consts::ARCH));
+        ensure!(path.is_file(), "{} is missing: run `make image` first", path.display());
+        Ok(path)
     }
 
     /// The command line that looks into its maps.

@@ -1,13 +1,14 @@
 //! What pages say for nodes that have no `weir` of their own: `kubectl debug` runs it there. With it the chart is taken away
-//! again as its notes tell: nodes serve on without agents, until the line for each node has been run.
+//! again as the README tells: nodes serve on without agents, until the line for each node has been run.
 
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 
-use super::chart::{AGENTS, Chart, ROLLOUT};
+use super::chart::{AGENTS, Chart};
 use super::cluster::NODES;
-use super::held::{Over, Talk};
+use super::readme::{self, TAKE_OUT};
+use super::rollout;
 use crate::guard;
 
 const MIGRATION: &str = include_str!("../../../../docs/migration.md");
@@ -18,51 +19,62 @@ const PIN_DIR: &str = "/sys/fs/bpf/weir";
 /// How the lines begin that run `weir` on a node that has none.
 const ON_A_NODE: &str = "kubectl debug node/NODE ";
 
-/// How they find the pods of them all.
-const DEBUGGERS: &str = " -l app.kubernetes.io/managed-by=kubectl-debug";
+/// How lines begin that are about the pods of them all.
+const WAIT: &str = "kubectl wait pods ";
+const LOGS: &str = "kubectl logs ";
+const DELETE: &str = "kubectl delete pods ";
 
 /// The image of the stage `tools`, as the manual calls it.
 const TOOLS: &str = "YOUR_REGISTRY/weir-tools:0.1.0";
 
-/// Removes the release, and then what its agents have left in the kernel.
+/// Removes the release, and then what its agents have left in the kernel, by the commands of the README.
 ///
 /// # Errors
-/// When a service is not served on by nodes without agents, or a line of the notes does not do what it says.
+/// When a service is not served by nodes without agents, or a command does not do what it says.
 pub(super) fn remove(chart: &Chart<'_>, targets: &[SocketAddr]) -> Result<()> {
-    let notes = chart.notes()?;
-    chart.uninstall()?;
-    for target in targets {
-        for over in Over::ALL {
-            ask(chart, *target, over).with_context(|| format!("{target} without agents, over {}", over.name()))?;
+    let mut said = String::new();
+    for command in readme::block(TAKE_OUT)? {
+        let context = || format!("README.md's `{command}`");
+        if command.starts_with(ON_A_NODE) {
+            (1..=NODES).try_for_each(|number| chart.shell(&on_node(chart, command, number)).map(drop))
+        } else if command.starts_with(WAIT) {
+            let ended = chart.shell(command);
+            said = chart.shell(line(MIGRATION, LOGS, "")?)?;
+            ended.map(drop).with_context(|| format!("the pods say:\n{said}"))
+        } else {
+            chart.shell(command).map(drop)
+        }
+        .with_context(context)?;
+        if command.starts_with("helm uninstall ") {
+            rollout::ask_all(chart.world, targets).context("nodes without agents")?;
+            let pinned = pinned()?;
+            ensure!(pinned == AGENTS, "{pinned} of {AGENTS} nodes have something pinned before they are cleaned");
         }
     }
-    let cleanup = line(&notes, ON_A_NODE, "weir cleanup")?;
-    for number in 1..=NODES {
-        let pins = guard::pin_dir(number);
-        ensure!(pins.exists()?, "nothing is pinned in {} before it is cleaned", pins.root().display());
-        start(chart, &on_node(chart, cleanup, number))?;
-    }
-    let said = finish(chart, &notes)?;
-    for number in 1..=NODES {
-        let pins = guard::pin_dir(number);
-        ensure!(!pins.exists()?, "`{cleanup}` leaves {}, and says:\n{said}", pins.root().display());
-    }
+    let pinned = pinned()?;
+    ensure!(pinned == 0, "{pinned} of {AGENTS} nodes have something pinned after the last command, which say:\n{said}");
     let detached = said.lines().filter(|line| line.ends_with(" detached")).count();
-    ensure!(detached > AGENTS, "`{cleanup}` detached {detached} programs on {AGENTS} nodes, and says:\n{said}");
-    for target in targets {
-        ensure!(ask(chart, *target, Over::Tcp).is_err(), "{target} answers although nothing is pinned any more");
-    }
+    ensure!(detached > AGENTS, "{detached} programs were detached on {AGENTS} nodes, which say:\n{said}");
     Ok(())
 }
 
-/// Looks how far a node's migration is, by the line of the manual: it sees the agent and the node's rules.
+/// How many nodes have something pinned.
+fn pinned() -> Result<usize> {
+    let found = (1..=NODES).map(|number| Ok(guard::pin_dir(number).exists()?)).collect::<Result<Vec<_>>>()?;
+    Ok(found.into_iter().filter(|exists| *exists).count())
+}
+
+/// Looks how far the first node's migration is, by the line of the manual: it sees the agent and the node's rules.
 ///
 /// # Errors
 /// When it does not.
-pub(super) fn look(chart: &Chart<'_>, image: &str) -> Result<()> {
-    let look = on_node(chart, line(MIGRATION, ON_A_NODE, "weir migrate --dry-run")?, 1).replace(TOOLS, image);
-    start(chart, &look)?;
-    let said = finish(chart, &chart.notes()?)?;
+pub(super) fn look(chart: &Chart<'_>, tools: &str) -> Result<()> {
+    let look = on_node(chart, line(MIGRATION, ON_A_NODE, "weir migrate --dry-run")?, 1).replace(TOOLS, tools);
+    chart.shell(&look)?;
+    let ended = chart.shell(readme::command(TAKE_OUT, WAIT)?);
+    let said = chart.shell(line(MIGRATION, LOGS, "")?)?;
+    ended.with_context(|| format!("`{look}` says:\n{said}"))?;
+    chart.shell(readme::command(TAKE_OUT, DELETE)?)?;
     ensure!(said.contains("an agent runs; no rules of kube-proxy"), "`{look}` says:\n{said}");
     Ok(())
 }
@@ -79,26 +91,6 @@ fn on_node(chart: &Chart<'_>, line: &str, number: u8) -> String {
     line.replace("/NODE ", &format!("/{node} ")).replace(PIN_DIR, &pins.root().display().to_string())
 }
 
-/// Runs a line of kubectl, taken apart as by a shell; the lines have no quotes.
-fn start(chart: &Chart<'_>, line: &str) -> Result<String> {
-    chart.kubectl(&line.split_whitespace().skip(1).collect::<Vec<_>>())
-}
-
-/// Waits until what was started has succeeded, takes it away, and returns what it said.
-fn finish(chart: &Chart<'_>, notes: &str) -> Result<String> {
-    let logs = line(notes, "kubectl logs ", DEBUGGERS)?;
-    let ended = start(chart, &format!("{} {ROLLOUT}", line(notes, "kubectl wait pods ", DEBUGGERS)?));
-    let said = start(chart, logs);
-    ended.with_context(|| format!("it says:\n{said:?}"))?;
-    let said = said?;
-    start(chart, line(notes, "kubectl delete pods ", DEBUGGERS)?)?;
-    Ok(said)
-}
-
-fn ask(chart: &Chart<'_>, target: SocketAddr, over: Over) -> Result<String> {
-    chart.world.client().enter(|| Talk::open(target, over)?.ask())
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
@@ -107,14 +99,14 @@ mod tests {
 
     #[test]
     fn the_pages_have_the_lines() {
-        let notes = include_str!("../../../../deploy/helm/weir/templates/NOTES.txt");
-        let cleanup = line(notes, ON_A_NODE, "weir cleanup").unwrap();
+        let cleanup = readme::command(TAKE_OUT, ON_A_NODE).unwrap();
         assert!(cleanup.contains(&format!("--pin-dir=/host{PIN_DIR}")), "{cleanup}");
-        for begin in ["kubectl wait pods ", "kubectl logs ", "kubectl delete pods "] {
-            assert!(line(notes, begin, DEBUGGERS).is_ok(), "{begin}");
+        for begin in [WAIT, DELETE] {
+            assert!(readme::command(TAKE_OUT, begin).is_ok(), "{begin}");
         }
+        assert!(line(MIGRATION, LOGS, "").is_ok());
         let look = line(MIGRATION, ON_A_NODE, "weir migrate --dry-run").unwrap();
         assert!(look.contains(&format!("--pin-dir=/host{PIN_DIR}")) && look.contains(TOOLS), "{look}");
-        assert!(line(notes, "kubectl drain ", "").is_err());
+        assert!(line(MIGRATION, "kubectl drain ", "").is_err());
     }
 }

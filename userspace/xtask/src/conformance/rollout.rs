@@ -1,5 +1,6 @@
-//! An upgrade of the chart's release on all nodes of the cluster, under load, over IPv4 and IPv6: no connection may fail, and
-//! talks over TCP and UDP go on with the pods that they began with. Then its removal, as its notes tell.
+//! The chart on a cluster: beside kube-proxy first, installed and taken out by the README's commands. Then in kube-proxy's place,
+//! with an upgrade of its release on all nodes under load, over IPv4 and IPv6: no connection may fail, and talks over TCP and UDP
+//! go on with the pods that they began with. Then its removal, as the README tells.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ use super::held::{Held, Over, Talk};
 use super::programs::Programs;
 use super::proxy::Proxy;
 use super::template::fill;
-use super::{Options, images, removal};
+use super::{Options, beside, images, removal};
 use crate::guard::{self, Stop};
 use crate::progress::Step;
 
@@ -48,7 +49,7 @@ pub(crate) struct RolloutOptions {
     seconds: u64,
 }
 
-/// Installs the chart, loads a service, upgrades, compares, and removes all of it.
+/// Follows the README, then installs the chart, loads a service, upgrades, compares, and removes all of it.
 ///
 /// # Errors
 /// When this machine cannot run the cluster, a part of it fails, the upgrade was noticed, or something is left.
@@ -56,8 +57,9 @@ pub(crate) fn run(options: &RolloutOptions) -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a cluster takes network namespaces and containers, which only root may make: run it with sudo");
     }
-    let cluster = Options::with_proxy(Proxy::Chart);
+    let cluster = Options::with_proxy(Proxy::KubeProxy);
     let programs = Programs::find(&cluster)?;
+    programs.image()?;
     bpffs::ensure_mounted().context("the agents pin their maps on bpffs")?;
     cgroup::root().context("the agents attach their socket hooks to a cgroup")?;
     guard::supervise(|directory, stop| upgrade(options, &cluster, &programs, directory, stop))
@@ -70,17 +72,27 @@ fn upgrade(
     directory: &Path,
     stop: &Stop,
 ) -> Result<ExitCode> {
-    let cluster = Cluster::start(of_cluster, programs, directory, stop)?;
+    let mut cluster = Cluster::start(of_cluster, programs, directory, stop)?;
+    let step = Step::begin("service");
+    serve(&cluster.chart(programs), directory)?;
+    let addresses = ASKED.into_iter().flat_map(|node| cluster.world().node(node).address().both());
+    let targets: Vec<_> = addresses.map(|address| SocketAddr::new(address, NODE_PORT)).collect();
+    await_answers(cluster.world(), &targets)?;
+    step.done();
+    stop.check()?;
+
+    let step = Step::begin("beside kube-proxy, and out again");
+    beside::try_out(&cluster, programs, &targets)?;
+    step.done();
+    stop.check()?;
+
+    let step = Step::begin("in kube-proxy's place");
+    cluster.remove_kube_proxy(programs)?;
+    cluster.install(programs)?;
     let chart = cluster.chart(programs);
     check_agents(&chart, Tag::Before)?;
     chart.test().context("helm test")?;
-    let step = Step::begin("service");
-    serve(&chart, directory)?;
-    let addresses = ASKED.into_iter().flat_map(|node| cluster.world().node(node).address().both());
-    let targets: Vec<_> = addresses.map(|address| SocketAddr::new(address, NODE_PORT)).collect();
-    for target in &targets {
-        Over::ALL.into_iter().try_for_each(|over| await_answer(cluster.world(), *target, over))?;
-    }
+    await_answers(cluster.world(), &targets)?;
     step.done();
     stop.check()?;
 
@@ -92,7 +104,7 @@ fn upgrade(
     let talks = targets.iter().flat_map(|target| Over::ALL.map(|over| Held::start(cluster.world(), *target, over)));
     let talks = talks.collect::<Result<Vec<_>>>()?;
     stop.sleep(BEFORE)?;
-    cluster.upgrade(programs, Tag::After)?;
+    chart.upgrade(Tag::After)?;
     let took = begin.elapsed() - BEFORE;
     ensure!(loads.iter().all(RunningPaced::is_running), "the upgrade took {took:?}, longer than the load: --seconds");
     check_agents(&chart, Tag::After)?;
@@ -106,11 +118,14 @@ fn upgrade(
 
     stop.check()?;
     let step = Step::begin("a node's migration, and removal");
-    // This image has iptables, like the one of the stage `tools`.
-    removal::look(&chart, &Chart::image(Tag::After))?;
+    removal::look(&chart, cluster.deliver_tools(programs)?)?;
     removal::remove(&chart, &targets)?;
+    for target in &targets {
+        let answer = ask(cluster.world(), *target, Over::Tcp);
+        ensure!(answer.is_err(), "{target} answers although nothing is pinned any more");
+    }
     step.done();
-    println!("removal as the notes tell: served on without agents, then nothing was left on {AGENTS} nodes");
+    println!("removal as the README tells: served on without agents, then nothing was left on {AGENTS} nodes");
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -126,8 +141,11 @@ fn is_unnoticed(targets: &[SocketAddr], reports: &[Report]) -> bool {
     good
 }
 
-/// Every node has one agent, of this image, in the best class.
-fn check_agents(chart: &Chart<'_>, tag: Tag) -> Result<()> {
+/// Every node has one agent, of this image, in the best class, and its commands answer, from within and from outside.
+///
+/// # Errors
+/// Names what is not so.
+pub(super) fn check_agents(chart: &Chart<'_>, tag: Tag) -> Result<()> {
     const FIELDS: &str =
         "jsonpath={range .items[*]}{.spec.nodeName} {.status.qosClass} {.spec.containers[0].image}\n{end}";
     let label = "app.kubernetes.io/name=weir";
@@ -173,8 +191,8 @@ fn check_commands(chart: &Chart<'_>, pod: &str) -> Result<()> {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
     };
     wait::until_some("`weir doctor` to find nothing but the machine's own settings", SOON, nothing_wrong)?;
-    let api = chart.kubectl(&["get", "service", "kubernetes", "--output", "jsonpath={.spec.clusterIP}"])?;
-    weir(&["trace", "192.0.2.7", &format!("{}:443", api.trim())]).map(drop)
+    let web = chart.kubectl(&["get", "service", "web", "--output", "jsonpath={.spec.clusterIP}"])?;
+    weir(&["trace", "192.0.2.7", &format!("{}:80", web.trim())]).map(drop)
 }
 
 fn serve(chart: &Chart<'_>, directory: &Path) -> Result<()> {
@@ -186,8 +204,30 @@ fn serve(chart: &Chart<'_>, directory: &Path) -> Result<()> {
     chart.kubectl(&["rollout", "status", "deployment/web", &limit]).map(drop)
 }
 
-fn await_answer(world: &World, target: SocketAddr, over: Over) -> Result<()> {
-    let ask = || world.client().enter(|| Talk::open(target, over)?.ask()).map_err(|error| format!("{error:#}"));
-    wait::until_some(&format!("an answer of {target} over {}", over.name()), SOON, ask)?;
+/// Waits until all answer over TCP and UDP.
+fn await_answers(world: &World, targets: &[SocketAddr]) -> Result<()> {
+    for (target, over) in over_all(targets) {
+        let ask = || ask(world, target, over).map_err(|error| format!("{error:#}"));
+        wait::until_some(&format!("an answer of {target} over {}", over.name()), SOON, ask)?;
+    }
     Ok(())
+}
+
+/// Asks all over TCP and UDP.
+///
+/// # Errors
+/// When one does not answer.
+pub(super) fn ask_all(world: &World, targets: &[SocketAddr]) -> Result<()> {
+    for (target, over) in over_all(targets) {
+        ask(world, target, over).with_context(|| format!("{target} over {}", over.name()))?;
+    }
+    Ok(())
+}
+
+fn over_all(targets: &[SocketAddr]) -> impl Iterator<Item = (SocketAddr, Over)> {
+    targets.iter().flat_map(|target| Over::ALL.map(|over| (*target, over)))
+}
+
+fn ask(world: &World, target: SocketAddr, over: Over) -> Result<String> {
+    world.client().enter(|| Talk::open(target, over)?.ask())
 }
