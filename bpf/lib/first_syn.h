@@ -6,22 +6,34 @@
 #ifndef WEIR_FIRST_SYN_H
 #define WEIR_FIRST_SYN_H
 
-#include "flow.h"
+#include "over.h"
 
 /* Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered. */
 #define SNAT_LAP 1
 
 /*
- * Notes that a flow takes its port from another one that has only just begun: the endpoint gets more new flows than it has ports for.
- * Connections that are over sooner are none of those.
+ * Notes that a connection takes its port from another one that has only just begun: the endpoint gets more new ones than it has ports
+ * for. Connections that are over sooner are none of those. Functions of their own: few flows meet another's entry. Return nothing of use.
  */
-static __always_inline void snat_press(struct snat_counter *counter, const struct reply *old, __u8 proto)
+static __always_inline int snat_press(struct snat_counter *counter, const struct reply *old, __be16 port,
+				      const bool v6)
 {
-	const __u16 flags = old->flags;
+	const struct flow *flow = reply_flow(old, IPPROTO_TCP, v6);
 
-	if (proto == IPPROTO_TCP && flags & FLOW_OPENING && !(flags & (FLOW_CLOSING | FLOW_ENDED)) &&
-	    !is_idle(now_ticks(), old->last_seen, SNAT_LAP))
+	if (flow && flow->backend == old->backend && flow->snat_port == port && flow->flags & FLOW_OPENING && !has_ended(flow, old) && !is_closing(flow, old) &&
+	    !is_idle(now_ticks(), flow->created, SNAT_LAP))
 		counter->pressed = now_ticks();
+	return 0;
+}
+
+__noinline int snat_press4(struct snat_counter *counter, const struct reply *old, __be16 port)
+{
+	return counter && old ? snat_press(counter, old, port, false) : 0;
+}
+
+__noinline int snat_press6(struct snat_counter *counter, const struct reply *old, __be16 port)
+{
+	return counter && old ? snat_press(counter, old, port, true) : 0;
 }
 
 /* Whether flows that begin with this packet have to show that somebody waits for an answer. */

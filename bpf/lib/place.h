@@ -7,10 +7,8 @@
 #include "first_syn.h"
 #include "signals.h"
 
-/* Source ports tried for one new flow, the oldest first. */
-#define SNAT_PROBES 48
-/* The first so many of them lie side by side. */
-#define SNAT_ROW 32
+/* Source ports tried for one new flow. The next port is oldest first, so a collision means that most are taken. */
+#define SNAT_PROBES 32
 /* The first so many of them are not taken from flows that have ended only just now. */
 #define SNAT_CHOICE 16
 
@@ -78,7 +76,6 @@ struct snat_search {
 	const struct backend *backend;
 	struct snat_counter *counter; /* of the backend */
 	__be16 port;		      /* BE, what was found; 0 so far */
-	__u32 round;
 };
 
 /* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
@@ -102,18 +99,7 @@ static __always_inline struct snat_counter *snat_counter_of(const struct backend
 }
 
 /*
- * Ports from the one before to a round's. Connections that were opened at once and stay open have thousands side by side, and
- * whoever came there would find none: all rounds together pass 12,000.
- */
-static __always_inline __u32 snat_stride(__u32 round)
-{
-	__u32 beyond = round < SNAT_ROW ? 0 : round - SNAT_ROW + 1;
-
-	return beyond ? 8 * beyond * beyond : 1;
-}
-
-/*
- * The port that was used longest ago, behind those that are left out, or 0: this time none. The counter is a port number rather than an index, so that
+ * The port that was used longest ago, or 0: this time none. The counter is a port number rather than an index, so that
  * ports can come and go without a change of the others' turns. Nobody else gets the port before all others had theirs:
  * past a gap only the CPU whose jump counts has it. SCTP keeps the client's, which its checksum covers.
  */
@@ -123,11 +109,10 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 
 	if (search->backend->proto == IPPROTO_SCTP)
 		return search->reply.client_port;
-	turn = snat_stride(search->round);
-	turn += __sync_fetch_and_add(counter, turn);
-	number = (turn - 1) & 0xffff;
+	turn = __sync_fetch_and_add(counter, 1);
+	number = turn & 0xffff;
 	port = snat_port_from(number);
-	if (port != number && __sync_val_compare_and_swap(counter, turn, port + 1) != turn)
+	if (port != number && __sync_val_compare_and_swap(counter, turn + 1, port + 1) != turn + 1)
 		return 0;
 	return bpf_htons(port);
 }
@@ -137,17 +122,13 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 {
 	const struct backend *backend = search->backend;
 	const struct config *config = config_get();
+	enum claim claim = round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
+	__be16 port = snat_take(search);
 	const struct reply *old;
 	union flow_key key;
-	enum claim claim;
-	__be16 port;
 
-	search->round = round;
-	in_memory(search);
-	port = snat_take(search);
 	if (!port || !config)
 		return 0;
-	claim = search->round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
 	reply_key(&key, backend, v6 ? &config->node6 : &config->node4, port, v6);
 	if (backend->proto == IPPROTO_SCTP)
 		claim = CLAIM_ONLY;
@@ -161,7 +142,8 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		old = reply_at(&key, STAGE_OPENING, v6);
 		if (!old || !reply_is_over(old, port, backend->proto, claim, v6))
 			return 0;
-		snat_press(search->counter, old, backend->proto);
+		if (backend->proto == IPPROTO_TCP)
+			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
 	}

@@ -67,7 +67,13 @@ impl Datapath {
             Ok(()) | Err(_) => {}
         }
         let from = self.pins.links().join(pin);
-        fs::rename(&from, to.join(pin)).map_err(|e| Error::io(format!("cannot move {} aside", from.display()), e))
+        match fs::rename(&from, to.join(pin)) {
+            // Its interface was not wanted for a while.
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(Error::io(format!("cannot move {} aside", from.display()), e))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     pub(crate) fn drop_former_link(&self, pin: &str) -> Result<()> {

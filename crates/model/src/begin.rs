@@ -13,9 +13,7 @@ use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
 /// Source ports that are tried for a flow.
-const PROBES: usize = 48;
-/// The first so many lie side by side.
-const ROW: usize = 32;
+const PROBES: usize = 32;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
 
@@ -317,7 +315,7 @@ impl Model {
         }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
-            let Some(port) = self.take_port(backend, p.sport, stride(probe)) else { continue };
+            let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {
                 SCTP => Claim::Only,
                 _ if probe < CHOICE => Claim::Turn,
@@ -329,7 +327,7 @@ impl Model {
                 free = match self.tables.replies.at(stage, &key) {
                     Some(old) if free && self.is_over(&key, &old, Some(port), claim) => {
                         if stage == Stage::Opening {
-                            self.press(backend, &old);
+                            self.press(backend, &key, &old, port);
                         }
                         self.tables.replies.forget(stage, &key);
                         true
@@ -348,16 +346,16 @@ impl Model {
     }
 
     /// The port that was used longest ago; SCTP keeps the client's.
-    fn take_port(&mut self, backend: &abi::Backend, client: u16, stride: u32) -> Option<u16> {
+    fn take_port(&mut self, backend: &abi::Backend, client: u16) -> Option<u16> {
         if backend.proto == SCTP {
             return (client != 0).then_some(client);
         }
         let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is the number")]
-        let number = turn.wrapping_add(stride - 1) as u16;
+        let number = *turn as u16;
         let port = self.control.port_from(number).unwrap_or_default();
         // Past a gap the turn is the port's.
-        *turn = if port == number { turn.wrapping_add(stride) } else { u32::from(port) + 1 };
+        *turn = if port == number { turn.wrapping_add(1) } else { u32::from(port) + 1 };
         (port != 0).then_some(port)
     }
 
@@ -366,12 +364,6 @@ impl Model {
         let flow = self.tables.flows.find(&reply.flow_key(key));
         flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
     }
-}
-
-/// Ports from the one before to a probe's: connections that were opened at once have many side by side.
-fn stride(probe: usize) -> u32 {
-    let beyond = u32::try_from((probe + 1).saturating_sub(ROW)).unwrap_or_default();
-    if beyond == 0 { 1 } else { 8 * beyond.pow(2) }
 }
 
 /// The slot of the counter that tells an endpoint's turn; endpoints may share one.

@@ -173,10 +173,13 @@ impl Writer {
         let known = writer.datapath.config()?;
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
         writer.adopt_service_networks(&known);
+        // Programs that serve read the flags all the time: not a packet of former ones' connections may come in between.
+        if adopted {
+            writer.keep_former()?;
+        }
         writer.configure(&addresses)?;
         writer.update_source_ports()?;
         if adopted {
-            writer.keep_former()?;
             writer.attach_sockets()?;
         }
         writer.publish();
@@ -315,6 +318,7 @@ impl Writer {
         self.stranded.notify_one();
         if !self.adopted {
             self.keep_former()?;
+            self.leave_to_others()?;
             self.attach_sockets()?;
         }
         self.attach();

@@ -14,16 +14,16 @@ use super::Writer;
 const KEPT: Duration = Duration::from_secs(60);
 
 impl Writer {
-    /// Before anything is attached: lets them go on if there are any.
+    /// Before anything is attached: lets them go on if there are any. The datapath is to be told the flags after it.
     pub(super) fn keep_former(&mut self) -> Result<()> {
-        // What comes wrapped names its endpoint: ours take it up without them.
-        if self.settings.direct {
+        // What comes wrapped names its endpoint: ours take it up without them. And filters run behind all links.
+        if self.settings.direct || !self.settings.attach.tcx {
             return Ok(self.datapath.drop_former()?);
         }
         if self.datapath.keep_former()? {
             info!(seconds = KEPT.as_secs(), "connections of an agent of another ABI version are left to its programs");
             self.former = Some(Instant::now() + KEPT);
-            self.leave_to_others()?;
+            self.mask_flags();
         }
         Ok(())
     }
@@ -47,12 +47,18 @@ impl Writer {
     /// Whether connections that begin in their middle are left to another proxy, or to former programs: tells the datapath.
     /// Returns whether that is news.
     pub(super) fn leave_to_others(&mut self) -> Result<bool> {
+        let changed = self.mask_flags();
+        self.datapath.configure(&self.settings.config)?;
+        Ok(changed)
+    }
+
+    /// The same, but that the datapath is told with what is told next. Returns whether the flag is another one now.
+    fn mask_flags(&mut self) -> bool {
         let former = self.former.is_some_and(|until| Instant::now() < until);
         let beside = if former || self.settings.stage.is_beside() { abi::CONFIG_BESIDE } else { 0 };
         let flags = self.settings.config.flags & !abi::CONFIG_BESIDE | beside;
         let changed = flags != self.settings.config.flags;
         self.settings.config = abi::Config { flags, ..self.settings.config };
-        self.datapath.configure(&self.settings.config)?;
-        Ok(changed)
+        changed
     }
 }
