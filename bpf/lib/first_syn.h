@@ -15,13 +15,12 @@
  * Notes that a connection takes its port from another one that has only just begun: the endpoint gets more new ones than it has ports
  * for. Connections that are over sooner are none of those. Functions of their own: few flows meet another's entry. Return nothing of use.
  */
-static __always_inline int snat_press(struct snat_counter *counter, const struct reply *old, __be16 port,
-				      const bool v6)
+static __always_inline int snat_press(struct snat_counter *counter, const struct reply *old, __be16 port, const bool v6)
 {
 	const struct flow *flow = reply_flow(old, IPPROTO_TCP, v6);
 
-	if (flow && flow->backend == old->backend && flow->snat_port == port && flow->flags & FLOW_OPENING && !has_ended(flow, old) && !is_closing(flow, old) &&
-	    !is_idle(now_ticks(), flow->created, SNAT_LAP))
+	if (flow && flow->backend == old->backend && flow->snat_port == port && flow->flags & FLOW_OPENING &&
+	    !has_ended(flow, old) && !is_closing(flow, old) && !is_idle(now_ticks(), flow->created, SNAT_LAP))
 		counter->pressed = now_ticks();
 	return 0;
 }
