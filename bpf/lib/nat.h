@@ -109,6 +109,54 @@ static __always_inline struct reply *reply_of_answer(const struct packet *p, con
 	return reply;
 }
 
+/* Whether a packet answers a SYN whose flow begins: what is known of that may be lost by now, or be another's. */
+static __always_inline bool answers_syn(const struct packet *p, const struct reply *reply)
+{
+	return p->syn_ack && (reply->flags & (FLOW_OPENING | FLOW_CLOSING | FLOW_ENDED)) == FLOW_OPENING;
+}
+
+/*
+ * Whether the answer to a SYN may go back: its client has not gone on to another backend or port. Where a flood took the flow's place
+ * while a SYN or its answer was sent again, the flow is written anew, as the client's next packet would be hashed to another backend.
+ * In a flood that leaves no flows it would not.
+ */
+static __always_inline bool is_still_asked(const struct packet *p, const struct reply *reply, const bool v6)
+{
+	const struct config *config = config_get();
+	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	const struct frontend *frontend;
+	struct flow *known, flow = {};
+	union flow_key key;
+
+	client_key(&key, reply, p->proto, v6);
+	known = flow_at(&key, STAGE_ANY, v6);
+	if (known)
+		return known->backend == reply->backend && known->generation == reply->generation &&
+		       known->snat_port == port;
+	frontend = frontend_lookup(&reply->frontend, reply->frontend_port, p->proto, v6);
+	if (!frontend || is_flood(config))
+		return true;
+	flow.backend = reply->backend;
+	flow.generation = reply->generation;
+	flow.service = frontend->service;
+	flow.flags = (reply->flags & FLOW_SNAT) | FLOW_OPENING | FLOW_REPLIED;
+	flow.snat_port = port;
+	flow.created = flow.last_seen = now_ticks();
+	(void)(v6 ? openings6_store(&key.v6, &flow, BPF_ANY) : openings4_store(&key.v4, &flow, BPF_ANY));
+	return true;
+}
+
+/* Functions of their own: only answers to SYNs ask. */
+__noinline int is_still_asked4(const struct packet *p, const struct reply *reply)
+{
+	return p && reply ? is_still_asked(p, reply, false) : false;
+}
+
+__noinline int is_still_asked6(const struct packet *p, const struct reply *reply)
+{
+	return p && reply ? is_still_asked(p, reply, true) : false;
+}
+
 static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 {
 	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
@@ -175,6 +223,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6))) {
 			if (reply->flags & FLOW_MOVED)
 				return REASON_STALE;
+			if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
+				return REASON_STALE;
 			reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
 			return was_last_back(p, reply, reason, v6);
 		}
@@ -238,6 +288,8 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))
 		return REASON_NO_REPLY;
+	if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
+		return REASON_STALE;
 	*found = reply;
 	return REASON_BACK;
 }

@@ -157,6 +157,26 @@ impl Model {
         }
     }
 
+    /// Whether the answer to a SYN may go back: its client has not gone on to another backend or port. A flow that begins and
+    /// is gone is written anew, as the client's next packet would be hashed to another backend.
+    pub(crate) fn is_still_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
+        if !p.syn_ack || !reply.opening || reply.closing || reply.ended {
+            return true;
+        }
+        let (key, snat) = (reply.flow_key(&p.key()), reply.snat.then_some(p.dport));
+        if let Some((_, flow)) = self.tables.flows.find(&key) {
+            return (flow.backend, flow.generation, flow.snat) == (reply.backend, reply.generation, snat);
+        }
+        if let Some(frontend) = self.control.frontend_at(key.family, reply.frontend, key.protocol)
+            && !self.is_flood()
+        {
+            let flow = self.new_flow(reply.backend, frontend.service);
+            let flow = Flow { generation: reply.generation, snat, replied: true, ..flow };
+            self.tables.flows.put(Stage::Opening, key, flow);
+        }
+        true
+    }
+
     /// Tells a flow that begins that it was answered.
     pub(crate) fn note_answer(&mut self, key: &Key, reply: &Reply) {
         if let Some(flow) = self.tables.flows.get_mut(Stage::Opening, &reply.flow_key(key)) {

@@ -37,7 +37,8 @@ impl Model {
     /// On the way into the node from an interface.
     pub(crate) fn ingress(&mut self, p: &mut Packet, from_outside: bool, place: &Place<'_>) -> Left {
         if let Some((stage, reply)) = self.answer_to_node(p) {
-            return if reply.moved { Err(abi::REASON_STALE) } else { self.send_back(p, stage, &reply, place) };
+            let asked = !reply.moved && self.is_still_asked(p, &reply);
+            return if asked { self.send_back(p, stage, &reply, place) } else { Err(abi::REASON_STALE) };
         }
         let port_of_any = End { addr: p.dst, port: 0 };
         let may_be =
@@ -164,6 +165,9 @@ impl Model {
         let idle = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
         if (p.syn_ack || idle) && self.is_anothers(p) {
             return Err(abi::REASON_NO_REPLY);
+        }
+        if !self.is_still_asked(p, &reply) {
+            return Err(abi::REASON_STALE);
         }
         self.count_back(stage, &p.key(), p);
         self.retire_answered(p, stage);

@@ -42,6 +42,8 @@ pub(crate) struct WriterStatus {
     pub(crate) last_updated: Option<Timestamp>,
     /// Load balancers outside should send traffic to this node.
     pub(crate) node_eligible: bool,
+    /// This node's name, if the cluster has nodes and none of that name.
+    pub(crate) unknown_node: Option<String>,
 }
 
 /// The two statuses that health is made of.
@@ -57,12 +59,17 @@ impl Probes for AgentProbes {
     fn components(&self) -> Vec<Component> {
         let source = self.source.borrow();
         let writer = self.writer.borrow();
+        let unknown_node = writer.unknown_node.as_ref().map(|node| {
+            format!(
+                "there is no node called {node}, so no endpoint counts as local: tell this node's name by --node-name"
+            )
+        });
         let attached = format!("{} interfaces of the node, {} of pods", writer.nics, writer.pods);
         vec![
             Component {
                 name: self.source_name,
-                ready: source.synced() && source.connected(),
-                reason: source.problem(),
+                ready: source.synced() && source.connected() && unknown_node.is_none(),
+                reason: source.problem().or(unknown_node),
             },
             Component { name: "maps", ready: writer.synced && writer.failed == 0, reason: maps_reason(&writer) },
             Component {
@@ -105,6 +112,8 @@ fn is_healthy(pending_since: Option<Instant>, heartbeat: Option<Instant>, now: I
 
 #[cfg(test)]
 mod tests {
+    use weir_kube_watch::status::KindStatus;
+
     use super::*;
 
     #[test]
@@ -144,6 +153,22 @@ mod tests {
             [healthy(Some(Instant::now())), healthy(long_ago), healthy(Some(Instant::now()))],
             [true, false, true]
         );
+    }
+
+    #[test]
+    fn a_node_that_the_cluster_does_not_know_is_named() {
+        let source = |unknown_node: Option<&str>| {
+            let listed = || KindStatus { connected: true, synced: true, ..KindStatus::default() };
+            let status = Status { services: listed(), slices: listed(), nodes: listed(), service_cidrs: listed() };
+            let source = watch::channel(status).1;
+            let unknown_node = unknown_node.map(str::to_owned);
+            let writer = watch::channel(WriterStatus { unknown_node, ..WriterStatus::default() }).1;
+            AgentProbes { source, writer, source_name: "static-file" }.components().remove(0)
+        };
+        let unknown = source(Some("edge-9"));
+        assert!(!unknown.ready);
+        assert!(unknown.reason.unwrap().contains("no node called edge-9"));
+        assert_eq!(source(None), Component { name: "static-file", ready: true, reason: None });
     }
 
     /// The component `maps` of a writer that has synced.

@@ -326,8 +326,7 @@ impl Writer {
         self.metrics.synced(took);
         self.settle(received);
         info!(services = services.len(), seconds = took.as_secs_f64(), "synced");
-        let node = &self.settings.plan.node;
-        if self.cluster.node(node).is_none() {
+        if let Some(node) = self.unknown_node() {
             warn!(%node, "the cluster has no node of this name: no endpoint counts as local; see --node-name");
         }
         host::release_free_memory();
@@ -395,6 +394,7 @@ impl Writer {
             pending_since: self.pending.since,
             last_updated: self.last_updated,
             node_eligible: self.node_eligible(),
+            unknown_node: self.unknown_node().map(str::to_owned),
         });
     }
 }

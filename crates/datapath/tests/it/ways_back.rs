@@ -1,7 +1,9 @@
-//! What an endpoint answers finds its way back for as long as its flow goes on, whatever the table of answers has lost.
+//! What an endpoint answers finds its way back for as long as its flow goes on, whatever the table of answers has lost; and what
+//! was answered goes on, whatever the table of flows has lost meanwhile.
 
 use std::mem::offset_of;
 
+use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::Protocol;
 use weir_datapath::Hook;
@@ -9,8 +11,9 @@ use weir_testbed::address::{self, CLIENT};
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases};
 use crate::entries::{age, evict};
-use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
-use crate::talk::{NIC_IN, NIC_OUT, Talk, each_way};
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
+use crate::openings::begins;
+use crate::talk::{NIC_IN, NIC_OUT, Talk, Way, XDP, each_way};
 
 /// More ticks than TCP flows may be idle.
 const LONG: u32 = 7201;
@@ -75,6 +78,53 @@ fn an_entry_that_a_flow_which_goes_on_has_lost_is_counted_once() {
     }
 }
 
+#[test]
+fn a_connection_whose_flow_was_lost_before_its_answer_came_goes_on_with_the_endpoint_that_has_answered() {
+    each_way("flows that were lost before their answer", Protocol::Tcp, |talk| {
+        let before = talk.flow();
+        evict(talk.node, talk.flows());
+        talk.accept();
+        assert!(begins(talk));
+        let after = talk.flow();
+        let chosen = |flow: abi::Flow| (flow.backend, flow.generation, flow.service, flow.snat_port);
+        assert_eq!(chosen(after), chosen(before));
+        assert_goes_on(talk);
+        assert!(!begins(talk));
+        assert_eq!((talk.counters().flows, talk.counters().answered), (1, 1));
+    });
+}
+
+#[test]
+fn an_answer_that_comes_again_brings_a_lost_flow_back_too() {
+    each_way("flows that were lost between two answers", Protocol::Tcp, |talk| {
+        talk.accept();
+        evict(talk.node, talk.flows());
+        talk.accept();
+        assert_goes_on(talk);
+        assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn an_answer_to_a_syn_that_went_to_another_port_since_does_not_come_between() {
+    let Some(mut node) = Node::new("answers to the SYN before") else { return };
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Tcp) {
+        for hook in [NIC_IN, XDP] {
+            let way = Way { client: CLIENT, endpoint: (2, 1), to: hook, back: hook };
+            let lost = Talk::open(&node, case, way);
+            evict(&node, lost.flows());
+            let again = Talk::open_with(&node, case, way, lost.first.clone());
+            assert_ne!(again.seen.source_socket(), lost.seen.source_socket());
+            let late = lost.endpoint_tcp(TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
+            let dropped = if hook == XDP { XDP_DROP } else { TC_SHOT };
+            node.send(hook.0, hook.1, &late).is_untouched(dropped, abi::REASON_STALE, &late.to_bytes());
+            again.accept();
+            assert_goes_on(&again);
+        }
+    }
+}
+
 /// Through which a client reaches the endpoint from the same port, after it was silent for long.
 fn take_over(talk: &Talk<'_>) -> weir_testbed::packet::Packet {
     idle(talk.node, talk, LONG);
@@ -86,7 +136,7 @@ fn take_over(talk: &Talk<'_>) -> weir_testbed::packet::Packet {
 }
 
 fn talk_of(node: &Node, case: Case) -> Talk<'_> {
-    let way = crate::talk::Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+    let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
     Talk::open(node, case, way)
 }
 
@@ -121,7 +171,7 @@ fn the_middle_of_a_flow_whose_answers_belong_to_another_one_by_now_is_reset() {
         let outcome = node.send(Hook::Xdp, Device::Eth0, &late);
         outcome.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &late.to_bytes());
         node.send(Hook::NicIn, Device::Eth0, &late).is_for(TC_REDIRECT, abi::REASON_STALE_RESET);
-        let fin = talk.client_tcp(etherparse::TcpHeader { rst: true, ..etherparse::TcpHeader::default() });
+        let fin = talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() });
         node.send(Hook::NicIn, Device::Eth0, &fin).is_for(TC_SHOT, abi::REASON_STALE);
     }
 }

@@ -56,11 +56,21 @@ impl Writer {
         Ok(())
     }
 
+    /// This node's name, if it is none of the cluster's.
+    pub(super) fn unknown_node(&self) -> Option<&str> {
+        if self.cluster.synced() { unknown(&self.cluster, &self.settings.plan.node) } else { None }
+    }
+
     /// Whether load balancers outside should send traffic here. What an earlier agent served goes on until the cluster
     /// tells more.
     pub(super) fn node_eligible(&self) -> bool {
         if self.cluster.synced() { is_eligible(&self.cluster, &self.settings.plan.node) } else { self.adopted }
     }
+}
+
+/// The name, if the cluster has nodes and none is called so. A static file need not name any node.
+fn unknown<'a>(cluster: &Cluster, node: &'a str) -> Option<&'a str> {
+    (cluster.node(node).is_none() && cluster.nodes().next().is_some()).then_some(node)
 }
 
 /// KEP-3836, of a node that is known: a node without an object is gone. A static file need not name any node.
@@ -102,5 +112,12 @@ mod tests {
     #[test]
     fn a_static_file_without_nodes_says_nothing_against_this_one() {
         assert!(is_eligible(&cluster(&[]), "here"));
+        assert_eq!(unknown(&cluster(&[]), "here"), None);
+    }
+
+    #[test]
+    fn a_node_whose_name_nobody_has_is_told_of() {
+        assert_eq!(unknown(&cluster(&[("there", true)]), "here"), Some("here"));
+        assert_eq!(unknown(&cluster(&[("here", false)]), "here"), None);
     }
 }

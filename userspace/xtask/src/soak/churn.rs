@@ -89,6 +89,22 @@ pub(super) struct Gone {
     pub(super) killed: bool,
 }
 
+/// Something that was done.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Happened {
+    pub(super) what: &'static str,
+    /// Seconds since the begin.
+    pub(super) from: f64,
+    pub(super) until: f64,
+}
+
+/// How often each kind happened.
+pub(super) fn tally(happened: &[Happened]) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    happened.iter().for_each(|one| *counts.entry(one.what).or_default() += 1);
+    counts
+}
+
 /// See the module's description.
 pub(super) struct Churn {
     random: fastrand::Rng,
@@ -98,16 +114,15 @@ pub(super) struct Churn {
     /// Extras so far.
     made: u32,
     pub(super) gone: Vec<Gone>,
-    /// How often each kind happened.
-    pub(super) done: BTreeMap<&'static str, u64>,
+    pub(super) happened: Vec<Happened>,
     /// Services that did not answer in time.
     pub(super) late: Vec<String>,
 }
 
 impl Churn {
     pub(super) fn new(seed: u64, begin: Instant) -> Self {
-        let (bag, extras, gone, done, late) = Default::default();
-        Self { random: fastrand::Rng::with_seed(seed), begin, bag, extras, made: 0, gone, done, late }
+        let (bag, extras, gone, happened, late) = Default::default();
+        Self { random: fastrand::Rng::with_seed(seed), begin, bag, extras, made: 0, gone, happened, late }
     }
 
     /// Lets one thing happen.
@@ -120,6 +135,7 @@ impl Churn {
             self.random.shuffle(&mut self.bag);
         }
         let action = self.bag.pop().unwrap_or(Action::Scale);
+        let from = self.now();
         match action {
             Action::NewService => self.new_service(cluster)?,
             Action::DropService => self.drop_service(cluster)?,
@@ -130,7 +146,7 @@ impl Churn {
             Action::TerminateAgent | Action::KillAgent => restart_agent(action, cluster, stop)?,
             Action::Flood => self.flood(cluster, stop)?,
         }
-        *self.done.entry(action.name()).or_default() += 1;
+        self.happened.push(Happened { what: action.name(), from, until: self.now() });
         stop.sleep(PAUSE)
     }
 

@@ -10,7 +10,6 @@ mod report;
 mod request;
 mod traffic;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use crate::progress::Step;
 use crate::requirements::{self, Programs};
 use crate::section;
 use census::Census;
-use churn::{Churn, Gone};
+use churn::{Churn, Gone, Happened};
 use claims::{Judged, Seen};
 use cluster::Cluster;
 use traffic::{Asked, Traffic};
@@ -65,8 +64,7 @@ struct Figures {
     origin: Origin,
     minutes: u32,
     asked: Asked,
-    /// How often each kind of change happened.
-    done: BTreeMap<&'static str, u64>,
+    happened: Vec<Happened>,
     failures: Vec<Judged>,
     /// Services that did not answer in time.
     late: Vec<String>,
@@ -124,13 +122,13 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     for agent in &cluster.agents {
         panics += agent.panics()?;
     }
-    let Churn { gone, done, late, .. } = churn;
+    let Churn { gone, happened, late, .. } = churn;
     let failures = claims::judge(failures, &gone);
     let nodes: Vec<[Census; 2]> = first.into_iter().zip(last).map(|(first, last)| [first, last]).collect();
     let seconds = begin.elapsed().as_secs_f64();
     let seen = Seen { seconds, asked, failures: &failures, late: late.len(), nodes: &nodes, panics };
     let claims = claims::of(&seen);
-    Ok(Figures { origin, minutes: *minutes, asked, done, failures, late, gone, nodes, samples, claims })
+    Ok(Figures { origin, minutes: *minutes, asked, happened, failures, late, gone, nodes, samples, claims })
 }
 
 /// Counts on both nodes.

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use super::Figures;
 use super::census::Census;
+use super::churn::tally;
 use super::claims::Judged;
 use super::traffic::Asked;
 use crate::claim::{self, Claim};
@@ -20,7 +21,7 @@ impl Section for Figures {
     }
 
     fn write(&self, text: &mut String) -> fmt::Result {
-        let Self { origin, minutes, asked, done, failures, late, gone: _, nodes, samples: _, claims } = self;
+        let Self { origin, minutes, asked, happened, failures, late, gone: _, nodes, samples: _, claims } = self;
         let Asked { http, udp, lost, lines } = asked;
         writeln!(text, "## {minutes} minutes in which everything changes\n")?;
         writeln!(text, "{origin}. Two nodes with agents and an API server; a client")?;
@@ -35,7 +36,7 @@ impl Section for Figures {
         writeln!(text, "The agent of node 2 was never restarted.")?;
         claim::table(text, claims)?;
         writeln!(text, "\n| meanwhile | |\n| --- | --- |")?;
-        done.iter().try_for_each(|(name, count)| writeln!(text, "| {name} | {count} |"))?;
+        tally(happened).iter().try_for_each(|(name, count)| writeln!(text, "| {name} | {count} |"))?;
         let at_killed = failures.iter().filter(|judged| judged.pod.is_some()).count();
         writeln!(text, "| requests and connections that were at a pod when it went | {at_killed} |")?;
         writeln!(text, "\n| | node | at first | in the end |\n| --- | --- | --- | --- |")?;
@@ -80,6 +81,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::census::Process;
+    use super::super::churn::Happened;
     use super::super::traffic::{Endpoint, Failure};
     use super::*;
     use crate::claim::Bound;
@@ -114,7 +116,7 @@ mod tests {
             origin: Origin::default(),
             minutes: 24,
             asked: Asked { http: 5000, udp: 400, lost: 3, lines: 20 },
-            done: BTreeMap::from([("pods killed", 7)]),
+            happened: [1.0, 2.0].map(|from| Happened { what: "pods killed", from, until: from + 0.5 }).to_vec(),
             failures: vec![failed("the client", None), failed("a pod", Some("node1-pod2"))],
             late: vec!["10.96.0.11 did not answer".into()],
             gone: Vec::new(),
@@ -126,7 +128,7 @@ mod tests {
         for line in [
             "## 24 minutes in which everything changes",
             "| failures | at most 0.00 | 1.00 | **does not hold** |",
-            "| pods killed | 7 |",
+            "| pods killed | 2 |",
             "| requests and connections that were at a pod when it went | 1 |",
             "| agent: of that neither files nor maps | 2 | 10000 | 12000 |",
             "| services | 2 | 3 | 4 |",
