@@ -38,6 +38,8 @@ enum flow_flags {
 	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
 	/* In a reply: asked is of a SYN for what was answered before; whatever the backend says shows that it is there. */
 	FLOW_ASKED_AGAIN = 512,
+	/* In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike. */
+	FLOW_BY_HASH = 1024,
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */

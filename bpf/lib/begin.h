@@ -100,6 +100,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		return 0;
 	}
 	reply_of(&reply, p, flow, asked_by(p));
+	reply.flags |= flood ? FLOW_BY_HASH : 0;
 	/*
 	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
 	 * it the newer one wins.

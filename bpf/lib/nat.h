@@ -112,17 +112,19 @@ static __always_inline struct reply *reply_of_answer(const struct packet *p, con
 /* Whether a packet answers a SYN whose flow begins: what is known of that may be lost by now, or be another's. */
 static __always_inline bool answers_syn(const struct packet *p, const struct reply *reply)
 {
-	return p->syn_ack && (reply->flags & (FLOW_OPENING | FLOW_CLOSING | FLOW_ENDED)) == FLOW_OPENING;
+	const __u16 others = FLOW_CLOSING | FLOW_ENDED | FLOW_MOVED | FLOW_BY_HASH;
+
+	return p->syn_ack && (reply->flags & (FLOW_OPENING | others)) == FLOW_OPENING;
 }
 
 /*
  * Whether the answer to a SYN may go back: its client has not gone on to another backend or port. Where a flood took the flow's place
- * while a SYN or its answer was sent again, the flow is written anew, as the client's next packet would be hashed to another backend.
- * In a flood that leaves no flows it would not.
+ * while a SYN or its answer was sent again, the flow is written anew, as the client's next packet would be hashed to another backend
+ * or get another port.
  */
 static __always_inline bool is_still_asked(const struct packet *p, const struct reply *reply, const bool v6)
 {
-	const struct config *config = config_get();
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &reply->backend);
 	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	const struct frontend *frontend;
 	struct flow *known, flow = {};
@@ -134,14 +136,15 @@ static __always_inline bool is_still_asked(const struct packet *p, const struct 
 		return known->backend == reply->backend && known->generation == reply->generation &&
 		       known->snat_port == port;
 	frontend = frontend_lookup(&reply->frontend, reply->frontend_port, p->proto, v6);
-	if (!frontend || is_flood(config))
+	if (!frontend || !backend || backend->generation != reply->generation || backend->service != frontend->service)
 		return true;
 	flow.backend = reply->backend;
 	flow.generation = reply->generation;
 	flow.service = frontend->service;
 	flow.flags = (reply->flags & FLOW_SNAT) | FLOW_OPENING | FLOW_REPLIED;
 	flow.snat_port = port;
-	flow.created = flow.last_seen = now_ticks();
+	/* A port that was taken a while ago has not just been. */
+	flow.created = flow.last_seen = reply->last_seen;
 	(void)(v6 ? openings6_store(&key.v6, &flow, BPF_ANY) : openings4_store(&key.v4, &flow, BPF_ANY));
 	return true;
 }
@@ -288,8 +291,8 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))
 		return REASON_NO_REPLY;
-	if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
-		return REASON_STALE;
+	if (answers_syn(p, reply))
+		(void)(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply));
 	*found = reply;
 	return REASON_BACK;
 }

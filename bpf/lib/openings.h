@@ -24,14 +24,16 @@ struct opening_kind {
 	__u32 size;	 /* of a value, in words */
 	__u32 last_seen; /* of a value, in words from its beginning */
 	__u32 flags;	 /* the same; they begin a word */
+	__u32 to;	 /* the same of whom the flow is to */
 };
 
-#define OPENING_KIND(key_type, value_type)                                                                             \
+#define OPENING_KIND(key_type, value_type, whom)                                                                       \
 	(struct opening_kind)                                                                                          \
 	{                                                                                                              \
 		.words = sizeof(struct key_type) / sizeof(word), .size = sizeof(struct value_type) / sizeof(word),     \
 		.last_seen = offsetof(struct value_type, last_seen) / sizeof(word),                                    \
 		.flags = offsetof(struct value_type, flags) / sizeof(word),                                            \
+		.to = offsetof(struct value_type, whom) / sizeof(word),                                                \
 	}
 
 /*
@@ -121,12 +123,16 @@ static __always_inline void opening_requeue(struct opening_head *head, __u32 way
 
 /* What an entry is to who wants a place: the upper bits of its rank, above how many were written since. */
 enum opening_rank {
-	OPENING_RANK_USED = 0, /* or being written */
-	OPENING_RANK_UNUSED = 1,
-	OPENING_RANK_ENDED = 2,
-	OPENING_RANK_FREE = 3,
-	OPENING_RANK_SHIFT = 30,
+	OPENING_RANK_SPARED_USED = 0, /* or being written */
+	OPENING_RANK_SPARED = 1,
+	OPENING_RANK_USED = 2,
+	OPENING_RANK_UNUSED = 3,
+	OPENING_RANK_ENDED = 4,
+	OPENING_RANK_FREE = 5,
+	OPENING_RANK_SHIFT = 29,
 };
+
+#define OPENING_AGE ((1u << OPENING_RANK_SHIFT) - 1)
 
 /* The tick in which an entry was seen last. */
 static __always_inline __u32 opening_seen(struct opening_head *head, __u32 way, const struct opening_kind kind)
@@ -134,11 +140,11 @@ static __always_inline __u32 opening_seen(struct opening_head *head, __u32 way, 
 	return opening_value(head, way, kind)[kind.last_seen];
 }
 
-/* What is marked of a set's entries, a bit for each, and above that the number that the next one gets which is written. */
+/* What is marked of a set's entries: a rank for each, and above that the number that the next one gets which is written. */
 enum opening_marks {
-	OPENING_USED = 0,	     /* seen since it was written */
-	OPENING_PAST = OPENING_WAYS, /* of a flow that has ended */
-	OPENING_NEXT = 2 * OPENING_WAYS,
+	OPENING_MARK = 4, /* bits of a rank */
+	OPENING_NEXT = OPENING_MARK * OPENING_WAYS,
+	OPENING_EACH = 0x1111, /* times a rank: all have it */
 };
 
 /* Whether an entry was written since the others were marked: what was marked of it was the one's before. */
@@ -156,18 +162,15 @@ static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, 
 
 	/* Addresses that are made anew each time take no room on the stack. */
 	barrier_var(head);
-	age = (head->next - head->turn[way]) & ((1u << OPENING_RANK_SHIFT) - 1);
+	barrier_var(marks);
+	age = (head->next - head->turn[way]) & OPENING_AGE;
 	if (head->tag[way] == OPENING_BUSY)
 		return 0;
 	if (head->tag[way] == OPENING_FREE)
 		return (__u32)OPENING_RANK_FREE << OPENING_RANK_SHIFT;
 	if (opening_is_new(head, way, marks))
 		return (__u32)OPENING_RANK_UNUSED << OPENING_RANK_SHIFT | age;
-	if (marks >> OPENING_PAST >> way & 1)
-		return (__u32)OPENING_RANK_ENDED << OPENING_RANK_SHIFT | age;
-	if (!(marks >> OPENING_USED >> way & 1))
-		return (__u32)OPENING_RANK_UNUSED << OPENING_RANK_SHIFT | age;
-	return age;
+	return marks >> way * OPENING_MARK << OPENING_RANK_SHIFT | age;
 }
 
 /* What opening_claim() returns beside the entry: a bit for each that is passed over, from this one on. */
@@ -175,33 +178,36 @@ static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, 
 /* The same: those go to the end of the line. */
 #define OPENING_LAST 16
 
-/* Which entries are passed over, once, for one with a rank: those that were used since they were written, and whose turn it was before. */
+/*
+ * Which entries are passed over, once, for one with a rank: those that were used since they were written, and whose turn it was before;
+ * of those that are spared none for one that is not.
+ */
 static __always_inline int opening_passed(struct opening_head *head, __u32 rank, __u32 marks)
 {
 	/* Where all were used all are passed over, and the oldest goes. */
-	const bool all = rank >> OPENING_RANK_SHIFT == OPENING_RANK_USED;
-	const __u32 age = all ? 0 : rank & ((1u << OPENING_RANK_SHIFT) - 1);
+	const bool all = !(rank >> OPENING_RANK_SHIFT & 1);
+	/* Ranks above the first one, and so many. */
+	const __u32 from = all ? rank & ~OPENING_AGE : rank - (1u << OPENING_RANK_SHIFT);
+	const __u32 count = all ? OPENING_AGE : OPENING_AGE - (rank & OPENING_AGE);
 	__u32 passed = 0;
 
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
-		__u32 own = opening_rank(head, way, marks);
-
-		if (own > age && own >> OPENING_RANK_SHIFT == OPENING_RANK_USED)
+		if (opening_rank(head, way, marks) - from - 1 < count)
 			passed |= 1 << way;
 	}
 	return passed << OPENING_PASSED | (all ? 0 : OPENING_LAST);
 }
 
 /*
- * Takes an entry for a new key: a free one, else that of a flow which has ended, else that which was written longest ago. One that
+ * Takes an entry for a new key: a free one, else that of a flow which has ended, else that which was written longest ago, of those that are
+ * not spared before the others. One that
  * was used since is passed over once, so that a client which only ever sends keeps it. A function of its own, which the verifier
  * walks once for all tables. Returns the entry and which are passed over, or -1: others are writing all of them.
  */
 __noinline int opening_claim(struct opening_head *head, __u32 marks)
 {
 	__u32 most = 0, first = 0, seen = OPENING_BUSY;
-	int passed = 0;
 
 	if (!head)
 		return -1;
@@ -215,36 +221,58 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 		first = way;
 		seen = tag;
 	}
-	if (most >> OPENING_RANK_SHIFT <= OPENING_RANK_UNUSED)
-		passed = opening_passed(head, most, marks);
-	if (opening_take(head, first, seen))
-		return first | passed;
-	/* Another CPU was sooner: what it has written is the last one to go. */
-#pragma clang loop unroll(disable)
-	for (__u32 other = 1; other < OPENING_WAYS; other++) {
-		__u32 way = (first + other) & (OPENING_WAYS - 1);
+	if (!opening_take(head, first, seen)) {
+		/* Another CPU was sooner: what it has written is the last one to go. */
+		__u32 others = OPENING_WAYS - 1;
 
-		if (opening_take(head, way, head->tag[way]))
-			return way | passed;
+#pragma clang loop unroll(disable)
+		while (others && !opening_take(head, first + others, head->tag[(first + others) & (OPENING_WAYS - 1)]))
+			others--;
+		if (!others)
+			return -1;
+		first = (first + others) & (OPENING_WAYS - 1);
 	}
-	return -1;
+	return first | (most >> OPENING_RANK_SHIFT <= OPENING_RANK_UNUSED ? opening_passed(head, most, marks) : 0);
 }
 
-/* The same by what the entries' values say now, and passes over. Returns the entry, or -1. */
-static __always_inline int opening_claim_of(struct opening_head *head, const struct opening_kind kind)
+/*
+ * What is marked of a set for a flow that begins with a value. theirs: the set's first value; it has so many words, in which the rest lies.
+ * Entries to somebody else are spared, so that a flood takes the places of its own SYNs. Where the others have most of the set, theirs
+ * go, and those to the same are spared. Of long ago none is. A function of its own, as the one that stores has no stack to spare.
+ */
+static __noinline __u32 opening_marks(const struct opening_head *head, const word *theirs, const word *value,
+				      __u32 size, __u32 at)
 {
 	/* The number is read before the rest. */
-	__u32 marks = *(volatile __u32 *)&head->next << OPENING_NEXT;
-	int claimed;
+	__u32 marks = *(const volatile __u32 *)&head->next << OPENING_NEXT, spared = 0;
+	const __u32 last_seen = at & 0xff, flags = at >> 8 & 0xff, to = at >> 16;
 
-#pragma unroll
-	for (__u32 way = 0; way < OPENING_WAYS; way++) {
-		const __u16 *flags = (const __u16 *)(opening_value(head, way, kind) + kind.flags);
+#pragma clang loop unroll(disable)
+	for (__u32 way = 0; way < OPENING_WAYS; way++, theirs += size) {
+		__u32 seen = theirs[last_seen], rank = OPENING_RANK_UNUSED - (seen != head->born[way]);
+		bool recent = value[last_seen] - seen <= OPENING_IDLE;
 
-		marks |= (__u32)(opening_seen(head, way, kind) != head->born[way]) << (OPENING_USED + way);
-		marks |= (__u32)(*flags / FLOW_ENDED & 1) << (OPENING_PAST + way);
+		if (*(const __u16 *)(theirs + flags) & FLOW_ENDED)
+			rank = OPENING_RANK_ENDED;
+		marks |= rank << way * OPENING_MARK;
+		if (!recent || *(const __u32 *)(theirs + to) == *(const __u32 *)(value + to))
+			continue;
+		spared |= OPENING_RANK_USED << way * OPENING_MARK;
 	}
-	claimed = opening_claim(head, marks);
+	/* How many: the sum of all is in the upper mark. */
+	if ((spared / OPENING_RANK_USED * OPENING_EACH >> (OPENING_NEXT - OPENING_MARK) & 7) >= OPENING_WAYS - 1)
+		spared = ~spared & OPENING_RANK_USED * OPENING_EACH;
+	return marks & ~spared;
+}
+
+/* Claims an entry for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
+static __always_inline int opening_claim_of(struct opening_head *head, const word *value,
+					    const struct opening_kind kind)
+{
+	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
+				    kind.last_seen | kind.flags << 8 | kind.to << 16);
+	int claimed = opening_claim(head, marks);
+
 	if (claimed < 1 << OPENING_PASSED)
 		return claimed;
 #pragma clang loop unroll(disable)
@@ -279,7 +307,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;
 	if (way < 0)
-		way = opening_claim_of(head, kind);
+		way = opening_claim_of(head, value, kind);
 	else if (!opening_take(head, way, tag))
 		way = -1;
 	if (way < 0)
@@ -320,23 +348,23 @@ static __always_inline void opening_drop(void *table, const word *key, const str
  * A table's own functions. Those that search are the verifier's and the kernel's, too: it walks them once, and all callers
  * share their stack. _find returns a place or -1, _store what opening_store() does, _drop nothing of use.
  */
-#define OPENING_TABLE(table, set_type, key_type, value_type)                                                           \
+#define OPENING_TABLE(table, set_type, key_type, value_type, whom)                                                     \
 	__noinline int table##_find(const struct key_type *key)                                                        \
 	{                                                                                                              \
-		return key ? opening_find(&table, (const word *)key, OPENING_KIND(key_type, value_type)) : -1;         \
+		return key ? opening_find(&table, (const word *)key, OPENING_KIND(key_type, value_type, whom)) : -1;   \
 	}                                                                                                              \
                                                                                                                        \
 	__noinline int table##_store(const struct key_type *key, const struct value_type *value, __u64 flags)          \
 	{                                                                                                              \
 		return key && value ? opening_store(&table, (const word *)key, (const word *)value, flags,             \
-						    OPENING_KIND(key_type, value_type))                                \
+						    OPENING_KIND(key_type, value_type, whom))                          \
 				    : -EINVAL;                                                                         \
 	}                                                                                                              \
                                                                                                                        \
 	__noinline int table##_drop(const struct key_type *key)                                                        \
 	{                                                                                                              \
 		if (key)                                                                                               \
-			opening_drop(&table, (const word *)key, OPENING_KIND(key_type, value_type));                   \
+			opening_drop(&table, (const word *)key, OPENING_KIND(key_type, value_type, whom));             \
 		return 0;                                                                                              \
 	}                                                                                                              \
                                                                                                                        \
@@ -353,9 +381,9 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 		return &set->value[(__u32)place % OPENING_WAYS];                                                       \
 	}
 
-OPENING_TABLE(openings4, opening_set4, flow_key4, flow)
-OPENING_TABLE(openings6, opening_set6, flow_key6, flow)
-OPENING_TABLE(awaited4, awaited_set4, flow_key4, reply)
-OPENING_TABLE(awaited6, awaited_set6, flow_key6, reply)
+OPENING_TABLE(openings4, opening_set4, flow_key4, flow, service)
+OPENING_TABLE(openings6, opening_set6, flow_key6, flow, service)
+OPENING_TABLE(awaited4, awaited_set4, flow_key4, reply, backend)
+OPENING_TABLE(awaited6, awaited_set6, flow_key6, reply, backend)
 
 #endif

@@ -109,6 +109,8 @@ pub const FLOW_RETRY: u16 = 16;
 pub const FLOW_RETRIES: u16 = 48;
 /// In a reply: `asked` is of a SYN for what was answered before.
 pub const FLOW_ASKED_AGAIN: u16 = 512;
+/// In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike.
+pub const FLOW_BY_HASH: u16 = 1024;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.

@@ -148,6 +148,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_RETRIES,
         FLOW_OPENING,
         FLOW_ASKED_AGAIN,
+        FLOW_BY_HASH,
         FLOW_ENDED,
         FLOW_DIRECT,
         FRAGMENT_AWAITED,

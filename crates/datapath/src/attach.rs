@@ -1,7 +1,7 @@
 //! Attaching: links that are pinned are adopted and get the new program in one step; others are made and pinned.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,6 +13,7 @@ use weir_abi::{self as abi, Hook};
 use crate::clsact;
 use crate::error::{Error, Result};
 use crate::load::Datapath;
+use crate::pins::{pin_names, remove_pin};
 use crate::sys::{self, LinkTarget};
 
 /// In native mode or not at all: generic XDP is slower than tc.
@@ -87,8 +88,10 @@ impl Datapath {
             self.devices.remove(&index)?;
         }
         // It may have been taken for something else before the node's addresses were known.
-        self.drop_link(&link_name(former.0, index))?;
-        self.drop_link(&link_name(former.1, index))
+        [former.0, former.1].iter().map(|hook| link_name(*hook, index)).try_for_each(|pin| {
+            self.drop_link(&pin)?;
+            self.drop_former_link(&pin)
+        })
     }
 
     /// Whether the kernel has refused TCX links: before Linux 6.6 it has none.
@@ -113,7 +116,6 @@ impl Datapath {
 
     fn attach_tcx(&mut self, hook: Hook, index: u32) -> Result<()> {
         let (pin, target) = (link_name(hook, index), LinkTarget::Interface(index));
-        self.set_aside(&pin)?;
         let former = pinned_link(&self.pins.former_links().join(&pin), target)?;
         self.link(hook.program(), &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
     }
@@ -173,12 +175,13 @@ impl Datapath {
         self.devices.remove(&index).map(drop)
     }
 
-    /// Indexes of the interfaces for which links are pinned.
+    /// Indexes of the interfaces for which links are pinned, of former programs too.
     ///
     /// # Errors
     /// When the directory cannot be read.
     pub fn attached_interfaces(&self) -> Result<Vec<u32>> {
-        let names = self.pins.link_names()?;
+        let mut names = self.pins.link_names()?;
+        names.extend(pin_names(&self.pins.former_links())?);
         let mut indexes: Vec<u32> = names.iter().filter_map(|name| name.rsplit_once('-')?.1.parse().ok()).collect();
         indexes.sort_unstable();
         indexes.dedup();
@@ -214,16 +217,6 @@ impl Datapath {
         let link = sys::link_create(program_fd, target, kind, flags, before)
             .map_err(|e| Error::io(format!("cannot attach {program} to {}", Target(target)), e))?;
         sys::obj_pin(link.as_fd(), &path).map_err(|e| Error::io(format!("cannot pin {}", path.display()), e))
-    }
-}
-
-/// Removes a pin, if it is there.
-pub(crate) fn remove_pin(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::io(format!("cannot remove {}", path.display()), e))
-        }
-        Ok(()) | Err(_) => Ok(()),
     }
 }
 

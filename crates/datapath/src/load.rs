@@ -1,6 +1,6 @@
 //! Loading: pinned maps are adopted where their layout is ours, programs are always loaded anew.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,8 +42,6 @@ pub struct Datapath {
     adopted: bool,
     pub(crate) lacks_tcx: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
-    /// Names of links of another layout that are still to be moved aside.
-    pub(crate) former: BTreeSet<String>,
     _lock: PinLock,
 }
 
@@ -62,6 +60,7 @@ impl Datapath {
         }
         pins.create()?;
         let lock = pins.lock()?;
+        pins.forget_stale_maps()?;
         let mut resized = Vec::new();
         let mut adopted = true;
         for spec in MAPS {
@@ -94,7 +93,6 @@ impl Datapath {
             adopted,
             lacks_tcx: false,
             resized,
-            former: BTreeSet::new(),
             _lock: lock,
         };
         if !adopted {
@@ -198,17 +196,16 @@ impl Datapath {
     /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.
     ///
     /// # Errors
-    /// When a map cannot be read or written, or a pin that another version has left not removed.
+    /// When a map cannot be read or written.
     pub fn finish_switch(&mut self) -> Result<()> {
-        let dropped = self.drop_others_former();
         if self.resized.is_empty() {
-            return dropped;
+            return Ok(());
         }
         let copied = self.copy_flows();
         self.resized.clear();
         self.store.former_flows = Flows::default();
         self.hold(false)?;
-        copied.and(dropped)
+        copied
     }
 
     fn hold(&self, hold: bool) -> Result<()> {

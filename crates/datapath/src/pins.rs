@@ -2,7 +2,7 @@
 //!
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
 //! the version: their program is replaced in one step, and with it the maps that it uses; or they are moved aside for a while
-//! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`.
+//! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -26,7 +26,10 @@ const LINKS: &str = "links";
 const MAPS: &str = "maps-v";
 
 /// What the names of directories of former links begin with; the version of the agent that has found them follows.
-pub(crate) const FORMER_LINKS: &str = "former-links-v";
+const FORMER_LINKS: &str = "former-links-v";
+
+/// What the names of marks begin with; the version whose programs serve follows.
+const SERVING: &str = "serving-v";
 
 /// `BPF_F_RDONLY`: a descriptor that reads a map and does not write it.
 pub(crate) const READ_ONLY: u32 = 1 << 3;
@@ -80,6 +83,62 @@ impl PinDir {
         self.root.join(format!("{FORMER_LINKS}{ABI_VERSION}"))
     }
 
+    /// What is there while programs of this ABI version serve, and no others do in front of them.
+    fn serving(&self) -> PathBuf {
+        self.root.join(format!("{SERVING}{ABI_VERSION}"))
+    }
+
+    /// What lies in the root under such a name, of other ABI versions.
+    fn of_others(&self, kind: &str, own: &Path) -> Result<Vec<PathBuf>> {
+        let entries = self.entries()?.into_iter();
+        let such = entries.filter(|name| name.as_encoded_bytes().starts_with(kind.as_bytes()));
+        Ok(such.map(|name| self.root.join(name)).filter(|path| path != own).collect())
+    }
+
+    /// Whether it is programs of this ABI version that serve, by their mark. Agents before there were marks left none, nor any maps
+    /// but their own, unless there are two versions' in turn.
+    ///
+    /// # Errors
+    /// As [`PinDir::entries`].
+    pub(crate) fn is_ours(&self) -> Result<bool> {
+        let others = self.of_others(SERVING, &self.serving())?;
+        Ok(others.is_empty() && (self.serving().is_dir() || self.of_others(MAPS, &self.maps())?.is_empty()))
+    }
+
+    /// Notes that programs of this ABI version serve, and no others.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn begin_serving(&self) -> Result<()> {
+        make_directory(&self.serving())?;
+        self.of_others(SERVING, &self.serving())?.iter().try_for_each(|mark| remove_directory(mark))
+    }
+
+    /// Forgets maps of this ABI version that no program uses any more: another one's serve, and ours do not go on behind them. What
+    /// they know of flows is of long ago.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn forget_stale_maps(&self) -> Result<()> {
+        for directory in self.others_former_links()? {
+            if !pin_names(&directory)?.is_empty() {
+                return Ok(());
+            }
+        }
+        if self.is_ours()? {
+            return Ok(());
+        }
+        pin_names(&self.maps())?.iter().try_for_each(|name| remove_pin(&self.map(name)))
+    }
+
+    /// Directories of former links that other ABI versions have moved aside.
+    ///
+    /// # Errors
+    /// As [`PinDir::entries`].
+    pub(crate) fn others_former_links(&self) -> Result<Vec<PathBuf>> {
+        self.of_others(FORMER_LINKS, &self.former_links())
+    }
+
     /// Makes the directories, readable by root alone.
     ///
     /// # Errors
@@ -90,12 +149,7 @@ impl PinDir {
             if parent.is_dir() && !on_bpffs(parent)? {
                 return Err(Error::NoBpffs { path: self.root.clone() });
             }
-            match fs::DirBuilder::new().mode(0o700).create(&dir) {
-                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-                    return Err(Error::io(format!("cannot make directory {}", dir.display()), e));
-                }
-                Ok(()) | Err(_) => {}
-            }
+            make_directory(&dir)?;
         }
         Ok(())
     }
@@ -180,7 +234,7 @@ impl PinDir {
     /// Whether a name in the root is one of ours, of whatever version.
     #[must_use]
     pub fn is_own(name: &str) -> bool {
-        name == LINKS || [MAPS, FORMER_LINKS].iter().any(|kind| name.starts_with(kind))
+        name == LINKS || [MAPS, FORMER_LINKS, SERVING].iter().any(|kind| name.starts_with(kind))
     }
 
     /// Whether a pin is one of a link, by the directory that it is in.
@@ -221,6 +275,36 @@ impl PinDir {
             fs::remove_dir(&self.root).map_err(|e| Error::io(format!("cannot remove {}", self.root.display()), e))?;
         }
         Ok(removed)
+    }
+}
+
+/// Makes a directory for root alone, unless it is there.
+pub(crate) fn make_directory(path: &Path) -> Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Error::io(format!("cannot make directory {}", path.display()), e))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Removes a pin, if it is there.
+pub(crate) fn remove_pin(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove {}", path.display()), e))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Removes an empty directory, if it is there.
+pub(crate) fn remove_directory(path: &Path) -> Result<()> {
+    match fs::remove_dir(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove {}", path.display()), e))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

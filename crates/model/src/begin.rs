@@ -210,10 +210,11 @@ impl Model {
                 // The node cannot be sent its own packets. Of two such flows the newer one wins.
                 let key = reply_key(p, &backend, p.source());
                 self.tables.replies.forget(Stage::Going, &key);
-                self.tables.replies.put(Stage::Opening, key, self.reply_of(p, &flow, self.asked_by(p)));
+                let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_by(p)) };
+                self.tables.replies.put(Stage::Opening, key, reply);
                 true
             } else {
-                let stored = if masquerade { Stored::Taken } else { self.store_direct(p, &flow, &backend) };
+                let stored = if masquerade { Stored::Taken } else { self.store_direct(p, &flow, &backend, flood) };
                 match stored {
                     Stored::Written => true,
                     Stored::Taken => false,
@@ -260,6 +261,7 @@ impl Model {
             heard: 0,
             replied: false,
             moved: false,
+            by_hash: false,
             opening: flow.opening,
             backend: flow.backend,
             generation: flow.generation,
@@ -281,9 +283,9 @@ impl Model {
     }
 
     /// The entry of a flow that keeps its client's address.
-    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Stored {
+    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend, flood: bool) -> Stored {
         let key = reply_key(p, backend, p.source());
-        let reply = self.reply_of(p, flow, self.asked_by(p));
+        let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_by(p)) };
         let same = |old: &Reply| old.frontend == reply.frontend;
         if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
             if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {

@@ -158,21 +158,21 @@ impl Model {
     }
 
     /// Whether the answer to a SYN may go back: its client has not gone on to another backend or port. A flow that begins and
-    /// is gone is written anew, as the client's next packet would be hashed to another backend.
+    /// is gone is written anew, as the client's next packet would be hashed to another backend or get another port.
     pub(crate) fn is_still_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
-        if !p.syn_ack || !reply.opening || reply.closing || reply.ended {
+        if !p.syn_ack || !reply.opening || reply.closing || reply.ended || reply.moved || reply.by_hash {
             return true;
         }
         let (key, snat) = (reply.flow_key(&p.key()), reply.snat.then_some(p.dport));
         if let Some((_, flow)) = self.tables.flows.find(&key) {
             return (flow.backend, flow.generation, flow.snat) == (reply.backend, reply.generation, snat);
         }
-        if let Some(frontend) = self.control.frontend_at(key.family, reply.frontend, key.protocol)
-            && !self.is_flood()
-        {
-            let flow = self.new_flow(reply.backend, frontend.service);
-            let flow = Flow { generation: reply.generation, snat, replied: true, ..flow };
-            self.tables.flows.put(Stage::Opening, key, flow);
+        let frontend = self.control.frontend_at(key.family, reply.frontend, key.protocol);
+        let backend = self.control.backend(reply.backend);
+        if backend.generation == reply.generation && frontend.is_some_and(|to| to.service == backend.service) {
+            let (created, last_seen) = (reply.last_seen, reply.last_seen);
+            let flow = self.new_flow(reply.backend, backend.service);
+            self.tables.flows.put(Stage::Opening, key, Flow { snat, replied: true, created, last_seen, ..flow });
         }
         true
     }

@@ -166,9 +166,8 @@ impl Model {
         if (p.syn_ack || idle) && self.is_anothers(p) {
             return Err(abi::REASON_NO_REPLY);
         }
-        if !self.is_still_asked(p, &reply) {
-            return Err(abi::REASON_STALE);
-        }
+        // Another's was told from it before.
+        self.is_still_asked(p, &reply);
         self.count_back(stage, &p.key(), p);
         self.retire_answered(p, stage);
         Ok((abi::REASON_BACK, Translated::Source(reply.frontend)))

@@ -85,6 +85,8 @@ pub struct Reply {
     pub replied: bool,
     /// The client was led elsewhere, as the backend did not answer.
     pub moved: bool,
+    /// A flood has left no flow beside it.
+    pub by_hash: bool,
     /// As it says itself.
     pub opening: bool,
     /// Slot of the backend.

@@ -119,6 +119,8 @@ pub(crate) struct Writer {
     synced: bool,
     /// An earlier agent's services are served until the first sync. Else nothing is attached before.
     adopted: bool,
+    /// The same, or those of an agent of another ABI version.
+    was_served: bool,
     /// Until when connections are left to programs of another ABI version, if there are any behind ours.
     former: Option<Instant>,
     /// When all that was known was last written.
@@ -138,7 +140,8 @@ impl Writer {
         let dump = datapath.store().dump()?;
         let tables = Tables::adopt(settings.capacity, &dump);
         info!(services = dump.services.len(), frontends = dump.frontends.len(), "adopted what the maps hold");
-        let adopted = datapath.adopted() && !dump.services.is_empty();
+        let adopted = datapath.serves()? && !dump.services.is_empty();
+        let was_served = adopted || !datapath.attached_interfaces()?.is_empty();
         let Outlets { status, health_checks, events, metrics, kube_proxy, stranded, steered } = outlets;
         let mut cluster = Cluster::default();
         cluster.set_stage(settings.stage.get());
@@ -161,6 +164,7 @@ impl Writer {
             unattached: BTreeMap::new(),
             synced: false,
             adopted,
+            was_served,
             former: None,
             last_updated: None,
             started: i64::try_from(started.as_millis()).unwrap_or(i64::MAX),
@@ -180,6 +184,7 @@ impl Writer {
         writer.configure(&addresses)?;
         writer.update_source_ports()?;
         if adopted {
+            writer.datapath.begin_serving()?;
             writer.attach_sockets()?;
         }
         writer.publish();
@@ -319,6 +324,7 @@ impl Writer {
         if !self.adopted {
             self.keep_former()?;
             self.leave_to_others()?;
+            self.datapath.begin_serving()?;
             self.attach_sockets()?;
         }
         self.attach();

@@ -71,11 +71,18 @@ fn former_links(agent: &Agent, version: u32) -> PathBuf {
     agent.pins.join(format!("former-links-v{version}"))
 }
 
+/// The mark of a version whose programs serve.
+fn serving(agent: &Agent, version: u32) -> PathBuf {
+    agent.pins.join(format!("serving-v{version}"))
+}
+
 /// Makes what an agent has left that of another version.
 fn rename(agent: &Agent, from: u32, to: u32) {
     fs::rename(maps(agent, from), maps(agent, to)).unwrap();
-    if former_links(agent, from).exists() {
-        fs::rename(former_links(agent, from), former_links(agent, to)).unwrap();
+    for path in [former_links, serving] {
+        if path(agent, from).exists() {
+            fs::rename(path(agent, from), path(agent, to)).unwrap();
+        }
     }
 }
 
@@ -116,8 +123,9 @@ fn maps_of_another_version_serve_until_the_switch_are_left_alone_and_are_taken_u
     // The new maps know nothing of these: they are left to the old programs.
     to_one.iter_mut().chain(&mut to_two).for_each(Connection::assert_goes_on);
     assert!(former_links(&node.agent, ABI_VERSION).exists());
+    let mut newer = connections(&node, &two);
 
-    // The way back, while the cluster goes on changing.
+    // The way back, while the cluster goes on changing: maps of this version are there since long ago.
     node.agent.stop();
     rename(&node.agent, ABI_VERSION, NEWER);
     rename(&node.agent, OLDER, ABI_VERSION);
@@ -126,13 +134,15 @@ fn maps_of_another_version_serve_until_the_switch_are_left_alone_and_are_taken_u
     node.agent.await_ready(&node.world);
     assert!(node.agent.last_log().contains("adopted=true"), "{}", node.agent.last_log());
     [&two, &later].into_iter().for_each(|service| assert_served_to_all(&node, service));
-    assert!(node.ask(one.sockets()[0]).is_err());
     assert!(!former_links(&node.agent, NEWER).exists(), "these programs are in force again");
-    idle.iter_mut().for_each(Connection::assert_goes_on);
+    idle.iter_mut().chain(&mut newer).for_each(Connection::assert_goes_on);
 
-    // What the other version left goes without a trace.
+    // What the other version left goes without a trace, but for the programs that know its connections.
     fs::remove_dir_all(maps(&node.agent, NEWER)).unwrap();
     [&two, &later].into_iter().for_each(|service| assert_served_to_all(&node, service));
+    idle.iter_mut().chain(&mut newer).for_each(Connection::assert_goes_on);
+    // A Service that was removed ends with the programs that still know it.
+    wait::until("the end of what is no Service any more", 8 * SOON, || node.ask(one.sockets()[0]).is_err()).unwrap();
     idle.iter_mut().for_each(Connection::assert_goes_on);
 }
 
@@ -154,21 +164,28 @@ fn new_connections_are_served_by_the_old_programs_until_new_maps_hold_the_servic
     }
     let service = Web::new("web", 1, &[1, 2]);
     let mut node = Standalone::start(2, &yaml(std::slice::from_ref(&service)), &[]);
-    let traffic = streams(&node, &service);
+    let (traffic, mut open) = (streams(&node, &service), connections(&node, &service));
     traffic.streams_go_on();
     node.agent.stop();
     rename(&node.agent, ABI_VERSION, OLDER);
-    // For as long as it likes the new agent learns nothing of Services.
+    // Agents before there were marks have left none.
+    fs::remove_dir(serving(&node.agent, OLDER)).unwrap();
+    // For as long as it likes the new agent learns nothing of Services. The next one finds maps of its own, and nothing in them.
     fs::remove_file(&node.file).unwrap();
+    for _ in 0..2 {
+        node.agent.start_again(&node.world);
+        node.agent.await_complaint(&node.world, "static-file", "No such file or directory");
+        node.agent.await_complaint(&node.world, "interfaces", "0 interfaces of the node, 0 of pods");
+        traffic.streams_go_on();
+        node.agent.kill();
+    }
     node.agent.start_again(&node.world);
-    node.agent.await_complaint(&node.world, "static-file", "No such file or directory");
-    node.agent.await_complaint(&node.world, "interfaces", "0 interfaces of the node, 0 of pods");
-    traffic.streams_go_on();
     node.write(&yaml(std::slice::from_ref(&service)));
     node.agent.await_ready(&node.world);
     let counters = || node.agent.view().counters().counter(Hook::PodIn as usize, REASON_TO_LOCAL as usize).unwrap();
     wait::until("packets in the new maps", SOON, || counters().packets > 0).unwrap();
     traffic.streams_go_on();
+    open.iter_mut().for_each(Connection::assert_goes_on);
     traffic.unharmed_by("an agent of another ABI version");
 }
 

@@ -28,6 +28,18 @@ impl<'a> Clients<'a> {
         self.talks.push(Talk::open(self.node, self.case, WAYS[0]));
     }
 
+    /// The other port of the service, whose flows are in the same tables.
+    fn other(&self) -> Case {
+        let protocol = if self.case.protocol == Protocol::Tcp { Protocol::Udp } else { Protocol::Tcp };
+        Case { protocol, ..self.case }
+    }
+
+    /// Begins with these in an empty table.
+    fn begin_with(&mut self, cases: [Case; PLACES]) {
+        empty(self.node);
+        self.talks = cases.into_iter().map(|case| Talk::open(self.node, case, WAYS[0])).collect();
+    }
+
     /// A tick passes.
     fn pass(&self) {
         let (flows, replies, sets) = match self.case.family {
@@ -85,6 +97,10 @@ impl<'a> Clients<'a> {
     }
 }
 
+fn empty(node: &Node) {
+    ["flows4", "flows6", "replies4", "replies6"].iter().for_each(|table| evict(node, table));
+}
+
 /// Each family and protocol, as many clients as there are places, and none to spare.
 fn full(what: &str, test: impl Fn(&mut Clients<'_>)) {
     let openings = u32::try_from(PLACES).unwrap();
@@ -92,7 +108,7 @@ fn full(what: &str, test: impl Fn(&mut Clients<'_>)) {
     node.serve(web(), &[WAYS[0].endpoint]);
     for case in CASES {
         // TCP's and UDP's flows share tables.
-        ["flows4", "flows6", "replies4", "replies6"].iter().for_each(|table| evict(&node, table));
+        empty(&node);
         let mut clients = Clients { node: &node, case, talks: Vec::new() };
         (0..PLACES).for_each(|_| clients.open());
         assert_eq!(clients.both(), (0..PLACES).collect::<Vec<_>>(), "{case:?}");
@@ -181,5 +197,36 @@ fn one_that_begins_anew_is_the_last_to_go() {
         clients.talks[0].refuse();
         clients.talks[0] = Talk::open_with(clients.node, clients.case, WAYS[0], clients.talks[0].first.clone());
         clients.are_left(Clients::both, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [4, 5, 6, 7]]);
+    });
+}
+
+#[test]
+fn a_flood_to_one_service_takes_the_places_of_its_own_flows() {
+    full("a flood to one of two services", |clients| {
+        let (flood, other) = (clients.case, clients.other());
+        clients.begin_with([other, flood, flood, flood]);
+        clients.are_left(Clients::both, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [0, 5, 6, 7]]);
+        clients.begin_with([other, other, flood, flood]);
+        clients.are_left(Clients::both, [[0, 1, 3, 4], [0, 1, 4, 5], [0, 1, 5, 6], [0, 1, 6, 7]]);
+    });
+}
+
+#[test]
+fn who_begins_in_anothers_flood_takes_the_places_of_the_flood() {
+    full("a client beside a flood", |clients| {
+        let flood = clients.other();
+        clients.begin_with([flood; PLACES]);
+        // One is always found; from half of the set on they take each other's.
+        clients.are_left(Clients::both, [[1, 2, 3, 4], [2, 3, 4, 5], [2, 3, 5, 6], [2, 3, 6, 7]]);
+    });
+}
+
+#[test]
+fn what_anothers_flows_were_long_ago_spares_them_nothing() {
+    full("flows of long ago", |clients| {
+        let other = clients.other();
+        clients.begin_with([clients.case, clients.case, other, other]);
+        (0..=abi::OPENING_IDLE).for_each(|_| clients.pass());
+        clients.are_left(Clients::both, [[1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6], [4, 5, 6, 7]]);
     });
 }

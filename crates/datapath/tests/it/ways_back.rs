@@ -12,7 +12,7 @@ use weir_testbed::address::{self, CLIENT};
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases};
 use crate::entries::{age, evict};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
-use crate::openings::begins;
+use crate::openings::{allow, begins, flows, open_in_flood};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, Way, XDP, each_way};
 
 /// More ticks than TCP flows may be idle.
@@ -103,6 +103,30 @@ fn an_answer_that_comes_again_brings_a_lost_flow_back_too() {
         assert_goes_on(talk);
         assert!(!begins(talk));
     });
+}
+
+#[test]
+fn in_a_flood_a_lost_flow_comes_back_by_its_answer_where_nothing_but_its_entry_tells_of_it() {
+    let Some(mut node) = Node::new("lost flows in a flood") else { return };
+    let far = Way { client: CLIENT, endpoint: (2, 1), to: XDP, back: XDP };
+    for case in cases(Protocol::Tcp) {
+        node.serve(web(), &[(2, 1)]);
+        allow(&node, 1);
+        for _ in 0..8 {
+            let talk = Talk::open(&node, case, far);
+            evict(&node, talk.flows());
+            talk.accept();
+            assert!(begins(&talk));
+            assert_goes_on(&talk);
+        }
+        node.serve(web(), &[(1, 1)]);
+        let talk = open_in_flood(&node, case, Way { endpoint: (1, 1), back: NIC_OUT, ..far });
+        // The answer may come by a CPU that knows of no flood.
+        allow(&node, u32::MAX);
+        talk.accept();
+        assert!(flows(&talk).is_empty(), "of a flood's SYNs nothing is written");
+        assert_goes_on(&talk);
+    }
 }
 
 #[test]

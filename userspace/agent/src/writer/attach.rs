@@ -63,6 +63,11 @@ impl Writer {
         if let Err(cause) = self.datapath.finish_switch() {
             error!(%cause, "flows were left behind in maps of the old size");
         }
+        if self.is_attached()
+            && let Err(cause) = self.datapath.drop_others_former()
+        {
+            warn!(%cause, "programs that another ABI version has kept stay");
+        }
         self.announce();
         let facts = host::kernel_facts(
             self.datapath.lacks_tcx(),
@@ -70,6 +75,11 @@ impl Writer {
         );
         self.complaints.lacking(&self.settings.plan.node, missing(&facts));
         self.publish();
+    }
+
+    /// Whether our programs are wherever they are wanted.
+    pub(super) fn is_attached(&self) -> bool {
+        !self.attached.is_empty() && self.unattached.is_empty()
     }
 
     fn attach_options(&self, index: u32) -> AttachOptions {

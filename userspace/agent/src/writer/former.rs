@@ -16,9 +16,11 @@ const KEPT: Duration = Duration::from_secs(60);
 impl Writer {
     /// Before anything is attached: lets them go on if there are any. The datapath is to be told the flags after it.
     pub(super) fn keep_former(&mut self) -> Result<()> {
-        // What comes wrapped names its endpoint: ours take it up without them. And filters run behind all links.
+        // What comes wrapped names its endpoint: ours take it up without them. And filters run behind all links. What an agent with
+        // other settings has moved aside goes once ours are attached.
         if self.settings.direct || !self.settings.attach.tcx {
-            return Ok(self.datapath.drop_former()?);
+            self.former = self.datapath.has_former()?.then(Instant::now);
+            return Ok(());
         }
         if self.datapath.keep_former()? {
             info!(seconds = KEPT.as_secs(), "connections of an agent of another ABI version are left to its programs");
@@ -28,10 +30,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends them when their time is over. What is left of their connections goes on by our programs first, so that answers find
+    /// Ends them when their time is over, and ours are wherever they are wanted. What is left of their connections goes on by our programs first, so that answers find
     /// their way when they end.
     pub(super) fn end_former(&mut self) -> Result<()> {
-        if self.former.is_none_or(|until| Instant::now() < until) || self.leave_to_others()? {
+        if self.former.is_none_or(|until| Instant::now() < until) || !self.is_attached() || self.leave_to_others()? {
             return Ok(());
         }
         match self.datapath.drop_former() {

@@ -64,7 +64,7 @@ impl Writer {
     /// Whether load balancers outside should send traffic here. What an earlier agent served goes on until the cluster
     /// tells more.
     pub(super) fn node_eligible(&self) -> bool {
-        if self.cluster.synced() { is_eligible(&self.cluster, &self.settings.plan.node) } else { self.adopted }
+        if self.cluster.synced() { is_eligible(&self.cluster, &self.settings.plan.node) } else { self.was_served }
     }
 }
 

@@ -18,6 +18,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_ENDED, "ended"),
         (abi::FLOW_DIRECT, "direct"),
         (abi::FLOW_ASKED_AGAIN, "asked-again"),
+        (abi::FLOW_BY_HASH, "by-hash"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }
