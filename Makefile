@@ -45,8 +45,8 @@ endef
 
 # ---- verbs ----------------------------------------------------------------------------------------------------------
 
-.PHONY: build man static deb image install uninstall test test-slow demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
-.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-static bootstrap-package
+.PHONY: build man static deb image install uninstall test test-slow test-kernel demo conformance conformance-report lint verify bench-packet bench-sync bench-steering bench-flood bench-killed-pod soak bench-papers bench-world sim fuzz docs manifests test-deploy clean help format bpf
+.PHONY: bootstrap bootstrap-base bootstrap-test bootstrap-bench bootstrap-conformance bootstrap-deploy bootstrap-lint bootstrap-docs bootstrap-static bootstrap-package bootstrap-vm
 .PHONY: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size
 
 build: bootstrap-base ## weir-agent and weir, in target/release
@@ -100,6 +100,11 @@ test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests 
 test-slow: bootstrap-test ## tests that wait for minutes: a server that is away, a spill that ends (root)
 	$(call say,TEST,"what takes minutes")
 	$(Q)cargo test $(QUIET) -p weir-agent --test survive_api_server --test steering --test behaviours -- --ignored --skip holds_connections
+
+# Each test program has a machine of its own, which starts within seconds; without KVM everything in it is slow.
+test-kernel: bootstrap-test bootstrap-vm ## tests on Linux 6.1, in a virtual machine (root in there); P=weir-datapath T=name
+	$(Q)CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$(CURDIR)/deploy/dev/vm.sh \
+		V=$(V) deploy/dev/test.sh -p $(or $(P),weir-datapath) --tests $(if $(T),-- $(T))
 
 # It wants Helm, a browser, packages and a whole cluster, which take minutes to build and longer to run.
 test-deploy: bootstrap-deploy build ## what is deployed: chart, manifests, image, packages, page, an upgrade under load (root); T=name picks tests
@@ -200,9 +205,9 @@ help: ## this list
 
 # ---- tools ----------------------------------------------------------------------------------------------------------
 
-BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance deploy lint docs static package)
+BOOTSTRAPS := $(addprefix bootstrap-,base test bench conformance deploy lint docs static package vm)
 
-bootstrap: $(BOOTSTRAPS) ## bring the tools of all verbs at once
+bootstrap: $(filter-out bootstrap-vm,$(BOOTSTRAPS)) ## bring the tools of all verbs at once, but for bootstrap-vm
 
 $(BOOTSTRAPS): bootstrap-%:
 	$(Q)deploy/dev/bootstrap.sh $*

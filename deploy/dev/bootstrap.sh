@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Brings what a make verb needs on Debian 12 or later: packages, the API server of the tests, cargo-deny, and for the
-# conformance cluster the rest of Kubernetes, CoreDNS and a file system for containers.
+# conformance cluster the rest of Kubernetes, CoreDNS and a file system for containers; another kernel for vm.sh.
 #
-#   deploy/dev/bootstrap.sh [base|test|bench|conformance|deploy|lint|docs|static|package]...      (default: base)
+#   deploy/dev/bootstrap.sh [base|test|bench|conformance|deploy|lint|docs|static|package|vm]...      (default: base)
 #
 # It installs only what is missing; when nothing is, it makes no call to apt and takes a few milliseconds. What it
 # builds lies in ${WEIR_CACHE:-~/.cache/weir}. Run it as root or as a user of sudo.
@@ -68,6 +68,15 @@ readonly BROWSER="
 	chromium                            chromium
 	node                                nodejs
 	npm                                 npm"
+
+# A virtual machine with another kernel, and what our own lacks: IPVS.
+readonly VM="
+	qemu-system-x86_64                  qemu-system-x86
+	modprobe                            kmod
+	cpio                                cpio
+	setpriv                             util-linux
+	ipvsadm                             ipvsadm
+	ipset                               ipset"
 
 say() { printf '  %-8s %s\n' "$1" "$2"; }
 
@@ -235,6 +244,16 @@ need_promtool() {
 	rm -rf "$work"
 }
 
+# The kernel that vm.sh starts.
+need_kernel() {
+	[[ ! -e $cache/vm ]] || return 0
+	locked
+	[[ ! -e $cache/vm ]] || return 0
+	say APT "the kernel of the virtual machine"
+	quietly as_root apt-get -q update || die "apt-get update failed: see above, mend the package sources and try again"
+	quietly "$here/vm/kernel.sh" "$cache/vm" || die "there is no kernel for the virtual machine: see above"
+}
+
 # The layer that all images of the conformance cluster share: a small Debian with the commands that test pods run.
 need_base_layer() {
 	local layer=$cache/images/base.tar work
@@ -357,7 +376,11 @@ main() {
 			main static
 			need_cargo_deb
 			;;
-		*) die "unknown group '$group': base, test, bench, conformance, deploy, lint, docs, static or package" ;;
+		vm)
+			install_packages "$VM"
+			need_kernel
+			;;
+		*) die "unknown group '$group': base, test, bench, conformance, deploy, lint, docs, static, package or vm" ;;
 		esac
 		need_rust
 	done

@@ -13,7 +13,18 @@ use crate::served::{Frontend, Place, Served, protocol_number};
 const PREFIX: &str = "KUBE-";
 
 /// Chains of the kubelet, which makes them anew at any rate: kubernetes' `pkg/kubelet/kubelet_network_linux.go`.
-const KUBELETS: [&str; 3] = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];
+const KUBELETS: [&str; 3] = [KUBELETS_FIREWALL, "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];
+/// In table nat it was one of mode ipvs before 1.27.
+const KUBELETS_FIREWALL: &str = "KUBE-FIREWALL";
+
+/// How names of kube-router's chains begin, which is in k3s, too: network policies.
+const KUBE_ROUTERS: [&str; 3] = ["KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"];
+
+/// A chain that all versions have in mode iptables alone, and one in mode ipvs alone.
+const OF_IPTABLES: &str = "KUBE-NODEPORTS";
+const OF_IPVS: &str = "KUBE-NODE-PORT";
+/// Of table filter, which is written last.
+const FORWARD: &str = "KUBE-FORWARD";
 
 /// Its rules do what a mark asks for that others may set, too.
 const MARK_MASQUERADE: &str = "KUBE-MARK-MASQ";
@@ -50,6 +61,16 @@ impl Rule {
 
     fn target(&self) -> Option<&str> {
         self.option("-j").or_else(|| self.option("-g"))
+    }
+
+    fn leads_to(&self, chains: &BTreeSet<&str>) -> bool {
+        self.target().is_some_and(|name| chains.contains(name))
+    }
+
+    /// Sets that it matches or changes, also where what is in them does not match.
+    fn sets(&self) -> impl Iterator<Item = &str> {
+        let names = self.words.windows(2).filter(|pair| matches!(&*pair[0], "--match-set" | "--add-set" | "--del-set"));
+        names.map(|pair| pair[1].as_str())
     }
 
     /// Where it matches, of those that one frontend has to itself.
@@ -119,16 +140,56 @@ impl Tables {
         Ok(Self { family, tables })
     }
 
+    /// Whose tables they are.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
     /// Whether there are chains of kube-proxy's.
     #[must_use]
     pub fn has_rules(&self) -> bool {
-        self.tables.values().any(|table| !removable(table).is_empty())
+        self.tables.iter().any(|(name, table)| !removable(name, table).is_empty())
+    }
+
+    /// Whether there are some that do not go with virtual servers of IPVS.
+    #[must_use]
+    pub fn is_of_iptables(&self) -> bool {
+        self.has_rules() && (self.has_chain(OF_IPTABLES) || !self.is_of_ipvs())
+    }
+
+    /// Whether there are chains that go with virtual servers of IPVS.
+    #[must_use]
+    pub fn is_of_ipvs(&self) -> bool {
+        self.has_chain(OF_IPVS)
+    }
+
+    /// Whether kube-proxy has written its rules and not only made their chains.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.tables.get("filter").is_some_and(|table| table.rules.iter().any(|rule| rule.chain == FORWARD))
+    }
+
+    fn has_chain(&self, name: &str) -> bool {
+        self.tables.values().flat_map(|table| &table.chains).any(|(chain, _)| chain == name)
+    }
+
+    /// Sets of `ipset` that rules use which stay when kube-proxy's go.
+    #[must_use]
+    pub fn sets_that_stay(&self) -> BTreeSet<&str> {
+        let mut found = BTreeSet::new();
+        for (name, table) in &self.tables {
+            let gone = removable(name, table);
+            let stay = table.rules.iter().filter(|rule| !gone.contains(rule.chain.as_str()) && !rule.leads_to(&gone));
+            found.extend(stay.flat_map(Rule::sets));
+        }
+        found
     }
 
     /// Whether the chain is there that keeps connections alive.
     #[must_use]
     pub fn has_keeper(&self) -> bool {
-        self.tables.values().flat_map(|table| &table.chains).any(|(name, _)| name == KEEPER)
+        self.has_chain(KEEPER)
     }
 
     /// What kube-proxy serves.
@@ -177,10 +238,10 @@ impl Tables {
             return None;
         }
         let mut script = format!("*nat\n:{KEEPER} - [0:0]\n-A {KEEPER} -m conntrack --ctstate ESTABLISHED -j RETURN\n");
-        script.push_str(&self.tables.get("nat").map(removal_of).unwrap_or_default());
+        script.push_str(&self.tables.get("nat").map(|table| removal_of("nat", table)).unwrap_or_default());
         script.push_str("COMMIT\n");
         for (name, table) in self.tables.iter().filter(|(name, _)| *name != "nat") {
-            let part = removal_of(table);
+            let part = removal_of(name, table);
             if !part.is_empty() {
                 let _ = write!(script, "*{name}\n{part}COMMIT\n");
             }
@@ -195,9 +256,22 @@ pub fn keeper_removal() -> String {
     format!("*nat\n:{KEEPER} - [0:0]\n-X {KEEPER}\nCOMMIT\n")
 }
 
+/// Whether a chain is named as kube-proxy's are, and as those of nobody else.
+#[must_use]
+pub fn is_kube_proxys(table: &str, chain: &str) -> bool {
+    is_kubes(chain) && !is_kubelets(table, chain)
+}
+
+fn is_kubes(chain: &str) -> bool {
+    chain.starts_with(PREFIX) && !KUBE_ROUTERS.iter().any(|other| chain.starts_with(other))
+}
+
+fn is_kubelets(table: &str, chain: &str) -> bool {
+    KUBELETS.contains(&chain) && (table, chain) != ("nat", KUBELETS_FIREWALL)
+}
+
 /// Chains of a table that are kube-proxy's alone. What rules of others lead to stays, with all that it leads to.
-fn removable(table: &Table) -> BTreeSet<&str> {
-    let is_kubes = |name: &str| name.starts_with(PREFIX);
+fn removable<'a>(table_name: &str, table: &'a Table) -> BTreeSet<&'a str> {
     let builtin: BTreeSet<&str> = table.chains.iter().filter(|(_, own)| *own).map(|(name, _)| name.as_str()).collect();
     let others = |rule: &&Rule| !is_kubes(&rule.chain) && !builtin.contains(rule.chain.as_str());
     let mut open: Vec<&str> =
@@ -205,7 +279,7 @@ fn removable(table: &Table) -> BTreeSet<&str> {
     if open.contains(&MARK_MASQUERADE) {
         open.push(POSTROUTING);
     }
-    open.extend(KUBELETS);
+    open.extend(KUBELETS.iter().filter(|name| is_kubelets(table_name, name)));
     let mut kept = BTreeSet::new();
     while let Some(chain) = open.pop() {
         if kept.insert(chain) {
@@ -217,13 +291,12 @@ fn removable(table: &Table) -> BTreeSet<&str> {
     names.filter(|name| is_kubes(name) && !kept.contains(name)).collect()
 }
 
-fn removal_of(table: &Table) -> String {
-    let gone = removable(table);
+fn removal_of(name: &str, table: &Table) -> String {
+    let gone = removable(name, table);
     let mut script = String::new();
     // Naming a chain empties it, so that none leads to another one.
     gone.iter().for_each(|chain| _ = writeln!(script, ":{chain} - [0:0]"));
-    let leads =
-        |rule: &&Rule| !gone.contains(rule.chain.as_str()) && rule.target().is_some_and(|name| gone.contains(name));
+    let leads = |rule: &&Rule| !gone.contains(rule.chain.as_str()) && rule.leads_to(&gone);
     table.rules.iter().filter(leads).for_each(|rule| _ = writeln!(script, "-D {}", rule.text));
     gone.iter().for_each(|chain| _ = writeln!(script, "-X {chain}"));
     script

@@ -25,10 +25,8 @@ pub struct Facts {
     pub stage: Stage,
     /// Whether the maps show it in force.
     pub in_force: bool,
-    /// How kube-proxy makes the rules that were found: `iptables`, `nftables`; none if there are no rules.
+    /// How kube-proxy makes the rules that were found: `iptables`, `ipvs`, `nftables`; none if there are no rules.
     pub modes: Vec<&'static str>,
-    /// Virtual servers of IPVS were found.
-    pub has_ipvs: bool,
     /// Processes called kube-proxy in the node's network namespace.
     pub kube_proxies: Vec<u32>,
     /// Whatever keeps the other side from having all that it needs, in words, in the direction that was asked for.
@@ -41,6 +39,10 @@ pub struct Facts {
     pub has_keeper: bool,
     /// Connections that kube-proxy has begun and that go on; `None` if the kernel does not show them.
     pub theirs: Option<usize>,
+    /// How many of kube-proxy's connections end with its virtual servers of IPVS.
+    pub carried: usize,
+    /// At which virtual servers, in words.
+    pub carried_at: Vec<String>,
     /// Flows that Weir has begun and that go on.
     pub ours: usize,
 }
@@ -65,7 +67,7 @@ pub enum StepKind {
     Verify,
     /// kube-proxy has been stopped.
     StopKubeProxy,
-    /// kube-proxy's rules are gone.
+    /// kube-proxy's rules are gone. Those of IPVS carry connections, whose end comes first.
     RemoveRules,
     /// kube-proxy's connections have ended; Weir serves alone.
     Finish,
@@ -188,7 +190,6 @@ mod tests {
     #[test]
     fn on_the_way_to_weir_nothing_is_removed_before_weir_serves_all_of_it_and_kube_proxy_is_stopped() {
         assert_eq!(to_weir(&Facts { agent_runs: false, ..beside() }), Some((StepKind::Preflight, false)));
-        assert_eq!(to_weir(&Facts { has_ipvs: true, ..beside() }), Some((StepKind::Preflight, false)));
         assert_eq!(to_weir(&beside()), Some((StepKind::TakeOver, true)));
         assert_eq!(to_weir(&Facts { in_force: false, ..taken_over() }), Some((StepKind::TakeOver, false)));
         let lacking = Facts { differences: vec!["x".into()], ..taken_over() };
@@ -216,6 +217,20 @@ mod tests {
         assert_eq!(next_of(Direction::ToWeir, &lacking, consent), Some((StepKind::RemoveRules, true)));
         let follows = Facts { kube_proxies: vec![7], ..stopped };
         assert_eq!(to_weir(&follows), Some((StepKind::Verify, false)), "its rules are as new as they can be");
+    }
+
+    #[test]
+    fn virtual_servers_stay_until_the_connections_that_they_carry_have_ended() {
+        let carried_at = vec!["10.96.0.10:80/TCP (2)".to_owned()];
+        let carries = Facts { kube_proxies: vec![], modes: vec!["ipvs"], carried: 2, carried_at, ..taken_over() };
+        assert_eq!(to_weir(&carries), Some((StepKind::RemoveRules, false)));
+        let steps = steps(Direction::ToWeir, &carries, Consent::default());
+        let Some(Step { standing: Standing::Waits(why), .. }) = next(&steps) else { panic!("{steps:?}") };
+        assert!(why.contains("2 connections") && why.contains("10.96.0.10:80/TCP (2)"), "{why}");
+        let consent = Consent { finish: true, force: false };
+        assert_eq!(next_of(Direction::ToWeir, &carries, consent), Some((StepKind::RemoveRules, true)));
+        let ended = Facts { carried: 0, carried_at: vec![], ..carries };
+        assert_eq!(to_weir(&ended), Some((StepKind::RemoveRules, true)));
     }
 
     #[test]

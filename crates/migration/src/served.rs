@@ -44,7 +44,7 @@ impl fmt::Display for Frontend {
 
 const PROTOCOLS: [(&str, u8); 3] = [("tcp", 6), ("udp", 17), ("sctp", 132)];
 
-fn protocol_name(number: u8) -> Option<&'static str> {
+pub(crate) fn protocol_name(number: u8) -> Option<&'static str> {
     PROTOCOLS.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
 }
 

@@ -1,7 +1,8 @@
-//! A real kube-proxy on a node, in mode nftables or iptables: what Weir replaces, stands beside, and is compared with.
+//! A real kube-proxy on a node, in mode nftables, iptables or ipvs: what Weir replaces, stands beside, and is compared with.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -19,6 +20,11 @@ const KUBE_PROXY: &str = "kube-proxy";
 const NFT: &str = "nft";
 const IPTABLES: [&str; 2] = ["iptables", "ip6tables"];
 
+/// What it needs in mode ipvs, besides iptables.
+const IPVS: [&str; 2] = ["ipset", "ipvsadm"];
+const IPVS_OF_KERNEL: &str = "/proc/net/ip_vs";
+const IPVS_MODULE: &str = "ip_vs";
+
 /// The Debian packages of them.
 const NFT_PACKAGE: &str = "nftables";
 const IPTABLES_PACKAGE: &str = "iptables";
@@ -29,6 +35,11 @@ const FAMILIES: [&str; 2] = ["ip", "ip6"];
 
 /// The last rule of its first chain of iptables: the others are there, too, then.
 const LAST_RULE: &str = "-j KUBE-NODEPORTS";
+/// In mode ipvs a rule of the last chain that it fills.
+const LAST_RULE_OF_IPVS: &str = "-A KUBE-FORWARD";
+
+/// After which IPVS forgets connections of which one side has closed, and datagrams.
+const IPVS_TIMEOUT: &str = "5s";
 
 /// How long the first rules may take on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -40,6 +51,8 @@ pub enum Mode {
     Nftables,
     /// Chains of iptables, the default of Kubernetes for years.
     Iptables,
+    /// Virtual servers of IPVS, with some chains of iptables. What nobody uses is forgotten soon.
+    Ipvs,
 }
 
 impl Mode {
@@ -49,6 +62,7 @@ impl Mode {
         match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
@@ -80,6 +94,22 @@ impl KubeProxy {
         missing.is_none()
     }
 
+    /// True when mode ipvs runs here. Otherwise says so, as [`KubeProxy::require`] does. Has the kernel load its module.
+    #[must_use]
+    pub fn require_ipvs(what: &str) -> bool {
+        if let Some(error) = IPVS.iter().find_map(|program| process::installed(program).err()) {
+            eprintln!("SKIPPED: {what}: {error}");
+            return false;
+        }
+        // It fails where IPVS is built in, and where there is none.
+        let _ = Command::new("modprobe").arg(IPVS_MODULE).output();
+        let known = Path::new(IPVS_OF_KERNEL).exists();
+        if !known {
+            eprintln!("SKIPPED: {what}: this kernel has no IPVS; `deploy/dev/vm.sh` runs it on one that has");
+        }
+        known
+    }
+
     /// Starts it in mode nftables on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
     /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may
     /// have the usual ones.
@@ -90,7 +120,7 @@ impl KubeProxy {
         Self::start_in(Mode::Nftables, api, server_url, node)
     }
 
-    /// As [`KubeProxy::start`], in either mode.
+    /// As [`KubeProxy::start`], in any mode.
     ///
     /// # Errors
     /// As [`KubeProxy::start`].
@@ -120,6 +150,7 @@ impl KubeProxy {
             "metricsBindAddress": format!("127.0.0.1:{metrics}"),
             // The limits of the whole machine need CAP_SYS_RESOURCE.
             "conntrack": {"maxPerCore": 0},
+            "ipvs": {"tcpFinTimeout": IPVS_TIMEOUT, "udpTimeout": IPVS_TIMEOUT},
             "oomScoreAdj": 0,
         });
         let path = directory.path().join("config.yaml");
@@ -213,15 +244,19 @@ impl KubeProxy {
             Mode::Nftables => FAMILIES
                 .iter()
                 .try_for_each(|family| finds(&self.entry, &["delete", "table", family, TABLE]).map(drop))?,
-            Mode::Iptables => {
-                // Its chains have jumps from all built-in ones; it knows best which.
-                let mut command = Command::new(process::built(KUBE_PROXY)?);
-                command.args(["--cleanup", "--conntrack-max-per-core=0"]);
-                self.entry.attach(&mut command);
-                ip::checked(command, KUBE_PROXY)?;
-            }
+            Mode::Iptables => self.clean_up()?,
+            // It fails the first time, at chains that those of mode ipvs lead to, and removes these.
+            Mode::Ipvs => self.clean_up().or_else(|_| self.clean_up())?,
         }
         killed
+    }
+
+    /// Its chains have jumps from all built-in ones; it knows best which.
+    fn clean_up(&self) -> Result<()> {
+        let mut command = Command::new(process::built(KUBE_PROXY)?);
+        command.args(["--cleanup", "--conntrack-max-per-core=0"]);
+        self.entry.attach(&mut command);
+        ip::checked(command, KUBE_PROXY).map(drop)
     }
 }
 
@@ -234,22 +269,27 @@ fn missing_rules(mode: Mode, entry: &Entry) -> Result<Option<String>> {
                     return Ok(Some(format!("table {family} {TABLE}")));
                 }
             }
+            Ok(None)
         }
-        Mode::Iptables => {
-            for program in IPTABLES {
-                let mut command = Command::new(program);
-                command.args(["-w", "-t", "nat", "-S", "KUBE-SERVICES"]);
-                entry.attach(&mut command);
-                let rules = match ip::checked(command, IPTABLES_PACKAGE) {
-                    Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
-                    // There is no such chain.
-                    Err(Error::Command { .. }) => String::new(),
-                    Err(error) => return Err(error),
-                };
-                if !rules.contains(LAST_RULE) {
-                    return Ok(Some(format!("rules of {program}")));
-                }
-            }
+        Mode::Iptables => missing_rule(entry, ["nat", "KUBE-SERVICES"], LAST_RULE),
+        Mode::Ipvs => missing_rule(entry, ["filter", "KUBE-FORWARD"], LAST_RULE_OF_IPVS),
+    }
+}
+
+/// Of which program of iptables the rule is missing that comes last, in a table and chain.
+fn missing_rule(entry: &Entry, [table, chain]: [&str; 2], last: &str) -> Result<Option<String>> {
+    for program in IPTABLES {
+        let mut command = Command::new(program);
+        command.args(["-w", "-t", table, "-S", chain]);
+        entry.attach(&mut command);
+        let rules = match ip::checked(command, IPTABLES_PACKAGE) {
+            Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+            // There is no such chain.
+            Err(Error::Command { .. }) => String::new(),
+            Err(error) => return Err(error),
+        };
+        if !rules.contains(last) {
+            return Ok(Some(format!("rules of {program}")));
         }
     }
     Ok(None)

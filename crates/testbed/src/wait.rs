@@ -1,11 +1,29 @@
 //! Waiting for a condition instead of sleeping.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
 /// Time between two looks at a condition.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// Set to more than 1 where the machine is emulated.
+const FACTOR: &str = "WEIR_TEST_PATIENCE";
+
+/// A limit that holds on any machine, as long as it is here: `WEIR_TEST_PATIENCE` times.
+#[must_use]
+pub fn patience(limit: Duration) -> Duration {
+    limit * slowness()
+}
+
+/// How many times as long anything may take here; at least 1.
+#[must_use]
+pub fn slowness() -> u32 {
+    static TIMES: LazyLock<u32> =
+        LazyLock::new(|| std::env::var(FACTOR).ok().and_then(|text| text.parse().ok()).unwrap_or(1));
+    (*TIMES).max(1)
+}
 
 /// Looks at `condition` until it holds.
 ///
@@ -24,6 +42,7 @@ pub fn until_some<T>(
     limit: Duration,
     mut look: impl FnMut() -> std::result::Result<T, String>,
 ) -> Result<T> {
+    let limit = patience(limit);
     let deadline = Instant::now() + limit;
     loop {
         let seen = match look() {

@@ -111,3 +111,20 @@ fn in_mode_iptables_it_serves_too_and_leaves_no_chain_behind() {
         assert!(!left.contains("KUBE-SERVICES"), "{left}");
     }
 }
+
+#[test]
+fn in_mode_ipvs_it_serves_too_and_leaves_no_virtual_server_behind() {
+    const WHAT: &str = "a real kube-proxy with IPVS";
+    if !KubeProxy::require_ipvs(WHAT) {
+        return;
+    }
+    let Some(scene) = Scene::new(WHAT) else { return };
+    let proxy = scene.proxy(Mode::Ipvs);
+    for target in scene.targets() {
+        scene.assert_answered(target, &proxy);
+    }
+
+    proxy.stop().unwrap();
+    assert_eq!(scene.printed("ipvsadm", &["-Sn"]), "");
+    assert!(!scene.printed("ip", &["link"]).contains("kube-ipvs0"));
+}

@@ -7,6 +7,9 @@ use ipnet::IpNet;
 use weir_core::interfaces::Interface;
 use weir_core::model::Family;
 
+/// What kube-proxy in mode ipvs keeps the addresses of Services on, as long as its rules are there. They are none of the node's.
+const SERVICES: &str = "kube-ipvs0";
+
 /// One item of `--nodeport-addresses`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum NodePortAddresses {
@@ -38,7 +41,8 @@ impl FromStr for NodePortAddresses {
 
 /// The addresses that answer, sorted. `node` are the node's own ones.
 pub(crate) fn served(items: &[NodePortAddresses], node: &[IpAddr], interfaces: &[Interface]) -> Vec<IpAddr> {
-    let on_interfaces = || interfaces.iter().filter(|i| !i.loopback).flat_map(|i| i.addresses.iter().copied());
+    let of_node = |i: &&Interface| !i.loopback && i.name != SERVICES;
+    let on_interfaces = || interfaces.iter().filter(of_node).flat_map(|i| i.addresses.iter().copied());
     let mut served: Vec<IpAddr> = Vec::new();
     for item in items {
         match item {
@@ -98,6 +102,7 @@ mod tests {
             with("lo", true, &["127.0.0.1", "10.9.9.9", "::1"]),
             with("eth0", false, &["192.0.2.10", "169.254.1.1", "2001:db8::10", "fe80::1"]),
             with("eth1", false, &["198.51.100.7"]),
+            with("kube-ipvs0", false, &["10.96.0.1", "fd00:96::1"]),
         ]
     }
 
@@ -113,6 +118,11 @@ mod tests {
     #[test]
     fn all_is_every_address_of_the_interfaces_but_loopback_and_link_local_ones() {
         assert_eq!(served_with("all"), ips(&["192.0.2.10", "198.51.100.7", "2001:db8::10"]));
+    }
+
+    #[test]
+    fn addresses_of_services_are_none_of_the_nodes_wherever_kube_proxy_keeps_them() {
+        assert_eq!(served_with("10.96.0.0/16,fd00:96::/112"), ips(&[]));
     }
 
     #[test]

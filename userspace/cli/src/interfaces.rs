@@ -7,6 +7,7 @@ use futures::{Stream, TryStreamExt};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp, XdpAttached};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
+use nix::net::if_::if_nametoindex;
 use rtnetlink::{Handle, RouteMessageBuilder, new_connection};
 
 /// How an XDP program runs.
@@ -78,6 +79,13 @@ pub(crate) fn way_to(address: IpAddr) -> Result<Way> {
         // Unreachable is said by an error, whose number depends on the family.
         Ok(first(answers).await.map_or(Way::Nowhere, |route| route.as_ref().map_or(Way::Nowhere, way)))
     })
+}
+
+/// Removes an interface of this network namespace, with its addresses.
+pub(crate) fn delete(name: &str) -> Result<()> {
+    let index = if_nametoindex(name).with_context(|| format!("there is no interface {name}"))?;
+    let ended = ask(async |handle| Ok(handle.link().del(index).execute().await?));
+    ended.with_context(|| format!("cannot remove the interface {name}"))
 }
 
 async fn first<T, E>(answers: impl Stream<Item = Result<T, E>>) -> Result<Option<T>, E> {

@@ -1,4 +1,5 @@
-//! What kube-proxy leaves behind in the kernel: tables and chains of nftables, chains of iptables, virtual servers of IPVS.
+//! What kube-proxy leaves behind in the kernel: tables and chains of nftables, chains of iptables, virtual servers and
+//! sets of IPVS.
 //! Only looks; `weir migrate` removes.
 
 use std::fs;
@@ -9,15 +10,12 @@ use anyhow::{Context, Result, bail};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
+use weir_migration::iptables::is_kube_proxys;
+
+use crate::migrate::Ipvs;
 
 /// Tables of kube-proxy's nftables mode.
 const TABLE: &str = "kube-proxy";
-/// What the chains of its iptables mode begin with.
-const CHAIN: &str = "KUBE-";
-/// Chains of the kubelet, which stay.
-const KUBELETS: [&str; 3] = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];
-/// The device that its IPVS mode keeps the Services' addresses on.
-const IPVS_DEVICE: &str = "kube-ipvs0";
 
 /// `NFNL_SUBSYS_NFTABLES` of linux/netfilter/nfnetlink.h.
 const NFTABLES: u16 = 10;
@@ -38,10 +36,12 @@ pub(crate) struct Leftovers {
     pub(crate) tables: Vec<&'static str>,
     /// Tables with chains of the iptables mode, as `ip nat`, and how many there are.
     pub(crate) chains: Vec<(String, usize)>,
-    /// Virtual servers of IPVS.
+    /// Virtual servers of IPVS that are kube-proxy's.
     pub(crate) virtual_servers: usize,
     /// Whether the device of the IPVS mode is there.
     pub(crate) device: bool,
+    /// Its sets of addresses and ports.
+    pub(crate) sets: usize,
     /// Programs that are not installed, and which alone list what the kernel has.
     pub(crate) missing: Vec<&'static str>,
     /// What could not be looked into, and why.
@@ -51,7 +51,11 @@ pub(crate) struct Leftovers {
 impl Leftovers {
     /// Looks into the kernel.
     pub(crate) fn find() -> Self {
-        let mut found = Self { virtual_servers: virtual_servers(), device: has_device(), ..Self::default() };
+        let mut found = Self::default();
+        match Ipvs::read() {
+            Ok(ipvs) => (found.virtual_servers, found.device, found.sets) = ipvs.counts(),
+            Err(why) => found.unseen.push(format!("IPVS: {why:#}")),
+        }
         if let Err(why) = found.nftables() {
             found.unseen.push(format!("nftables: {why:#}"));
         }
@@ -79,7 +83,7 @@ impl Leftovers {
         for (family, attributes) in dump(GET_CHAIN)? {
             let names = (family_name(family), text(&attributes, TABLE_NAME), text(&attributes, CHAIN_NAME));
             if let (Some(family), Some(table), Some(chain)) = names
-                && is_kube_proxys(&chain)
+                && is_kube_proxys(&table, &chain)
             {
                 chains.push(format!("{family} {table}"));
             }
@@ -123,25 +127,15 @@ fn legacy_chains(family: &str, saved: &str) -> Vec<String> {
     for line in saved.lines() {
         if let Some(name) = line.strip_prefix('*') {
             table = name;
-        } else if line.strip_prefix(':').and_then(|rest| rest.split(' ').next()).is_some_and(is_kube_proxys) {
+        } else if line
+            .strip_prefix(':')
+            .and_then(|rest| rest.split(' ').next())
+            .is_some_and(|chain| is_kube_proxys(table, chain))
+        {
             chains.push(format!("{family} {table}"));
         }
     }
     chains
-}
-
-fn is_kube_proxys(chain: &str) -> bool {
-    chain.starts_with(CHAIN) && !KUBELETS.contains(&chain)
-}
-
-fn has_device() -> bool {
-    nix::net::if_::if_nametoindex(IPVS_DEVICE).is_ok()
-}
-
-/// Three lines of headings, then those of servers begin with their protocol, those of their endpoints with an arrow.
-fn virtual_servers() -> usize {
-    let table = fs::read_to_string("/proc/net/ip_vs").unwrap_or_default();
-    table.lines().skip(3).filter(|line| ["TCP", "UDP", "SCTP"].iter().any(|name| line.starts_with(name))).count()
 }
 
 const fn family_name(family: u8) -> Option<&'static str> {
@@ -205,7 +199,8 @@ mod tests {
     #[test]
     fn chains_of_the_older_iptables_are_counted_by_table() {
         let saved = "# Generated\n*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SEP-ABC - [0:0]\n\
-                     -A PREROUTING -j KUBE-SERVICES\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n";
+                     -A PREROUTING -j KUBE-SERVICES\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-FIREWALL - [0:0]\n\
+                     :KUBE-ROUTER-INPUT - [0:0]\nCOMMIT\n";
         let mut found = Leftovers::default();
         found.count(legacy_chains("ip", saved));
         assert_eq!(found.chains, [("ip filter".to_owned(), 1), ("ip nat".to_owned(), 2)]);

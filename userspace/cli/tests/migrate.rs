@@ -17,6 +17,7 @@ use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_core::stage;
 use weir_datapath::{Datapath, MapStore, View};
+use weir_testbed::KubeProxy;
 
 /// What kube-proxy has left or keeps up to date: by program and its arguments.
 const RULES: [(&str, &[&str], &str); 3] = [
@@ -25,7 +26,45 @@ const RULES: [(&str, &[&str], &str); 3] = [
     ("ip6tables-restore", &["--noflush"], "kube-proxy.ip6tables"),
 ];
 
-/// A node that serves `shop/web`, with kube-proxy's rules of the same Service in both of its modes.
+/// The same in mode ipvs, with what others have: a virtual server at the node's address, one of a firewall mark, and a set.
+const PLANT_IPVS: &str = "
+ip link add kube-ipvs0 type dummy
+ip addr add 10.96.0.20/32 dev kube-ipvs0
+ip addr add fd00:96::20/128 dev kube-ipvs0
+ipset restore <<SETS
+create KUBE-CLUSTER-IP hash:ip,port
+add KUBE-CLUSTER-IP 10.96.0.20,tcp:80
+create KUBE-6-CLUSTER-IP hash:ip,port family inet6
+create KUBE-6-LOAD-BALANCER-SOURCE-CID hash:ip,port,net family inet6
+create KUBE-NODE-PORT-TCP bitmap:port range 0-65535
+create KUBE-SRC-4PGY5S3TGXFRWPCQ hash:ip
+create others hash:ip
+SETS
+ipvsadm --restore <<SERVERS
+-A -t 10.96.0.20:80 -s rr
+-a -t 10.96.0.20:80 -r 10.244.1.11:8080 -m
+-a -t 10.96.0.20:80 -r 10.244.1.99:8080 -m -w 0
+-A -t [fd00:96::20]:80 -s rr
+-a -t [fd00:96::20]:80 -r [fd00:244:1::11]:8080 -m
+-A -t 172.30.0.11:6443 -s wlc
+-a -t 172.30.0.11:6443 -r 172.30.0.12:6443 -g
+-A -f 7 -s rr
+SERVERS
+iptables-restore --noflush <<RULES
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-ROUTER-INPUT - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+COMMIT
+RULES
+";
+const LEFT_OF_IPVS: &str =
+    "ipvsadm -Sn; ipset -n list; ip -o link show kube-ipvs0 || true; iptables-save | grep -o '^:KUBE-[^ ]*'";
+
+/// A node that serves `shop/web`, with kube-proxy's rules of the same Service.
 struct Node {
     serving: Serving,
     pins: Pins,
@@ -41,19 +80,25 @@ struct Said {
 }
 
 impl Node {
-    /// `None` has been explained.
+    /// With the rules of modes nftables and iptables. `None` has been explained.
     fn start(test: &str) -> Option<Self> {
+        let node = Self::bare(test)?;
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        for (program, args, file) in RULES {
+            let planted = node.serving.run(program).args(args).arg(fixtures.join(file)).output().unwrap();
+            assert!(planted.status.success(), "{planted:?}");
+        }
+        Some(node)
+    }
+
+    /// Without any rules.
+    fn bare(test: &str) -> Option<Self> {
         let pins = Pins::new(test)?;
         if let Some((program, ..)) = RULES.iter().find(|rule| Command::new(rule.0).arg("--version").output().is_err()) {
             eprintln!("SKIPPED: {test}: there is no {program}; apt-get install nftables iptables");
             return None;
         }
         let serving = Serving::leave_behind(&pins, true);
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        for (program, args, file) in RULES {
-            let planted = serving.run(program).args(args).arg(fixtures.join(file)).output().unwrap();
-            assert!(planted.status.success(), "{planted:?}");
-        }
         Some(Self { serving, pins, dir: tempfile::tempdir().unwrap() })
     }
 
@@ -102,6 +147,13 @@ impl Node {
         });
         let lines = printed.iter().flat_map(|text| text.lines()).filter(|line| !line.starts_with('#'));
         lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// What a script prints on the node, which must not fail.
+    fn shell(&self, script: &str) -> String {
+        let output = self.serving.run("sh").args(["-ec", script]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout)
     }
 
     /// Starts something that is called as kube-proxy is. It ends when somebody waits for it, or drops it.
@@ -172,4 +224,40 @@ fn rules_stay_while_no_agent_runs_whatever_the_maps_say() {
     // And with it the maps.
     node.pins.dir().remove_all(false).unwrap();
     node.refuses("preflight", &start);
+}
+
+#[test]
+fn virtual_servers_of_services_go_with_all_that_belongs_to_them_and_those_of_others_stay() {
+    const TEST: &str = "migrate-ipvs";
+    if !KubeProxy::require_ipvs(TEST) {
+        return;
+    }
+    let Some(node) = Node::bare(TEST) else { return };
+    node.shell(PLANT_IPVS);
+    let mut agent = reopened(&node.pins);
+    node.refuses("take-over", &["the agent has not followed yet"]);
+    node.follow_the_stage(&mut agent);
+
+    // As of any other mode: not before Weir has it.
+    let dump = View::open(node.pins.dir()).unwrap().dump().unwrap();
+    let (key, frontend) = *dump.frontends.iter().find(|(key, _)| key.address.is_ipv6() && key.port == 80).unwrap();
+    agent.store().apply(&[MapOp::DeleteFrontend { key }]).unwrap();
+    node.refuses("verify", &["[fd00:96::20]:80/TCP", "is kube-proxy's and not in Weir's maps"]);
+    agent.store().apply(&[MapOp::PutFrontend { key, frontend }]).unwrap();
+
+    let said = node.migrate();
+    assert!(said.stderr.contains("remove-rules: remove kube-proxy's rules (ipvs) and nothing else"), "{said:?}");
+    let left = node.shell(LEFT_OF_IPVS);
+    let expected = [
+        "-A -t 172.30.0.11:6443 -s wlc",
+        "-a -t 172.30.0.11:6443 -r 172.30.0.12:6443 -g -w 1",
+        "-A -f 7 -s rr",
+        "KUBE-SRC-4PGY5S3TGXFRWPCQ",
+        "others",
+        ":KUBE-ROUTER-INPUT",
+    ];
+    let (mut left, mut expected) = (left.lines().collect::<Vec<_>>(), expected.to_vec());
+    left.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(left, expected);
 }

@@ -141,3 +141,62 @@ fn what_is_no_such_text_is_refused_with_its_line() {
         assert_eq!(Tables::parse(Family::V4, text).unwrap_err().line, line, "{text}");
     }
 }
+
+/// As kube-proxy 1.36 writes it in mode ipvs, shortened; with a chain of versions before 1.27, network policies of kube-router, and
+/// a rule of somebody else that uses one of the sets.
+const SAVED_OF_IPVS: &str = r#"*filter
+:INPUT ACCEPT [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-NWPLCY-DEFAULT - [0:0]
+:KUBE-ROUTER-INPUT - [0:0]
+-A INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER
+-A INPUT -m comment --comment "kube-router netpol" -j KUBE-ROUTER-INPUT
+-A INPUT -m set --match-set KUBE-LOAD-BALANCER dst,dst -j ACCEPT
+-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT --reject-with icmp-port-unreachable
+-A KUBE-NODE-PORT -m comment --comment "Kubernetes health check node port" -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+-A KUBE-ROUTER-INPUT -m set ! --match-set KUBE-SRC-AAAA src -j KUBE-NWPLCY-DEFAULT
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-NODE-PORT -p tcp -m comment --comment "Kubernetes nodeport TCP port for masquerade purpose" -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-FIREWALL
+-A KUBE-SERVICES ! -s 10.244.0.0/16 -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+COMMIT
+"#;
+
+#[test]
+fn chains_of_mode_ipvs_serve_nothing_by_themselves_and_are_told_from_those_of_mode_iptables() {
+    let tables = Tables::parse(Family::V4, SAVED_OF_IPVS).unwrap();
+    assert_eq!(tables.served(), Served::new());
+    assert_eq!((tables.is_of_ipvs(), tables.is_of_iptables(), tables.is_written()), (true, false, true));
+    assert_eq!((saved().is_of_ipvs(), saved().is_of_iptables()), (false, true));
+    let made = SAVED_OF_IPVS.lines().filter(|line| !line.starts_with("-A KUBE-")).collect::<Vec<_>>().join("\n");
+    assert!(!Tables::parse(Family::V4, &made).unwrap().is_written(), "its chains are there, and no rules yet");
+}
+
+#[test]
+fn chains_of_mode_ipvs_go_and_network_policies_and_sets_that_others_use_stay() {
+    let tables = Tables::parse(Family::V4, SAVED_OF_IPVS).unwrap();
+    let removal = tables.removal().unwrap();
+    let gone: Vec<_> = removal.lines().filter_map(|line| line.strip_prefix("-X ")).collect();
+    let nat = ["KUBE-FIREWALL", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ", "KUBE-NODE-PORT", "KUBE-SERVICES"];
+    let filter = ["KUBE-FORWARD", "KUBE-IPVS-FILTER", "KUBE-NODE-PORT"];
+    assert_eq!(gone, [&nat[..], &filter].concat());
+    let unlinked: Vec<_> = removal.lines().filter(|line| line.starts_with("-D ")).collect();
+    assert!(unlinked.len() == 2 && unlinked.iter().all(|line| line.contains("kubernetes")), "{unlinked:?}");
+    assert_eq!(tables.sets_that_stay(), BTreeSet::from(["KUBE-LOAD-BALANCER", "KUBE-SRC-AAAA"]));
+}

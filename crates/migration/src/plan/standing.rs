@@ -7,7 +7,7 @@ use super::{Consent, Facts, Standing, StepKind};
 /// The agent looks at the file now and then.
 const NOT_FOLLOWED: &str = "the agent has not followed yet: does it run, and is its --state-dir the same?";
 
-/// The first differences, which say enough.
+/// The first of many, which say enough.
 const SHOWN: usize = 3;
 
 /// How a step stands.
@@ -17,7 +17,7 @@ pub(super) fn of(kind: StepKind, facts: &Facts, consent: Consent) -> Standing {
         StepKind::TakeOver => take_over(facts),
         StepKind::Verify => verify(facts, consent),
         StepKind::StopKubeProxy => stop_kube_proxy(facts),
-        StepKind::RemoveRules => remove_rules(facts),
+        StepKind::RemoveRules => remove_rules(facts, consent),
         StepKind::Finish => finish(facts, consent),
         StepKind::RulesComplete => rules_complete(facts, consent),
         StepKind::Drain => drain(facts),
@@ -43,12 +43,6 @@ fn preflight(facts: &Facts) -> Standing {
     if !(facts.agent_runs && facts.pinned) {
         return waits("no agent runs on this node: start weir-agent with --service-proxy-name weir, beside kube-proxy");
     }
-    if facts.has_ipvs {
-        return waits(
-            "kube-proxy is in mode ipvs, which drops connections when its virtual servers go: run it in mode nftables or \
-             iptables first",
-        );
-    }
     let modes = if facts.modes.is_empty() { "no rules of kube-proxy".to_owned() } else { facts.modes.join(" and ") };
     done(format!("an agent runs; {modes}"))
 }
@@ -61,10 +55,10 @@ fn take_over(facts: &Facts) -> Standing {
     }
 }
 
-fn shown(differences: &[String]) -> String {
-    let mut text = differences.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
-    if differences.len() > SHOWN {
-        text.push_str(&format!("; and {} more", differences.len() - SHOWN));
+fn shown(all: &[String]) -> String {
+    let mut text = all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    if all.len() > SHOWN {
+        text.push_str(&format!("; and {} more", all.len() - SHOWN));
     }
     text
 }
@@ -94,11 +88,20 @@ fn stop_kube_proxy(facts: &Facts) -> Standing {
     }
 }
 
-fn remove_rules(facts: &Facts) -> Standing {
+fn remove_rules(facts: &Facts, consent: Consent) -> Standing {
     if facts.modes.is_empty() {
         return done("no rules of kube-proxy");
     }
-    due(format!("remove kube-proxy's rules ({}) and nothing else", facts.modes.join(" and ")))
+    let what = format!("remove kube-proxy's rules ({}) and nothing else", facts.modes.join(" and "));
+    match facts.carried {
+        0 => due(what),
+        count if consent.finish => due(format!("{what}; {count} connections that IPVS carries break")),
+        count => waits(format!(
+            "{count} connections that kube-proxy has begun go on by IPVS, and would end with its virtual servers: {}; run this again, \
+             or cut them by --finish",
+            shown(&facts.carried_at)
+        )),
+    }
 }
 
 fn finish(facts: &Facts, consent: Consent) -> Standing {

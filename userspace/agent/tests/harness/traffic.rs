@@ -41,7 +41,8 @@ pub(crate) struct Traffic {
 impl Traffic {
     /// Adds a stream of new HTTP connections.
     pub(crate) fn stream(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
-        let load = Load::http(target).concurrency(4).rate(RATE).timeout(PATIENCE);
+        let load =
+            Load::http(target).concurrency(4).rate((RATE / wait::slowness()).max(1)).timeout(wait::patience(PATIENCE));
         let running = match client {
             Client::Netns(netns) => load.start(netns),
             // Threads that are started in the cgroup stay in it.
@@ -52,7 +53,10 @@ impl Traffic {
 
     /// Adds a stream of datagrams, each from a socket of its own.
     pub(crate) fn datagrams(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
-        let load = Load::udp(target).concurrency(1).rate(DATAGRAMS).timeout(PATIENCE);
+        let load = Load::udp(target)
+            .concurrency(1)
+            .rate((DATAGRAMS / wait::slowness()).max(1))
+            .timeout(wait::patience(PATIENCE));
         let running = match client {
             Client::Netns(netns) => load.start(netns),
             Client::Host(netns, cgroup) => cgroup.enter(|| load.start(netns)).unwrap(),
@@ -62,7 +66,7 @@ impl Traffic {
 
     /// Adds a long connection to an echo server.
     pub(crate) fn connection(&mut self, name: &str, client: Client<'_>, target: SocketAddr) {
-        let open = |netns| LongConnection::open(netns, target, INTERVAL, PATIENCE);
+        let open = |netns| LongConnection::open(netns, target, wait::patience(INTERVAL), wait::patience(PATIENCE));
         let connection = match client {
             Client::Netns(netns) => open(netns),
             Client::Host(netns, cgroup) => cgroup.enter(|| open(netns)).unwrap(),

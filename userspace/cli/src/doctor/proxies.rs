@@ -53,7 +53,7 @@ pub(crate) fn checks(facts: &ProxyFacts) -> Vec<Check> {
 }
 
 fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
-    let Leftovers { tables, chains, virtual_servers, device, missing, unseen } = &facts.leftovers;
+    let Leftovers { tables, chains, virtual_servers, device, sets, missing, unseen } = &facts.leftovers;
     let what = "kube-proxy";
     let mut found = Vec::new();
     found.extend(tables.iter().map(|family| {
@@ -62,11 +62,15 @@ fn kube_proxy(facts: &ProxyFacts) -> Vec<Check> {
     found.extend(chains.iter().map(|(table, count)| {
         (format!("iptables: {count} chains KUBE-* in {table}"), "kube-proxy --cleanup".to_owned())
     }));
+    // Others may have virtual servers and sets, too.
     if *virtual_servers > 0 {
-        found.push((format!("IPVS: {virtual_servers} virtual servers"), "ipvsadm --clear".to_owned()));
+        found.push((format!("IPVS: {virtual_servers} virtual servers of Services"), "weir migrate".to_owned()));
     }
     if *device {
         found.push(("IPVS: the device kube-ipvs0".to_owned(), "ip link delete kube-ipvs0".to_owned()));
+    }
+    if *sets > 0 {
+        found.push((format!("IPVS: {sets} sets KUBE-* of ipset"), "weir migrate".to_owned()));
     }
     let verdict = |(detail, fix): (String, String)| match facts.beside {
         true => Check::ok(what, format!("{detail}, beside which Weir serves (--service-proxy-name)")),
@@ -143,7 +147,8 @@ mod tests {
         for (leftovers, fix) in [
             (Leftovers { tables: vec!["ip6"], ..Leftovers::default() }, "nft delete table ip6 kube-proxy"),
             (Leftovers { chains: vec![("ip nat".to_owned(), 7)], ..Leftovers::default() }, "kube-proxy --cleanup"),
-            (Leftovers { virtual_servers: 3, ..Leftovers::default() }, "ipvsadm --clear"),
+            (Leftovers { virtual_servers: 3, ..Leftovers::default() }, "weir migrate"),
+            (Leftovers { sets: 34, ..Leftovers::default() }, "weir migrate"),
             (Leftovers { device: true, ..Leftovers::default() }, "ip link delete kube-ipvs0"),
             (Leftovers { missing: vec!["iptables-legacy-save"], ..Leftovers::default() }, "apt-get install iptables"),
             (Leftovers { unseen: vec!["nftables: no".to_owned()], ..Leftovers::default() }, "sudo weir doctor"),

@@ -15,9 +15,11 @@ use weir_migration::plan::{Consent, Direction, Standing, Step, StepKind, next, s
 use crate::cleanup;
 use crate::exit::{Answer, require_rights};
 use crate::output::{Kind, Output, Row, Tone};
+pub(crate) use ipvs::Ipvs;
 use node::Node;
 pub(crate) use stage_file::StageFile;
 
+mod ipvs;
 mod node;
 mod rules;
 mod stage_file;

@@ -1,16 +1,19 @@
 //! What is found on the node before a step: its rules, Weir's maps, processes and connections.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use weir_abi as abi;
+use weir_core::flow_pressure::IdleLimits;
+use weir_core::model::Family;
 use weir_core::stage::Stage;
-use weir_datapath::{Error, PinDir, View};
+use weir_datapath::{Error, FlowEntry, PinDir, View};
 use weir_migration::compare::{Difference, hand_back, take_over};
 use weir_migration::connections::going_on;
+use weir_migration::ipvs::{At, Connection, by_server};
 use weir_migration::plan::{Direction, Facts};
 use weir_migration::served::{self, Ours};
 
@@ -18,9 +21,8 @@ use super::StageFile;
 use super::rules::Rules;
 use crate::time::Now;
 
-/// Connections that the kernel tracks, and virtual servers of IPVS, both of our network namespace.
+/// Connections that the kernel tracks, of our network namespace.
 const CONNTRACK: &str = "/proc/self/net/nf_conntrack";
-const IPVS: &str = "/proc/self/net/ip_vs";
 
 /// What kube-proxy's process is called.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -34,7 +36,8 @@ pub(super) struct Node {
 /// What Weir's maps say.
 #[derive(Default)]
 struct Maps {
-    pinned: bool,
+    /// `None`: nothing is pinned.
+    view: Option<View>,
     beside: bool,
     ours: Ours,
     /// Addresses that serve node ports.
@@ -45,25 +48,32 @@ struct Maps {
 impl Node {
     pub(super) fn look(pins: &PinDir, file: &StageFile, direction: Direction) -> Result<Self> {
         let (rules, maps, stage) = (Rules::read()?, Maps::read(pins)?, file.read()?);
-        let differences = match direction {
+        let found = match direction {
             Direction::ToWeir => take_over(&rules.served, &maps.ours),
             Direction::ToKubeProxy => hand_back(&rules.served, &maps.ours),
         };
+        let of_age = found.iter().filter(|difference| difference.is_of_age()).count();
+        let mut differences: Vec<_> = found.iter().map(Difference::to_string).collect();
+        if direction == Direction::ToKubeProxy {
+            differences.extend(rules.unfinished().into_iter().map(unfinished));
+        }
+        let carried = maps.not_ours(rules.ipvs.carried()?)?;
         let theirs =
             read_if_there(CONNTRACK)?.map(|table| going_on(&table, &maps.ours, |to| maps.node.contains(&to.ip())));
         let facts = Facts {
             agent_runs: agent_runs(pins)?,
-            pinned: maps.pinned,
+            pinned: maps.view.is_some(),
             stage,
-            in_force: maps.pinned && maps.beside == (stage != Stage::Alone),
+            in_force: maps.view.is_some() && maps.beside == (stage != Stage::Alone),
             modes: rules.modes(),
-            has_ipvs: read_if_there(IPVS)?.is_some_and(|table| has_servers(&table)),
             kube_proxies: kube_proxies()?,
-            of_age: differences.iter().filter(|difference| difference.is_of_age()).count(),
-            differences: differences.iter().map(Difference::to_string).collect(),
+            of_age,
+            differences,
             frontends: maps.ours.len(),
             has_keeper: rules.has_keeper(),
             theirs,
+            carried: carried.len(),
+            carried_at: by_server(&carried),
             ours: maps.open_flows,
         };
         Ok(Self { facts, rules })
@@ -81,12 +91,28 @@ impl Maps {
         let at_node = dump.frontends.iter().filter(|(_, frontend)| frontend.kind == abi::KIND_NODE_PORT);
         let uses = view.flow_uses(Now::read()?.tick())?;
         Ok(Self {
-            pinned: true,
             beside: view.config()?.flags & abi::CONFIG_BESIDE != 0,
             ours: served::ours(&dump),
             node: at_node.map(|(key, _)| key.address).collect(),
             open_flows: uses.values().map(|used| used.open as usize).sum(),
+            view: Some(view),
         })
+    }
+
+    /// Those connections of which Weir has no flow. One that has come again from the same port is Weir's, and IPVS keeps the
+    /// old one alive as long as answers come.
+    fn not_ours(&self, mut connections: Vec<Connection>) -> Result<Vec<Connection>> {
+        let Some(view) = self.view.as_ref().filter(|_| !connections.is_empty()) else { return Ok(connections) };
+        let (limits, tick) = (IdleLimits::of(&view.config()?), Now::read()?.tick());
+        let open = view.flows()?.into_iter().filter(|entry| limits.is_open(entry.protocol, &entry.flow, tick));
+        let ours: HashSet<_> = open
+            .map(|FlowEntry { client, client_port, frontend, frontend_port, protocol, flow: _ }| Connection {
+                client: SocketAddr::new(client.ip(), client_port),
+                at: At { socket: SocketAddr::new(frontend.ip(), frontend_port), protocol },
+            })
+            .collect();
+        connections.retain(|one| !ours.contains(one));
+        Ok(connections)
     }
 }
 
@@ -102,17 +128,17 @@ fn agent_runs(pins: &PinDir) -> Result<bool> {
     }
 }
 
-fn read_if_there(path: &str) -> Result<Option<String>> {
+/// What is said of a family whose rules are not all there.
+fn unfinished(family: Family) -> String {
+    format!("kube-proxy has not written all its rules of IPv{} yet", family.number())
+}
+
+pub(super) fn read_if_there(path: &str) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(cause).with_context(|| format!("cannot read {path}")),
     }
-}
-
-/// The lines of headers begin with other words: ip_vs_info_seq_show of the kernel.
-fn has_servers(table: &str) -> bool {
-    table.lines().any(|line| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind)))
 }
 
 /// Processes called kube-proxy in our network namespace. Those that end meanwhile are none.
@@ -131,16 +157,4 @@ fn kube_proxies() -> Result<Vec<u32>> {
     }
     found.sort_unstable();
     Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ipvs_has_servers_only_below_its_headers() {
-        let headers = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n";
-        assert!(!has_servers(headers));
-        assert!(has_servers(&format!("{headers}TCP  0A600001:01BB rr\n")));
-    }
 }

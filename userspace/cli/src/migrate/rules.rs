@@ -1,5 +1,6 @@
 //! kube-proxy's rules on this node: read and removed by the programs that everybody uses for that.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::process::{Command, Stdio};
@@ -7,8 +8,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use weir_core::model::Family;
-use weir_migration::served::Served;
+use weir_migration::served::{Place, Served};
 use weir_migration::{iptables, nftables};
+
+use super::ipvs::Ipvs;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const NFT: &str = "nft";
@@ -21,6 +24,7 @@ pub(super) struct Rules {
     nftables: Vec<Family>,
     /// Families with the table that keeps connections alive.
     keepers: Vec<Family>,
+    pub(super) ipvs: Ipvs,
     /// What kube-proxy serves by all of them.
     pub(super) served: Served,
 }
@@ -35,7 +39,8 @@ struct Tables {
 impl Rules {
     /// Reads them.
     pub(super) fn read() -> Result<Self> {
-        let mut rules = Self::default();
+        let ipvs = Ipvs::read()?;
+        let mut rules = Self { served: ipvs.served(), ipvs, ..Self::default() };
         let mut programs = 0;
         for (family, save, restore) in iptables_programs()? {
             let Some(text) = run(&save, &[], None)? else { continue };
@@ -76,13 +81,36 @@ impl Rules {
 
     /// How kube-proxy makes the rules that are there.
     pub(super) fn modes(&self) -> Vec<&'static str> {
-        let iptables = self.iptables.iter().any(|Tables { tables, .. }| tables.has_rules());
+        let any =
+            |is_it: fn(&iptables::Tables) -> bool| self.iptables.iter().any(|Tables { tables, .. }| is_it(tables));
+        let iptables = any(iptables::Tables::is_of_iptables);
+        let ipvs = any(iptables::Tables::is_of_ipvs) || self.ipvs.is_there(&self.sets_that_stay());
         let nftables = !self.nftables.is_empty();
-        [("iptables", iptables), ("nftables", nftables)]
+        [("iptables", iptables), ("ipvs", ipvs), ("nftables", nftables)]
             .into_iter()
             .filter(|(_, found)| *found)
             .map(|(name, _)| name)
             .collect()
+    }
+
+    /// Families in which kube-proxy has virtual servers and not yet the rules that masquerade what comes to them: it writes
+    /// these last.
+    pub(super) fn unfinished(&self) -> Vec<Family> {
+        let served = self.ipvs.served();
+        let has_servers = |family: &Family| {
+            let of = |place| {
+                matches!(place, Place::Address(ip) if Family::of(ip) == *family) || place == Place::Node(*family)
+            };
+            served.keys().any(|frontend| of(frontend.place))
+        };
+        let is_written = |family: &Family| {
+            self.iptables.iter().any(|Tables { tables, .. }| tables.family() == *family && tables.is_written())
+        };
+        FAMILIES.into_iter().filter(has_servers).filter(|family| !is_written(family)).collect()
+    }
+
+    fn sets_that_stay(&self) -> BTreeSet<&str> {
+        self.iptables.iter().flat_map(|Tables { tables, .. }| tables.sets_that_stay()).collect()
     }
 
     /// Whether something keeps kube-proxy's connections alive.
@@ -90,15 +118,23 @@ impl Rules {
         !self.keepers.is_empty() || self.iptables.iter().any(|Tables { tables, .. }| tables.has_keeper())
     }
 
-    /// Removes kube-proxy's rules and nothing else; its connections go on.
+    /// Removes kube-proxy's rules and nothing else; its connections go on, but those that IPVS carries.
     pub(super) fn remove(&self) -> Result<()> {
+        let sets_that_stay = self.sets_that_stay();
+        let has_ipvs = self.ipvs.is_there(&sets_that_stay);
+        if has_ipvs {
+            self.ipvs.remove_servers()?;
+        }
         for Tables { restore, tables } in &self.iptables {
             if let Some(script) = tables.removal() {
                 write(restore, &["--noflush", "-w"], &script)?;
             }
         }
         let script: String = self.nftables.iter().map(|family| nftables::removal(*family)).collect();
-        if script.is_empty() { Ok(()) } else { write(NFT, &["-f", "-"], &script) }
+        if !script.is_empty() {
+            write(NFT, &["-f", "-"], &script)?;
+        }
+        if has_ipvs { self.ipvs.remove_sets(&sets_that_stay) } else { Ok(()) }
     }
 
     /// Removes what kept kube-proxy's connections alive.
@@ -136,7 +172,7 @@ fn iptables_programs() -> Result<Vec<(Family, String, String)>> {
     Ok(programs)
 }
 
-fn write(program: &str, arguments: &[&str], script: &str) -> Result<()> {
+pub(super) fn write(program: &str, arguments: &[&str], script: &str) -> Result<()> {
     match run(program, arguments, Some(script))? {
         Some(_) => Ok(()),
         None => bail!("{program} is not installed"),
@@ -144,7 +180,7 @@ fn write(program: &str, arguments: &[&str], script: &str) -> Result<()> {
 }
 
 /// Runs a program and returns what it prints; `None` if there is no such program.
-fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Option<String>> {
+pub(super) fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Option<String>> {
     let called = || format!("{program} {}", arguments.join(" "));
     loop {
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };

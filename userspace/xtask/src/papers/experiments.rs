@@ -203,6 +203,7 @@ impl Contender {
             Self::Weir(_) => "weir",
             Self::KubeProxy(Mode::Iptables) => "kube-proxy iptables",
             Self::KubeProxy(Mode::Nftables) => "kube-proxy nftables",
+            Self::KubeProxy(Mode::Ipvs) => "kube-proxy ipvs",
         }
     }
 

@@ -1,8 +1,4 @@
-//! `weir migrate`: a node from real kube-proxy to Weir and back, under traffic that must not notice.
-
-#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
-
-mod harness;
+//! The node that moves, and everybody who uses its Services meanwhile.
 
 use std::io::Write;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,14 +8,15 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use harness::callers::{Caller, say};
-use harness::echo::{Echo, Talk, echo, ready, slice};
-use harness::traffic::{Client, Traffic};
-use harness::{Agent, Cluster, SOON, text};
 use weir_core::conntrack::masquerade_ports;
 use weir_testbed::ask::PATIENCE;
 use weir_testbed::kube_proxy::Mode;
 use weir_testbed::{KubeProxy, Netns, Pod, address, wait};
+
+use crate::harness::callers::{Caller, say};
+use crate::harness::echo::{Echo, Talk, echo, ready, slice};
+use crate::harness::traffic::{Client, Traffic};
+use crate::harness::{self, Agent, Cluster, SOON, text};
 
 /// What others have on the node. The last chain is the kubelet's.
 const RULES_OF_OTHERS: [&str; 2] = [
@@ -35,7 +32,7 @@ const TABLE_OF_OTHERS: &str =
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Datagrams over one socket all the time, as of a resolver that keeps its port.
-struct UdpTalk {
+pub(crate) struct UdpTalk {
     stop: Sender<()>,
     thread: JoinHandle<(u32, Vec<String>)>,
 }
@@ -46,9 +43,9 @@ impl UdpTalk {
         let talk = move || {
             let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(wait::patience(PATIENCE))).unwrap();
             let (mut answered, mut failures) = (0, Vec::new());
-            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(wait::patience(INTERVAL)) == Err(RecvTimeoutError::Timeout) {
                 match say(&socket, Some(target)) {
                     Ok(_) => answered += 1,
                     Err(error) => failures.push(format!("{name} to {target} after {answered} answers: {error}")),
@@ -66,11 +63,11 @@ impl UdpTalk {
 }
 
 /// Node 1 with kube-proxy and an agent, node 2 with endpoints; one Service that everybody uses all the time.
-struct Migration {
+pub(crate) struct Migration {
     // They go before the namespaces that they live in.
-    kube_proxy: Option<KubeProxy>,
-    cluster: Cluster,
-    mode: Mode,
+    pub(crate) kube_proxy: Option<KubeProxy>,
+    pub(crate) cluster: Cluster,
+    pub(crate) mode: Mode,
     service: Echo,
     state: tempfile::TempDir,
     weir: PathBuf,
@@ -78,8 +75,11 @@ struct Migration {
 
 impl Migration {
     /// `None` has been explained.
-    fn start(what: &str, mode: Mode) -> Option<Self> {
+    pub(crate) fn start(what: &str, mode: Mode) -> Option<Self> {
         if !harness::can_run(what) || !KubeProxy::require(what) {
+            return None;
+        }
+        if mode == Mode::Ipvs && !KubeProxy::require_ipvs(what) {
             return None;
         }
         // Both are built by `cargo test --workspace` and `cargo build`.
@@ -117,7 +117,7 @@ impl Migration {
         Some(migration)
     }
 
-    fn start_kube_proxy(&mut self) {
+    pub(crate) fn start_kube_proxy(&mut self) {
         let url = self.cluster.api.url_at(address::ROUTER_INSIDE.v4.into());
         let node = self.cluster.world.node(1);
         // The one before takes its rules along, which would be those of the next one by then.
@@ -125,16 +125,16 @@ impl Migration {
         self.kube_proxy = Some(KubeProxy::start_in(self.mode, &self.cluster.api, &url, node).unwrap());
     }
 
-    fn netns(&self) -> &Netns {
+    pub(crate) fn netns(&self) -> &Netns {
         self.cluster.world.node(1).netns()
     }
 
-    fn agent(&mut self) -> &mut Agent {
+    pub(crate) fn agent(&mut self) -> &mut Agent {
         &mut self.cluster.agents[0]
     }
 
     /// What an agent's crash and its next life change: nothing.
-    fn restart_agent(&mut self) {
+    pub(crate) fn restart_agent(&mut self) {
         let Cluster { agents, world, .. } = &mut self.cluster;
         agents[0].kill();
         agents[0].start_again(world);
@@ -142,7 +142,7 @@ impl Migration {
     }
 
     /// Everybody on node 1 with what they connect to.
-    fn each_client(&self, talk: Talk, mut act: impl FnMut(&str, Client<'_>, SocketAddr)) {
+    pub(crate) fn each_client(&self, talk: Talk, mut act: impl FnMut(&str, Client<'_>, SocketAddr)) {
         let pod: Pod = self.cluster.world.node(1).pod(1);
         let outside = self.cluster.world.client();
         let host = Client::Host(self.netns(), &self.cluster.agents[0].cgroup);
@@ -157,13 +157,13 @@ impl Migration {
         }
     }
 
-    fn connections(&self) -> Traffic {
+    pub(crate) fn connections(&self) -> Traffic {
         let mut traffic = Traffic::default();
         self.each_client(Talk::Tcp, |name, client, target| traffic.connection(name, client, target));
         traffic
     }
 
-    fn talks(&self) -> Vec<UdpTalk> {
+    pub(crate) fn talks(&self) -> Vec<UdpTalk> {
         let mut talks = Vec::new();
         self.each_client(Talk::Udp, |name, client, target| {
             talks.push(match client {
@@ -174,9 +174,9 @@ impl Migration {
         talks
     }
 
-    fn await_answers(&self) {
+    pub(crate) fn await_answers(&self) {
         self.each_client(Talk::Http, |name, client, target| {
-            let ask = || Talk::Http.ask(target, PATIENCE);
+            let ask = || Talk::Http.ask(target, wait::patience(PATIENCE));
             let seen = || match client {
                 Client::Netns(netns) => netns.enter(ask),
                 Client::Host(netns, cgroup) => cgroup.enter(|| netns.enter(ask)).unwrap(),
@@ -187,7 +187,7 @@ impl Migration {
     }
 
     /// Runs `weir migrate`: whether all is done, and the steps with their states.
-    fn migrate(&self, options: &[&str]) -> (bool, Vec<(String, String)>) {
+    pub(crate) fn migrate(&self, options: &[&str]) -> (bool, Vec<(String, String)>) {
         let mut command = self.netns().command(&self.weir);
         command.args(["migrate", "-o", "json", "--state-dir"]).arg(self.state.path().join("weir"));
         command.arg("--pin-dir").arg(&self.cluster.agents[0].pins).args(options);
@@ -209,7 +209,7 @@ impl Migration {
     }
 
     /// Runs it again and again until it waits at a step; returns for what.
-    fn migrate_until(&self, step: &str, options: &[&str]) -> String {
+    pub(crate) fn migrate_until(&self, step: &str, options: &[&str]) -> String {
         let look = || {
             let (done, steps) = self.migrate(&[options, &["--wait=0"]].concat());
             let waits = steps.iter().find(|(_, state)| state.starts_with("waits"));
@@ -220,27 +220,27 @@ impl Migration {
         waits.unwrap_or_else(|error| panic!("{error}\n{}", self.cluster.agents[0].log()))
     }
 
-    fn migrate_to_the_end(&self, options: &[&str]) {
+    pub(crate) fn migrate_to_the_end(&self, options: &[&str]) {
         let (done, steps) = self.migrate(options);
         assert!(done && steps.iter().all(|(_, state)| state.starts_with("done")), "{steps:?}");
     }
 
     /// New flows that Weir has given an endpoint to so far.
-    fn new_flows(&self) -> u64 {
+    pub(crate) fn new_flows(&self) -> u64 {
         let view = self.cluster.agents[0].view();
         let names = view.dump().unwrap().service_names;
         let own = names.iter().filter(|(_, name)| text(&name.name) == "moved");
         own.map(|(id, _)| view.service_counters(*id).unwrap()).map(|counters| counters.local + counters.remote).sum()
     }
 
-    fn await_new_flows(&self) {
+    pub(crate) fn await_new_flows(&self) {
         let before = self.new_flows();
         let seen = || if self.new_flows() > before + 100 { Ok(()) } else { Err(self.new_flows().to_string()) };
         wait::until_some("100 new flows through Weir", SOON, seen).unwrap();
     }
 
     /// Waits until Weir takes none of the ports that live connections of kube-proxy's are masqueraded to.
-    fn await_ports_that_are_not_kube_proxys(&self) {
+    pub(crate) fn await_ports_that_are_not_kube_proxys(&self) {
         let read = || std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
         let apart = || {
             let theirs = masquerade_ports(&self.netns().enter(read));
@@ -253,42 +253,47 @@ impl Migration {
     }
 
     /// What is there of iptables and nftables but kube-proxy's and ours, and what a counter or a date says.
-    fn rules_of_others(&self) -> String {
-        let printed = |words: &[&str]| {
-            let output = self.netns().command(words[0]).args(&words[1..]).output().unwrap();
-            String::from_utf8(output.stdout).unwrap()
-        };
-        let saved = ["iptables-save", "ip6tables-save"].map(|program| printed(&[program]));
+    pub(crate) fn rules_of_others(&self) -> String {
+        let saved = ["iptables-save", "ip6tables-save"].map(|program| self.printed(&[program]));
         let lines = saved.iter().flat_map(|saved| saved.lines());
         let lines = lines.filter(|line| !line.contains("WEIR-MIGRATION"));
         let theirs =
             |line: &&str| !line.contains("KUBE-") || line.contains("KUBE-FIREWALL") || line.contains("before KUBE-");
         let rules: Vec<_> =
             lines.filter(|line| line.starts_with("-A ") || line.starts_with(":OTHER")).filter(theirs).collect();
-        format!("{}\n{}", rules.join("\n"), printed(&["nft", "list", "table", "inet", "other"]))
+        format!("{}\n{}", rules.join("\n"), self.printed(&["nft", "list", "table", "inet", "other"]))
     }
 
     /// What is there of kube-proxy, and of what `weir migrate` has left in its place.
-    fn left_overs(&self) -> Vec<String> {
-        let printed = ["iptables-save", "ip6tables-save", "nft list tables"].map(|line| {
-            let words: Vec<_> = line.split(' ').collect();
-            String::from_utf8(self.netns().command(words[0]).args(&words[1..]).output().unwrap().stdout).unwrap()
-        });
-        let is_left = |line: &&str| {
+    pub(crate) fn left_overs(&self) -> Vec<String> {
+        let mut programs = vec!["iptables-save", "ip6tables-save", "nft list tables"];
+        if self.mode == Mode::Ipvs {
+            programs.extend(["ipvsadm -Sn", "ipset -n list", "ip -o address show"]);
+        }
+        let printed = programs.iter().map(|line| self.printed(&line.split(' ').collect::<Vec<_>>()));
+        let is_left = |line: &str| {
             let chain = line.starts_with(':') || line.starts_with("-A");
             let kubes =
                 chain && line.contains("KUBE-") && !line.contains("KUBE-FIREWALL") && !line.contains("before KUBE-");
-            kubes
+            let ipvs = line.starts_with("-A -") || line.starts_with("KUBE-") || line.contains("kube-ipvs0");
+            (kubes || ipvs)
                 || line.contains("WEIR-MIGRATION")
                 || line.ends_with(" kube-proxy")
                 || line.ends_with(" weir-migration")
         };
-        printed.iter().flat_map(|text| text.lines()).filter(is_left).map(str::to_owned).collect()
+        let lines: Vec<_> = printed.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+        lines.into_iter().filter(|line| is_left(line)).collect()
+    }
+
+    /// What a program of the node prints.
+    fn printed(&self, words: &[&str]) -> String {
+        let output = self.netns().command(words[0]).args(&words[1..]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
     }
 }
 
 /// Runs a program that reads a text.
-fn feed(netns: &Netns, words: &[&str], text: &str) {
+pub(crate) fn feed(netns: &Netns, words: &[&str], text: &str) {
     let mut command = netns.command(words[0]);
     let mut child = command.args(&words[1..]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
@@ -297,92 +302,8 @@ fn feed(netns: &Netns, words: &[&str], text: &str) {
 }
 
 /// Ends talks; each datagram must have been answered.
-fn assert_answered(talks: Vec<UdpTalk>) {
+pub(crate) fn assert_answered(talks: Vec<UdpTalk>) {
     for (answers, failures) in talks.into_iter().map(UdpTalk::end) {
         assert!(answers > 0 && failures.is_empty(), "{answers} datagrams were answered, but {failures:#?}");
     }
-}
-
-fn there_and_back(mode: Mode) {
-    let what = format!("a node that moves from kube-proxy ({}) to Weir and back", mode.name());
-    let Some(mut node) = Migration::start(&what, mode) else { return };
-    let others = node.rules_of_others();
-    assert!(
-        others.matches("OTHER").count() >= 4 && others.contains("KUBE-FIREWALL") && others.contains("4444"),
-        "{others}"
-    );
-    node.await_answers();
-
-    // Everything begins with kube-proxy.
-    let (mut traffic, talks) = (Traffic::default(), node.talks());
-    node.each_client(Talk::Http, |name, client, target| traffic.stream(name, client, target));
-    node.each_client(Talk::Udp, |name, client, target| traffic.datagrams(name, client, target));
-    let theirs = node.connections();
-    theirs.goes_on();
-    let (_, steps) = node.migrate(&["--dry-run"]);
-    assert!(steps[1].1.starts_with("next: have Weir take new connections"), "{steps:?}");
-    assert_eq!(node.new_flows(), 0, "nothing is Weir's yet");
-
-    // Weir takes over beside it, and kube-proxy is asked to go.
-    let cause = node.migrate_until("stop-kube-proxy", &[]);
-    assert!(cause.contains("kube-proxy runs"), "{cause}");
-    node.await_new_flows();
-    node.await_ports_that_are_not_kube_proxys();
-    let weirs = node.connections();
-    theirs.goes_on();
-    node.restart_agent();
-    theirs.goes_on();
-
-    // Its rules go when it has gone; its connections go on without them.
-    node.kube_proxy.as_mut().unwrap().leave().unwrap();
-    let cause = node.migrate_until("finish", &[]);
-    assert!(cause.contains("connections that kube-proxy has begun go on"), "{cause}");
-    let left = node.left_overs();
-    assert!(!left.is_empty() && left.iter().all(|line| line.to_lowercase().contains("weir-migration")), "{left:?}");
-    assert_eq!(node.rules_of_others(), others);
-    theirs.goes_on();
-    weirs.goes_on();
-    theirs.unharmed_by("the way to Weir");
-    // Where Weir gave these their endpoint again, connection tracking gave them another port: they need it as long as they last.
-    assert_answered(talks);
-    node.migrate_to_the_end(&["--wait=30"]);
-    let talks = node.talks();
-    assert_eq!(node.left_overs(), Vec::<String>::new());
-    assert_eq!(node.rules_of_others(), others);
-    weirs.goes_on();
-
-    // Back: not before kube-proxy has all of it.
-    let cause = node.migrate_until("rules-complete", &["--rollback"]);
-    assert!(cause.contains("start it"), "{cause}");
-    node.start_kube_proxy();
-    let cause = node.migrate_until("drained", &["--rollback"]);
-    assert!(cause.contains("flows that Weir has begun go on"), "{cause}");
-    let (before, theirs) = (node.new_flows(), node.connections());
-    theirs.goes_on();
-    weirs.goes_on();
-    assert_eq!(node.new_flows(), before, "new flows are kube-proxy's");
-    node.restart_agent();
-    weirs.goes_on();
-    weirs.unharmed_by("the whole way there, and the way back");
-    let cause = node.migrate_until("stop-agent", &["--rollback"]);
-    assert!(cause.contains("take it off this node"), "{cause}");
-    node.agent().stop();
-    node.migrate_to_the_end(&["--rollback"]);
-    assert!(!node.cluster.agents[0].pins.exists());
-    theirs.goes_on();
-    assert_eq!(node.rules_of_others(), others);
-
-    theirs.unharmed_by("the end of the way back");
-    traffic.unharmed_by(&what);
-    assert_answered(talks);
-}
-
-#[test]
-fn a_node_moves_from_kube_proxys_nftables_to_weir_and_back_without_a_failed_request() {
-    there_and_back(Mode::Nftables);
-}
-
-#[test]
-fn a_node_moves_from_kube_proxys_iptables_to_weir_and_back_without_a_failed_request() {
-    there_and_back(Mode::Iptables);
 }
