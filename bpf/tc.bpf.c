@@ -120,7 +120,7 @@ __noinline int comes_round(ctx_t *ctx, const struct packet *p, bool v6)
 	if (!p || !config || ctx->ingress_ifindex != ctx->ifindex || config->flags & CONFIG_BESIDE)
 		return false;
 	frontend = v6 ? frontend_lookup(&p->dst, 0, 0, true) : frontend_lookup(&p->dst, 0, 0, false);
-	return frontend && frontend->kind == KIND_ADDRESS && !bpf_map_lookup_elem(&other_nodes, &p->dst);
+	return frontend && frontend->kind == KIND_ADDRESS && !lookup_by(&other_nodes, p->dst);
 }
 
 /*
@@ -172,23 +172,22 @@ static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const
 	return reason;
 }
 
-/* Functions of their own: the verifier walks each once, not for every way in which headers can be stacked. */
-__noinline int arrive4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+static __always_inline int arrive4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
 {
 	return p ? settle(ctx, p, error, hook, false, false) : REASON_MALFORMED;
 }
 
-__noinline int arrive6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+static __always_inline int arrive6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
 {
 	return p ? settle(ctx, p, error, hook, false, true) : REASON_MALFORMED;
 }
 
-__noinline int leave4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+static __always_inline int leave4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
 {
 	return p ? settle(ctx, p, error, hook, true, false) : REASON_MALFORMED;
 }
 
-__noinline int leave6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
+static __always_inline int leave6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
 {
 	return p ? settle(ctx, p, error, hook, true, true) : REASON_MALFORMED;
 }
@@ -196,8 +195,11 @@ __noinline int leave6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
-	int error = parse_ip(cursor, p, v6);
+	int error;
 
+	/* In registers it would be on the stack twice. */
+	in_memory(p);
+	error = parse_ip(cursor, p, v6);
 	/* A tag that the card took off the frame is a tag. */
 	p->vlan |= ctx->vlan_present;
 	if (is_egress(hook))

@@ -82,7 +82,7 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const bool flood = is_flood(config) && p->syn && !(flow->flags & FLOW_RETRIES);
 	struct reply reply;
 	long error;
@@ -140,7 +140,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	struct snat_counter *counter;
 
 	counter = backend ? snat_counter_of(backend) : NULL;
@@ -174,7 +174,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 {
 	const struct config *config = config_get();
 	const struct frontend *frontend;
-	struct request request = {};
+	struct request request;
 	int error;
 
 	if (!config || is_loopback(&p->dst, v6))
@@ -194,6 +194,8 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 		return flow_start_unwrapped(p, flow, frontend);
 	if (error || !frontend)
 		return error ?: -REASON_UNUSED_PORT;
+	/* Not before: until here its place on the stack is for keys. */
+	request = (struct request){};
 	request.backend = flow->backend;
 	request.client = p->src;
 	request.hash = flow_hash(flow_seed(config, frontend), p, v6);
@@ -262,8 +264,8 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 
 	if (!p || !flow || is_unwrapped(p))
 		return 0;
-	backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	service = bpf_map_lookup_elem(&services, &flow->service);
+	backend = lookup_by(&backends, flow->backend);
+	service = lookup_by(&services, flow->service);
 	if (!service || !service->affinity || !backend || backend->generation != flow->generation)
 		return 0;
 	key.client = p->src;
@@ -287,9 +289,14 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 		return error;
 	if (!(flow->flags & FLOW_SNAT)) {
 		/* Of a flood, an answered one. */
-		if (!p->syn && !p->ending && p->proto == IPPROTO_TCP &&
-		    (flow->flags & FLOW_DIRECT || (v6 ? promote6(p, flow) : promote4(p, flow))))
-			(void)keep_backend(p, flow);
+		if (p->syn || p->ending || p->proto != IPPROTO_TCP)
+			return 0;
+		if (!(flow->flags & FLOW_DIRECT)) {
+			if (!(v6 ? promote6(p) : promote4(p)))
+				return 0;
+			flow->flags &= ~FLOW_OPENING;
+		}
+		(void)keep_backend(p, flow);
 		return 0;
 	}
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);

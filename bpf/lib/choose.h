@@ -50,7 +50,7 @@ static __always_inline void count_flow(__u32 id, const struct backend *backend, 
 static __always_inline void count_selection(const struct request *request, const struct backend *backend)
 {
 	const bool local = backend->flags & BACKEND_LOCAL;
-	struct service_counters *of_service = bpf_map_lookup_elem(&service_counters, &request->service);
+	struct service_counters *of_service = lookup_by(&service_counters, request->service);
 
 	if (of_service)
 		__sync_fetch_and_add(local ? &of_service->local : &of_service->remote, 1);
@@ -81,7 +81,7 @@ static __always_inline bool masquerades(const struct config *config, const struc
 		return config->flags & (from_outside ? CONFIG_MASQUERADE_EXTERNAL : CONFIG_MASQUERADE_ALL);
 	if (!(config->flags & CONFIG_MASQUERADE_EXTERNAL))
 		return false;
-	service = bpf_map_lookup_elem(&services, &request->service);
+	service = lookup_by(&services, request->service);
 	return service && !(service->flags & SERVICE_EXTERNAL_LOCAL);
 }
 
@@ -124,7 +124,7 @@ __noinline int select_again(const struct request *request, __u32 attempt)
 		return -REASON_BROKEN_TABLE;
 	class = request->class;
 	hash = request->hash;
-	service = bpf_map_lookup_elem(&services, &request->service);
+	service = lookup_by(&services, request->service);
 	if (!service || class >= CLASS_COUNT)
 		return -REASON_BROKEN_TABLE;
 	if (request->backend) {
@@ -163,7 +163,7 @@ __noinline int choose(struct request *request)
 	if (!request)
 		return -REASON_BROKEN_TABLE;
 	class = request->class;
-	service = bpf_map_lookup_elem(&services, &request->service);
+	service = lookup_by(&services, request->service);
 	if (!service)
 		return -REASON_BROKEN_TABLE;
 	if (request->kind == KIND_LOAD_BALANCER && service->flags & SERVICE_SOURCE_RANGES &&

@@ -43,7 +43,7 @@ static __always_inline bool is_known_elsewhere(const struct packet *p, const str
 static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, const struct flow *flow, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	struct bpf_fib_lookup fib = {};
 	struct ends to = {};
 	long found;
@@ -52,7 +52,7 @@ static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, cons
 		return false;
 	to.src = v6 ? config->node6 : config->node4;
 	to.dst = backend->addr;
-	if (!is_set(&to.src) || !is_known_elsewhere(p, &to.src, v6) || bpf_map_lookup_elem(&other_nodes, &p->src))
+	if (!is_set(&to.src) || !is_known_elsewhere(p, &to.src, v6) || lookup_by(&other_nodes, p->src))
 		return false;
 	/* Of any size. */
 	found = route_ask(ctx, p, &to, &fib, 1, v6);
@@ -74,7 +74,7 @@ __noinline int goes_direct6(ctx_t *ctx, const struct packet *p, const struct flo
 /* Decides it for a new flow from outside, which has its backend. */
 static __always_inline void choose_way(ctx_t *ctx, const struct packet *p, struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 
 	if (!backend || !(backend->flags & BACKEND_DIRECT) || flow->flags & FLOW_SNAT)
 		return;
@@ -90,7 +90,7 @@ static __always_inline void choose_way(ctx_t *ctx, const struct packet *p, struc
 static __always_inline int flow_start_unwrapped(const struct packet *p, struct flow *flow,
 						const struct frontend *frontend)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &p->backend);
+	const struct backend *backend = lookup_by(&backends, p->backend);
 	const struct service *service;
 
 	if (!backend)

@@ -14,8 +14,8 @@
  */
 static __always_inline void flow_end(struct flow *flow, struct reply *reply)
 {
-	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 
 	if (reply)
 		reply->flags |= FLOW_ENDED;
@@ -29,7 +29,7 @@ static __always_inline void flow_end(struct flow *flow, struct reply *reply)
 /* The entry of a flow's answers, or NULL: it was evicted, is another's, or answers do not come by here. */
 static __always_inline struct reply *own_reply(const struct packet *p, const struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	struct reply *reply;
 
@@ -100,7 +100,7 @@ static __always_inline bool is_last(const struct packet *p, __u16 flags)
  */
 static __always_inline int retire(const struct packet *p, struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	struct reply *reply = NULL;
 	union flow_key key;

@@ -57,6 +57,19 @@ static __always_inline bool held_take_of(struct held_piece *piece, const struct 
 	return held_claim(piece, HELD_USED);
 }
 
+/*
+ * Whether a frame of this length fits into an entry. Asked right before it is copied: Linux before 6.8 does not conclude from "not 0"
+ * that a number is more than 0, and forgets what it knew of one that was on the stack meanwhile.
+ */
+static __always_inline bool fits(__u32 *length)
+{
+	barrier_var(*length);
+	if (*length < ETH_HLEN)
+		return false;
+	barrier_var(*length);
+	return *length <= HELD_BYTES;
+}
+
 /* Takes an entry of a region for a piece. Returns its number, or -1: there is no room. */
 __noinline int held_place(__u32 slot, __u32 now)
 {
@@ -88,7 +101,7 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 	piece->key = key;
 	piece->last_seen = now;
 	piece->length = length;
-	if (!bpf_skb_load_bytes(ctx, 0, piece->bytes, length)) {
+	if (fits(&length) && !bpf_skb_load_bytes(ctx, 0, piece->bytes, length)) {
 		/* Before it is looked whether the first one has come: that one looks here afterwards. */
 		__sync_lock_test_and_set(&piece->state, HELD_USED);
 		if (fragment_await(&key, config))
@@ -104,10 +117,12 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 	__u32 length = piece->length;
 	long error;
 
-	if (!length || length > HELD_BYTES)
+	if (!fits(&length))
 		return ERROR_INVALID;
 	error = bpf_skb_change_tail(ctx, length, 0);
-	return error ?: bpf_skb_store_bytes(ctx, 0, piece->bytes, length, 0);
+	if (error || !fits(&length))
+		return error ?: ERROR_INVALID;
+	return bpf_skb_store_bytes(ctx, 0, piece->bytes, length, 0);
 }
 
 /*
@@ -140,7 +155,7 @@ __noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
 	first = bpf_map_lookup_elem(&first_pieces, &slot);
 	if (!p || !config || !first || !length || length > HELD_BYTES)
 		return 0;
-	if (bpf_skb_load_bytes(ctx, 0, first->bytes, length))
+	if (!fits(&length) || bpf_skb_load_bytes(ctx, 0, first->bytes, length))
 		return 0;
 	first->length = length;
 	/* A frame that grows has no checksum by the card any more, which would be wrong from now on. */

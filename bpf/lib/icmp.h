@@ -170,7 +170,7 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
  */
 static __always_inline bool goes_elsewhere(const struct reply *reply, __u8 proto)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &reply->backend);
+	const struct backend *backend = lookup_by(&backends, reply->backend);
 	const struct service *service;
 
 	if (proto != IPPROTO_TCP || !reply->asked || !backend)

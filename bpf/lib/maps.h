@@ -15,6 +15,16 @@
 
 #include "abi.h"
 
+/*
+ * A look-up by what a function of its own was given a pointer to: Linux before 6.2 takes no key out of a function's argument, so it
+ * is copied to the stack.
+ */
+#define lookup_by(map, key)                                                                                            \
+	({                                                                                                             \
+		typeof(key) copy = (key);                                                                              \
+		bpf_map_lookup_elem(map, &copy);                                                                       \
+	})
+
 #define MMAPABLE_ARRAY(map, value_type, size)                                                                          \
 	struct {                                                                                                       \
 		__uint(type, BPF_MAP_TYPE_ARRAY);                                                                      \

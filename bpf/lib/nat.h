@@ -13,7 +13,7 @@
 /* The endpoint of a flow, or NULL if it went away since. */
 static __always_inline const struct backend *flow_backend(const struct flow *flow)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 
 	return backend && backend->generation == flow->generation ? backend : NULL;
 }
@@ -21,7 +21,7 @@ static __always_inline const struct backend *flow_backend(const struct flow *flo
 /* Whether a backend still sends to a client that has been silent: datagrams of one side are enough. */
 static __always_inline bool is_told(const struct packet *p, const struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	const struct reply *reply = NULL;
 
@@ -124,7 +124,7 @@ static __always_inline bool answers_syn(const struct packet *p, const struct rep
  */
 static __always_inline bool is_still_asked(const struct packet *p, const struct reply *reply, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &reply->backend);
+	const struct backend *backend = lookup_by(&backends, reply->backend);
 	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	const struct frontend *frontend;
 	struct flow *known, flow = {};
@@ -192,7 +192,7 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 		return flow_lookup(p, STAGE_GOING, v6);
 	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
-	if (!(v6 ? promote6(p, flow) : promote4(p, flow)))
+	if (!(v6 ? promote6(p) : promote4(p)))
 		return flow;
 	flow = flow_lookup(p, STAGE_GOING, v6);
 	if (flow)
@@ -212,7 +212,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 {
 	const struct config *config = config_get();
 	const struct backend *backend;
-	struct flow *known, flow = {};
+	struct flow *known, flow;
 	int error, reason, step = STEP_OVER;
 	enum snat_answer answer;
 
@@ -229,6 +229,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
 				return REASON_STALE;
 			reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
+			if (reason == REASON_BACK)
+				count_back(reply, p, v6);
 			return was_last_back(p, reply, reason, v6);
 		}
 	}
@@ -248,6 +250,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
 		if (known && step == STEP_GIVE_UP)
 			return gives_up(p, v6);
+		/* Not before: until here its place on the stack is for keys. */
+		flow = (struct flow){};
 		if (known && step == STEP_ELSEWHERE) {
 			flow.backend = known->backend;
 			/* What an earlier connection has cost is past. */

@@ -106,11 +106,17 @@ static __always_inline int opening_find(void *table, const word *key, const stru
 	return way < 0 ? -1 : OPENING_PLACE(set, way);
 }
 
+/* The tag of an entry. What the compiler knows of its number the verifier may not: the bound is put before its eyes. */
+static __always_inline __u32 *opening_tag_of(struct opening_head *head, __u32 way)
+{
+	barrier_var(way);
+	return &head->tag[way & (OPENING_WAYS - 1)];
+}
+
 /* Takes an entry that nobody else is writing. Returns whether it could. */
 static __always_inline bool opening_take(struct opening_head *head, __u32 way, __u32 tag)
 {
-	return tag != OPENING_BUSY &&
-	       __sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_BUSY) == tag;
+	return tag != OPENING_BUSY && __sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_BUSY) == tag;
 }
 
 /* Makes an entry the last one to go, of a tick in which it was seen. */
@@ -321,13 +327,13 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 		to[i] = key[i];
 	opening_requeue(head, way, value[kind.last_seen]);
 	/* Whoever sees the tag sees the rest: an exchange is a barrier. */
-	__sync_lock_test_and_set(&head->tag[way], tag);
+	__sync_lock_test_and_set(opening_tag_of(head, way), tag);
 	twin = opening_way(head, key, tag, way, kind);
 	if (twin < 0)
 		return 0;
 	if (!(flags & BPF_NOEXIST) && way < twin)
 		way = twin;
-	__sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_FREE);
+	__sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_FREE);
 	return flags & BPF_NOEXIST ? -EEXIST : 0;
 }
 
@@ -341,7 +347,7 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 	int way = head ? opening_way(head, key, tag, OPENING_WAYS, kind) : -1;
 
 	if (way >= 0)
-		__sync_val_compare_and_swap(&head->tag[way & (OPENING_WAYS - 1)], tag, OPENING_FREE);
+		__sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_FREE);
 }
 
 /*

@@ -78,7 +78,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	if (flow->backend != reply->backend || flow->snat_port != port)
 		return true;
 	/* An endpoint that left and came back has the same address and starts to number its ports anew. */
-	backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	backend = lookup_by(&backends, flow->backend);
 	if (!backend || backend->generation != flow->generation)
 		return true;
 	if (has_ended(flow, reply))

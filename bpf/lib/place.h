@@ -120,7 +120,6 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
-	const struct backend *backend = search->backend;
 	const struct config *config = config_get();
 	enum claim claim = round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
 	__be16 port = snat_take(search);
@@ -129,20 +128,20 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 
 	if (!port || !config)
 		return 0;
-	reply_key(&key, backend, v6 ? &config->node6 : &config->node4, port, v6);
-	if (backend->proto == IPPROTO_SCTP)
+	reply_key(&key, search->backend, v6 ? &config->node6 : &config->node4, port, v6);
+	if (search->backend->proto == IPPROTO_SCTP)
 		claim = CLAIM_ONLY;
 	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
-		if (!reply_is_over(old, port, backend->proto, claim, v6))
+		if (!reply_is_over(old, port, search->backend->proto, claim, v6))
 			return 0;
 		reply_forget(&key, STAGE_GOING, v6);
 	}
 	if (reply_store(&key, &search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
 		old = reply_at(&key, STAGE_OPENING, v6);
-		if (!old || !reply_is_over(old, port, backend->proto, claim, v6))
+		if (!old || !reply_is_over(old, port, search->backend->proto, claim, v6))
 			return 0;
-		if (backend->proto == IPPROTO_TCP)
+		if (search->backend->proto == IPPROTO_TCP)
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;

@@ -50,7 +50,7 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p, 
 	bytes = count_bytes(&flow->bytes, &flow->held, p, all || flow->flags & FLOW_CLOSING);
 	if (!bytes)
 		return;
-	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
+	counters = lookup_by(&backend_counters, flow->backend);
 	if (counters)
 		__sync_fetch_and_add(&counters->bytes_to, bytes);
 }
@@ -82,8 +82,8 @@ __noinline int report_back(struct reply *reply, const struct packet *p, __u32 by
 
 	if (!reply || !p)
 		return 0;
-	backend = bpf_map_lookup_elem(&backends, &reply->backend);
-	counters = bpf_map_lookup_elem(&backend_counters, &reply->backend);
+	backend = lookup_by(&backends, reply->backend);
+	counters = lookup_by(&backend_counters, reply->backend);
 	if (!backend || !counters || backend->generation != reply->generation)
 		return 0;
 	__sync_fetch_and_add(&counters->bytes_from, bytes);

@@ -49,10 +49,7 @@ static __always_inline int snat_back(ctx_t *ctx, struct packet *p, struct reply 
 	};
 	int error = route_find(ctx, p, &to, &fib, v6);
 
-	if (error)
-		return -error;
-	count_back(reply, p, v6);
-	error = send(ctx, p, &to, &fib, v6);
+	error = error ?: send(ctx, p, &to, &fib, v6);
 	return error ? -error : REASON_BACK;
 }
 

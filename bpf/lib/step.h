@@ -63,7 +63,7 @@ static __always_inline void count_lost(void)
  */
 static __always_inline enum next_step next_step(const struct packet *p, const struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	struct reply *known, reply;
 	union flow_key key;
@@ -122,7 +122,7 @@ static __always_inline bool has_heard(const struct packet *p, const struct reply
  */
 static __always_inline bool promote(const struct packet *p, struct flow *flow, const bool v6)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
 	const struct flow *going;
@@ -189,8 +189,8 @@ static __always_inline void note_silence(const struct packet *p, enum silence si
 
 	if (!flow || !config)
 		return;
-	backend = bpf_map_lookup_elem(&backends, &flow->backend);
-	counters = bpf_map_lookup_elem(&backend_counters, &flow->backend);
+	backend = lookup_by(&backends, flow->backend);
+	counters = lookup_by(&backend_counters, flow->backend);
 	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
 	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
 		return;
@@ -218,14 +218,19 @@ __noinline int next_step6(const struct packet *p, const struct flow *flow)
 	return p && flow ? next_step(p, flow, true) : STEP_OVER;
 }
 
-__noinline int promote4(const struct packet *p, struct flow *flow)
+/* These look for the flow: Linux before 6.2 stores no value out of a function's argument. */
+__noinline int promote4(const struct packet *p)
 {
-	return p && flow ? promote(p, flow, false) : false;
+	struct flow *flow = p ? flow_lookup(p, STAGE_OPENING, false) : NULL;
+
+	return flow && promote(p, flow, false);
 }
 
-__noinline int promote6(const struct packet *p, struct flow *flow)
+__noinline int promote6(const struct packet *p)
 {
-	return p && flow ? promote(p, flow, true) : false;
+	struct flow *flow = p ? flow_lookup(p, STAGE_OPENING, true) : NULL;
+
+	return flow && promote(p, flow, true);
 }
 
 __noinline int promote_answered4(const struct reply *reply, __u8 proto)

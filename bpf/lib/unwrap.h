@@ -76,7 +76,7 @@ static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 	struct cursor cursor = ctx_cursor(ctx);
 	int error;
 
-	if (!bpf_map_lookup_elem(&other_nodes, &p->src))
+	if (!lookup_by(&other_nodes, p->src))
 		return -REASON_NOT_TRANSPORT;
 	cursor.pos += sizeof(struct ethhdr) + size;
 	if (cursor.pos > cursor.end)
