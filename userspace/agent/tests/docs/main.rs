@@ -21,7 +21,7 @@ use weir_mesh::Refusal;
 /// Behind it everything is written by a test.
 const MARK: &str = "do not edit below. -->\n";
 /// Options of other programs that the pages name, so that a misspelt one of ours is not among them by chance.
-const OF_OTHERS: [&str; 19] = [
+const OF_OTHERS: [&str; 20] = [
     "--bin",             // cargo
     "--cascade",         // helm
     "--cgroup-root",     // kubelet
@@ -31,6 +31,7 @@ const OF_OTHERS: [&str; 19] = [
     "--for",             // kubectl
     "--ignored",         // cargo
     "--image",           // kubectl
+    "--ipvs-strict-arp", // kube-proxy
     "--masquerade-all",  // kube-proxy
     "--now",             // systemctl
     "--prefix",          // kubectl
