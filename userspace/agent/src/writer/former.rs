@@ -30,8 +30,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends them when their time is over, and ours are wherever they are wanted. What is left of their connections goes on by our programs first, so that answers find
-    /// their way when they end.
+    /// Ends them when their time is over, and ours are wherever they are wanted. What is left of their connections goes on by our
+    /// programs first, so that answers find their way when they end.
     pub(super) fn end_former(&mut self) -> Result<()> {
         if self.former.is_none_or(|until| Instant::now() < until) || !self.is_attached() || self.leave_to_others()? {
             return Ok(());
