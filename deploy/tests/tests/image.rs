@@ -232,7 +232,7 @@ fn the_stage_of_tools_brings_what_a_migration_runs_and_is_not_the_last() {
     let (stage, _) = stage.split_once("\nFROM scratch\n").unwrap();
     let (_, packages) = stage.split_once("apt-get install --yes --no-install-recommends ").unwrap();
     let (packages, _) = packages.split_once(" && ").unwrap();
-    assert_eq!(packages.split(' ').collect::<Vec<_>>(), ["iptables", "nftables"]);
+    assert_eq!(packages.split(' ').collect::<Vec<_>>(), ["ipset", "iptables", "ipvsadm", "nftables"]);
     assert!(stage.contains("\nCOPY --from=build /out/weir /usr/local/bin/weir\n"), "{stage}");
 }
 
