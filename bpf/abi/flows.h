@@ -65,6 +65,9 @@ enum heard {
 	HEARD_KNOWN = 0x8000, /* there was a SYN-ACK */
 };
 
+/* What asked is where another backend was asked instead. */
+#define ASKED_ELSEWHERE 2
+
 /* From backend to client. Keyed by the packet as the backend sends it. */
 struct reply {
 	struct addr frontend;
@@ -76,7 +79,7 @@ struct reply {
 	__u32 backend;	      /* HOST, index into backends */
 	__u32 generation;     /* HOST, of the backend when it was selected */
 	__u32 last_seen;      /* HOST, in ticks */
-	__u32 asked;	      /* HOST, in units of delay, wraps: when an answer began to be awaited; 0: none is */
+	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
 	__u32 bytes;	      /* HOST, of its packets, wraps */
 	__u32 held;	      /* HOST, those of them that backend_counters lack so far */
 };

@@ -275,9 +275,9 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 	return 0;
 }
 
-static __always_inline void note(const struct packet *p, enum silence silence, const bool v6)
+static __always_inline bool note(const struct packet *p, enum silence silence, const bool v6)
 {
-	(void)(v6 ? note_silence6(p, silence) : note_silence4(p, silence));
+	return v6 ? note_silence6(p, silence) : note_silence4(p, silence);
 }
 
 /* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
@@ -302,7 +302,7 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
-/* Not a reason: no other backend than the one to avoid can have the flow. */
+/* Not a reason: the backend to avoid keeps the flow, as no other one can have it or an answer has come. */
 #define FLOW_STAYS 1
 
 /* Chooses for a new flow. Returns 0 or a negative reason. */
@@ -337,13 +337,15 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 			return error;
 	}
 	if (avoid == flow->backend) {
-		note(p, SILENCE_STAYS, v6);
+		(void)note(p, SILENCE_STAYS, v6);
 		return FLOW_STAYS;
 	}
-	note(p, SILENCE_LEFT, v6);
+	/* It has answered meanwhile. */
+	if (!note(p, SILENCE_LEFT, v6))
+		return FLOW_STAYS;
 	if (!flow_write(p, flow, from_outside, v6))
 		return 0;
-	note(p, SILENCE_BACK, v6);
+	(void)note(p, SILENCE_BACK, v6);
 	return FLOW_STAYS;
 }
 

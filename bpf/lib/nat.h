@@ -168,15 +168,16 @@ static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 /* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
 #define MOVED_IDLE 64
 
-/* A SYN that no backend has answered. The next one begins anew. */
-static __always_inline int gives_up(const struct packet *p, const bool v6)
+/* A SYN that no backend has answered. The next one begins anew. Returns whether it is so. */
+static __always_inline bool gives_up(const struct packet *p, const bool v6)
 {
-	if (!CTX_XDP) {
-		note(p, SILENCE_LEFT, v6);
-		flow_forget(p, STAGE_GOING, v6);
-		flow_forget(p, STAGE_OPENING, v6);
-	}
-	return REASON_UNANSWERED;
+	if (CTX_XDP)
+		return true;
+	if (!note(p, SILENCE_LEFT, v6))
+		return false;
+	flow_forget(p, STAGE_GOING, v6);
+	flow_forget(p, STAGE_OPENING, v6);
+	return true;
 }
 
 /*
@@ -226,6 +227,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6))) {
 			if (reply->flags & FLOW_MOVED)
 				return REASON_STALE;
+			if (p->syn_ack && !takes_answer(reply, p))
+				return REASON_STALE;
 			if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
 				return REASON_STALE;
 			reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
@@ -249,7 +252,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (known && p->proto == IPPROTO_TCP && !p->syn)
 			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
 		if (known && step == STEP_GIVE_UP)
-			return gives_up(p, v6);
+			return gives_up(p, v6) ? REASON_UNANSWERED : REASON_STALE;
 		/* Not before: until here its place on the stack is for keys. */
 		flow = (struct flow){};
 		if (known && step == STEP_ELSEWHERE) {
@@ -284,17 +287,21 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 {
 	const struct config *config = config_get();
 	struct reply *reply = reply_of_answer(p, v6);
+	bool moved;
 	__u32 now;
 
 	if (!config || !reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
 	now = now_ticks();
-	if (reply->flags & FLOW_MOVED && !is_idle(now, reply->last_seen, MOVED_IDLE))
+	moved = reply->flags & FLOW_MOVED;
+	if (moved && !is_idle(now, reply->last_seen, MOVED_IDLE))
 		return REASON_STALE;
 	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
 	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
 	    is_anothers(p, v6))
 		return REASON_NO_REPLY;
+	if (p->syn_ack && !moved && !takes_answer(reply, p))
+		return REASON_STALE;
 	if (answers_syn(p, reply))
 		(void)(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply));
 	*found = reply;

@@ -244,7 +244,8 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 /*
  * What is marked of a set for a flow that begins with a value. theirs: the set's first value; it has so many words, in which the rest lies.
  * Entries to somebody else are spared, so that a flood takes the places of its own SYNs. Where the others have most of the set, theirs
- * go, and those to the same are spared. Of long ago none is. A function of its own, as the one that stores has no stack to spare.
+ * go, and those to the same are spared. Of long ago none is. Where one is free nothing is marked, as that one is taken. A function of its
+ * own, as the one that stores has no stack to spare.
  */
 static __noinline __u32 opening_marks(const struct opening_head *head, const word *theirs, const word *value,
 				      __u32 size, __u32 at)
@@ -253,6 +254,9 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 	__u32 marks = *(const volatile __u32 *)&head->next << OPENING_NEXT, spared = 0;
 	const __u32 last_seen = at & 0xff, flags = at >> 8 & 0xff, to = at >> 16;
 
+	for (__u32 way = 0; way < OPENING_WAYS; way++)
+		if (head->tag[way] == OPENING_FREE)
+			return 0;
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++, theirs += size) {
 		__u32 seen = theirs[last_seen], rank = OPENING_RANK_UNUSED - (seen != head->born[way]);

@@ -64,8 +64,8 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 	if (old && first && is_unanswered(old, p, reply, v6))
 		return FLOW_AGAIN;
 	/* Of a flood only this was written, and it was answered. */
-	if (old && !p->syn && old->flags & FLOW_REPLIED && old->generation == reply->generation &&
-	    is_same_frontend(old, reply, v6))
+	if (old && !p->syn && (old->flags & (FLOW_REPLIED | FLOW_MOVED)) == FLOW_REPLIED &&
+	    old->generation == reply->generation && is_same_frontend(old, reply, v6))
 		return 0;
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }

@@ -17,7 +17,7 @@
  * Clients wait for a second (RFC 6298), and 200 ms at least.
  */
 #define SYN_AGAIN (100 * 1000 * 1000 >> DELAY_SHIFT)
-/* The clock of delays, never 0. It costs 15 ns to read: for the first packets of a flow. */
+/* The clock of delays, odd. It costs 15 ns to read: for the first packets of a flow. */
 static __always_inline __u32 now_delay(void)
 {
 	return bpf_ktime_get_ns() >> DELAY_SHIFT | 1;
@@ -56,14 +56,15 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p, 
 }
 
 /*
- * Counts the first answer to a flow. TCP may say other things before, of an earlier connection between the same ports: it is there, and
- * gets the SYN again once its client has reset that.
+ * Counts the first answer to a flow, which was awaited since asked; again: it had answered before. TCP may say other things before, of an
+ * earlier connection between the same ports: it is there, and gets the SYN again once its client has reset that.
  */
-static __always_inline void count_answer(struct backend_counters *counters, struct reply *reply, const struct packet *p)
+static __always_inline void count_answer(struct backend_counters *counters, struct reply *reply, const struct packet *p,
+					 __u32 asked, bool again)
 {
-	__u32 delay = now_delay() - reply->asked;
+	__u32 delay = now_delay() - asked;
 
-	if (reply->flags & FLOW_ASKED_AGAIN) {
+	if (again) {
 		reply->flags &= ~FLOW_ASKED_AGAIN;
 	} else if (p->proto == IPPROTO_UDP || p->syn_ack) {
 		__sync_fetch_and_add(&counters->answered, 1);
@@ -71,25 +72,59 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 	} else if (p->reset) {
 		__sync_fetch_and_add(&counters->refused, 1);
 	}
-	reply->asked = 0;
 }
 
-/* Tells the backend's counters of its packets. The slot may be another's by now. A function of its own: few packets ask. */
+/* The counters of the backend that an entry names, or NULL: the slot may be another's by now. */
+static __always_inline struct backend_counters *counters_of(const struct reply *reply)
+{
+	const struct backend *backend = lookup_by(&backends, reply->backend);
+
+	return backend && backend->generation == reply->generation ? lookup_by(&backend_counters, reply->backend)
+								   : NULL;
+}
+
+/* Tells the backend's counters of its packets. A function of its own: few packets ask. */
 __noinline int report_back(struct reply *reply, const struct packet *p, __u32 bytes)
 {
-	const struct backend *backend;
-	struct backend_counters *counters;
+	struct backend_counters *counters = reply && p ? counters_of(reply) : NULL;
+	__u32 asked;
 
-	if (!reply || !p)
-		return 0;
-	backend = lookup_by(&backends, reply->backend);
-	counters = lookup_by(&backend_counters, reply->backend);
-	if (!backend || !counters || backend->generation != reply->generation)
+	if (!counters)
 		return 0;
 	__sync_fetch_and_add(&counters->bytes_from, bytes);
-	if (reply->asked)
-		count_answer(counters, reply, p);
+	asked = reply->asked;
+	/* An answer to a SYN was counted by takes_answer(). */
+	if (asked & 1 && !p->syn_ack) {
+		count_answer(counters, reply, p, asked, reply->flags & FLOW_ASKED_AGAIN);
+		reply->asked = 0;
+	}
 	return 0;
+}
+
+/*
+ * Takes the answer to a SYN, the first of which is counted. The client may send the SYN again at the same time as the backend its answer,
+ * and another CPU lead that elsewhere: whoever exchanges what is awaited first has it, and the client hears of one backend alone.
+ * A function of its own: only answers to SYNs ask. Returns whether the answer may go back.
+ */
+__noinline int takes_answer(struct reply *reply, const struct packet *p)
+{
+	struct backend_counters *counters;
+	bool again;
+	__u32 asked;
+
+	if (!reply || !p)
+		return false;
+	/* Before it is taken: a SYN that comes after that asks again. */
+	again = reply->flags & FLOW_ASKED_AGAIN;
+	asked = reply->asked;
+	if (asked & 1 && __sync_val_compare_and_swap(&reply->asked, asked, 0) == asked) {
+		counters = counters_of(reply);
+		if (counters)
+			count_answer(counters, reply, p, asked, again);
+		return true;
+	}
+	asked = *(const volatile __u32 *)&reply->asked;
+	return asked & 1 || !asked;
 }
 
 /* Tells a flow that begins that it was answered: now its client's next packet is worth a look at promotion. */

@@ -178,33 +178,42 @@ enum silence {
 	SILENCE_BACK = 2,  /* the other one could not have it: as if nothing had been */
 };
 
-/* Notes it at the flow that is known of a client's packet, and at its backend. */
-static __always_inline void note_silence(const struct packet *p, enum silence silence, const bool v6)
+/*
+ * Notes it at the flow that is known of a client's packet, and at its backend. Returns whether it is so: an answer may be on its way to the
+ * client since it was judged, see takes_answer().
+ */
+static __always_inline bool note_silence(const struct packet *p, enum silence silence, const bool v6)
 {
 	const struct flow *flow = flow_lookup(p, STAGE_ANY, v6);
 	const struct config *config = config_get();
 	struct backend_counters *counters;
 	const struct backend *backend;
 	struct reply *reply;
+	__u32 asked, next;
 
 	if (!flow || !config)
-		return;
+		return true;
 	backend = lookup_by(&backends, flow->backend);
 	counters = lookup_by(&backend_counters, flow->backend);
 	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
 	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
-		return;
+		return true;
 	if (silence == SILENCE_BACK) {
 		reply->flags &= ~FLOW_MOVED;
+		reply->asked = now_delay();
 		__sync_fetch_and_add(&counters->balance, 1);
-		return;
+		return true;
 	}
-	reply->asked = now_delay();
+	asked = reply->asked;
+	next = silence == SILENCE_LEFT ? ASKED_ELSEWHERE : now_delay();
+	if (!(asked & 1) || __sync_val_compare_and_swap(&reply->asked, asked, next) != asked)
+		return false;
 	__sync_fetch_and_add(&counters->unanswered, 1);
 	if (silence == SILENCE_LEFT) {
 		reply->flags |= FLOW_MOVED;
 		__sync_fetch_and_add(&counters->balance, -1);
 	}
+	return true;
 }
 
 /* Functions of their own: few packets ask. */
@@ -245,16 +254,12 @@ __noinline int promote_answered6(const struct reply *reply, __u8 proto)
 
 __noinline int note_silence4(const struct packet *p, enum silence silence)
 {
-	if (p)
-		note_silence(p, silence, false);
-	return 0;
+	return p ? note_silence(p, silence, false) : true;
 }
 
 __noinline int note_silence6(const struct packet *p, enum silence silence)
 {
-	if (p)
-		note_silence(p, silence, true);
-	return 0;
+	return p ? note_silence(p, silence, true) : true;
 }
 
 #endif

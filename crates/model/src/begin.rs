@@ -301,7 +301,7 @@ impl Model {
                 return Stored::Again;
             }
             // Of a flood only this was written, and it was answered.
-            if !p.syn && old.replied && old.generation == reply.generation && same(&old) {
+            if !p.syn && old.replied && !old.moved && old.generation == reply.generation && same(&old) {
                 return Stored::Written;
             }
         }

@@ -58,11 +58,23 @@ impl Model {
         {
             let counters = self.tables.backend_counters(reply.backend);
             counters.bytes_from += u64::from(bytes);
-            if reply.asked.is_some() {
+            if reply.asked.is_some() && !reply.moved && !p.syn_ack {
                 count_answer(counters, &mut reply, p);
             }
         }
         self.tables.replies.put(stage, *key, reply);
+    }
+
+    /// Takes the answer to a SYN, the first of which is counted.
+    pub(crate) fn take_answer(&mut self, stage: Stage, p: &Packet) {
+        let Some(reply) = self.tables.replies.get_mut(stage, &p.key()) else { return };
+        if !p.syn_ack || reply.asked.is_none() {
+            return;
+        }
+        if self.control.backend(reply.backend).generation == reply.generation {
+            count_answer(self.tables.backend_counters.entry(reply.backend).or_default(), reply, p);
+        }
+        reply.asked = None;
     }
 }
 

@@ -37,7 +37,11 @@ impl Model {
     /// On the way into the node from an interface.
     pub(crate) fn ingress(&mut self, p: &mut Packet, from_outside: bool, place: &Place<'_>) -> Left {
         if let Some((stage, reply)) = self.answer_to_node(p) {
-            let asked = !reply.moved && self.is_still_asked(p, &reply);
+            if reply.moved {
+                return Err(abi::REASON_STALE);
+            }
+            self.take_answer(stage, p);
+            let asked = self.is_still_asked(p, &reply);
             return if asked { self.send_back(p, stage, &reply, place) } else { Err(abi::REASON_STALE) };
         }
         let port_of_any = End { addr: p.dst, port: 0 };
@@ -165,6 +169,9 @@ impl Model {
         let idle = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
         if (p.syn_ack || idle) && self.is_anothers(p) {
             return Err(abi::REASON_NO_REPLY);
+        }
+        if !reply.moved {
+            self.take_answer(stage, p);
         }
         // Another's was told from it before.
         self.is_still_asked(p, &reply);

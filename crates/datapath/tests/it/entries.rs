@@ -33,14 +33,30 @@ fn stages(map: &str) -> impl Iterator<Item = &str> {
 
 /// Makes all entries of a table look as if they were last seen so many ticks earlier. `last_seen`: offset of that field.
 pub(crate) fn age(node: &Node, map: &str, last_seen: usize, ticks: u32) {
-    let older = |value: &mut [u8]| make_earlier(&mut value[last_seen..last_seen + size_of::<u32>()], ticks);
+    edit(node, map, |value| make_earlier(&mut value[last_seen..last_seen + size_of::<u32>()], ticks));
+}
+
+/// Makes all answers that a table's entries await look as if they had been awaited for so much longer, in units of delay.
+pub(crate) fn await_longer(node: &Node, map: &str, delay: u32) {
+    edit(node, map, |reply| ask_earlier(&mut reply[offset_of!(abi::Reply, asked)..][..size_of::<u32>()], delay));
+}
+
+/// The time since when an answer is awaited, so much earlier. It is odd; whatever is not is no time.
+pub(crate) fn ask_earlier(asked: &mut [u8], delay: u32) {
+    if u32::from_ne_bytes((&*asked).try_into().unwrap()) & 1 == 1 {
+        make_earlier(asked, delay & !1);
+    }
+}
+
+/// Changes all entries of a table.
+fn edit(node: &Node, map: &str, change: impl Fn(&mut [u8])) {
     for map in stages(map) {
         if is_of_sets(map) {
-            edit_sets(node, map, older);
+            edit_sets(node, map, &change);
             continue;
         }
         for (key, mut value) in node.view.raw(map).unwrap().unwrap() {
-            older(&mut value);
+            change(&mut value);
             bpftool("update", &node.pin(map), &[("key", &key), ("value", &value)]);
         }
     }
@@ -67,7 +83,7 @@ pub(crate) fn age_pressure(node: &Node, ticks: u32) {
 }
 
 /// Takes so many ticks off a time, as it lies in memory.
-fn make_earlier(time: &mut [u8], ticks: u32) {
+pub(crate) fn make_earlier(time: &mut [u8], ticks: u32) {
     let then = u32::from_ne_bytes((&*time).try_into().unwrap());
     time.copy_from_slice(&then.wrapping_sub(ticks).to_ne_bytes());
 }

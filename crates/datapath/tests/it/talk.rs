@@ -1,7 +1,6 @@
 //! A conversation between a client and an endpoint, on each of the ways through the node.
 
 use std::cell::Cell;
-use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
 use etherparse::TcpHeader;
@@ -12,7 +11,7 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases, tcp};
-use crate::entries::age;
+use crate::entries::await_longer;
 use crate::node::{Device, Node, web};
 
 /// A way that clients' packets take through the node, and the answers back.
@@ -145,7 +144,7 @@ const fn replies(case: Case) -> &'static str {
 /// Everything of a family that still waits for an answer has waited longer by so much.
 pub(crate) fn wait(node: &Node, case: Case, time: Duration) {
     let units = u32::try_from(time.as_nanos() >> abi::DELAY_SHIFT).unwrap();
-    age(node, replies(case), offset_of!(abi::Reply, asked), units);
+    await_longer(node, replies(case), units);
 }
 
 /// Runs a conversation each way with an endpoint of its own, whose counters begin at 0.

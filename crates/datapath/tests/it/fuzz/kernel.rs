@@ -118,16 +118,12 @@ pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame:
 pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     for (name, last_seen, asked, created) in AGEING {
         let older = |value: &mut [u8]| {
-            let mut earlier = |at: usize, by: u32, even_zero: bool| {
-                let field = &mut value[at..at + 4];
-                let then = u32::from_ne_bytes(field.try_into().unwrap());
-                if even_zero || then != 0 {
-                    field.copy_from_slice(&then.wrapping_sub(by).to_ne_bytes());
-                }
-            };
-            earlier(last_seen, ticks, true);
-            created.into_iter().for_each(|at| earlier(at, ticks, true));
-            asked.into_iter().for_each(|at| earlier(at, delay, false));
+            for at in created.into_iter().chain([last_seen]) {
+                entries::make_earlier(&mut value[at..at + 4], ticks);
+            }
+            if let Some(at) = asked {
+                entries::ask_earlier(&mut value[at..at + 4], delay);
+            }
         };
         if entries::is_of_sets(name) {
             entries::edit_sets(node, name, older);

@@ -21,7 +21,7 @@ static void *map_lookup(void *map, const void *key);
 static long map_update(void *map, const void *key, const void *value, __u64 flags);
 static long map_delete(void *map, const void *key);
 static long repeat(__u32 rounds, void *round, void *state);
-static __u64 ticks;
+static __u64 ticks, nanoseconds;
 
 #define bpf_map_lookup_elem(map, key) (meanwhile(), map_lookup((void *)(map), key))
 #define bpf_map_update_elem(map, key, value, flags) (meanwhile(), map_update((void *)(map), key, value, flags))
@@ -31,7 +31,7 @@ static __u64 ticks;
 #define bpf_loop(rounds, round, state, flags) repeat(rounds, round, state)
 /* Time stands still but for what a scenario lets pass. */
 #define bpf_jiffies64() (ticks << TICK_SHIFT)
-#define bpf_ktime_get_ns() (1ull << 30)
+#define bpf_ktime_get_ns() nanoseconds
 #define bpf_get_prandom_u32() 4
 /* What becomes of the frame is others' business. */
 #define bpf_skb_store_bytes(...) 0
@@ -90,6 +90,8 @@ void __sanitizer_cov_trace_pc(void)
 /* ---- the maps ------------------------------------------------------------------------------------------------ */
 
 #define ENTRIES 16
+/* Slots; the first one is nobody's. */
+#define BACKENDS 3
 
 /* A hash table. What was deleted keeps its place, as somebody may still be reading it. */
 struct table {
@@ -114,7 +116,7 @@ static struct {
 	struct opening_set6 openings6;
 	struct awaited_set4 awaited4;
 	struct awaited_set6 awaited6;
-	struct backend_counters backend;
+	struct backend_counters backend[BACKENDS];
 	struct service_counters service;
 	struct snat_counter turn;
 	struct pace pace;
@@ -125,7 +127,7 @@ static struct {
 	struct frontend frontend;
 	struct filter_word filter;
 	struct service service;
-	struct backend backend;
+	struct backend backend[BACKENDS];
 	struct snat_ports ports;
 	struct snat_next next[1 << (16 - SNAT_NEXT_BITS)];
 } given;
@@ -156,7 +158,6 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 		{ &openings6, &written.openings6 },
 		{ &awaited4, &written.awaited4 },
 		{ &awaited6, &written.awaited6 },
-		{ &backend_counters, &written.backend },
 		{ &service_counters, &written.service },
 		{ &snat_counters, &written.turn },
 		{ &paces, &written.pace },
@@ -165,7 +166,6 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 		{ &frontends6, &given.frontend },
 		{ &frontend_filter, &given.filter },
 		{ &services, &given.service },
-		{ &backends, &given.backend },
 		{ &snat_ports, &given.ports },
 	};
 	struct table *table = table_of(map);
@@ -176,6 +176,10 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 			return single[i].value;
 	if (map == &snat_next)
 		return &given.next[*(const __u32 *)key];
+	if (map == &backends)
+		return &given.backend[*(const __u32 *)key];
+	if (map == &backend_counters)
+		return &written.backend[*(const __u32 *)key];
 	return place < 0 ? NULL : table->value[place];
 }
 

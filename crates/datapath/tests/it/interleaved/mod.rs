@@ -45,6 +45,11 @@ fn a_first_packet_that_comes_twice_at_once_begins_one_flow() {
 }
 
 #[test]
+fn a_syn_that_leaves_a_backend_and_that_backends_answer_do_not_pass_each_other() {
+    holds("leaves");
+}
+
+#[test]
 fn of_two_that_add_the_same_key_at_once_one_gets_it_or_neither() {
     holds("adds");
 }

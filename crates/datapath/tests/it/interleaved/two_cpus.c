@@ -22,7 +22,8 @@ enum who {
 	CLIENT = 1,
 	FRONTEND = 2,
 	BACKEND = 3,
-	NODE = 4
+	NODE = 4,
+	OTHER_BACKEND = 5
 };
 enum segment {
 	SYN,
@@ -78,11 +79,26 @@ static int backend_sends(enum segment segment)
 	return way.remote ? ingress(&ctx, &p, true, way.v6) : egress(&ctx, &p, way.v6);
 }
 
+/* Slots of backends. */
+enum slot {
+	FIRST = 1,
+	SECOND = 2
+};
+
+/* Lets new flows go to a backend. */
+static void select_slot(enum slot slot)
+{
+	for (int class = 0; class < CLASS_COUNT; class ++)
+		given.service.tiers[class] =
+			(struct tiers){ .local = way.remote ? 0 : slot, .remote = way.remote ? slot : 0 };
+}
+
 static void reset(void)
 {
 	const __u8 here = way.remote ? 0 : BACKEND_LOCAL;
 
 	ticks = 1000;
+	nanoseconds = 1ull << 30;
 	memset(&written, 0, sizeof(written));
 	written.turn.next = 1;
 	for (unsigned int i = 0; i < TABLES; i++)
@@ -98,15 +114,14 @@ static void reset(void)
 	given.frontend = (struct frontend){ .service = 1, .kind = KIND_EXTERNAL_IP };
 	given.filter.bits = ~0ull;
 	given.service = (struct service){ .endpoints = 1, .flags = SERVICE_USED };
-	for (int class = 0; class < CLASS_COUNT; class ++)
-		given.service.tiers[class] =
-			(struct tiers){ .local = way.remote ? 0 : 1, .remote = way.remote ? 1 : 0 };
-	given.backend = (struct backend){ .addr = address_of(BACKEND),
-					  .port = bpf_htons(8080),
-					  .proto = way.proto,
-					  .flags = BACKEND_USED | here,
-					  .generation = 1,
-					  .service = 1 };
+	select_slot(FIRST);
+	for (__u32 slot = FIRST; slot <= SECOND; slot++)
+		given.backend[slot] = (struct backend){ .addr = address_of(slot == FIRST ? BACKEND : OTHER_BACKEND),
+							.port = bpf_htons(8080),
+							.proto = way.proto,
+							.flags = BACKEND_USED | here,
+							.generation = 1,
+							.service = 1 };
 	given.ports.answers = ~0ull;
 	for (__u32 port = 0; port < 1 << 16; port++)
 		given.next[port >> SNAT_NEXT_BITS].port[port & ((1 << SNAT_NEXT_BITS) - 1)] = port;
@@ -189,8 +204,8 @@ static void other_backend_sends(void)
 /* Both came through as packets of the flow that was there, which goes on now, and is nowhere else. */
 static bool is_moved(void)
 {
-	return seen[ONE] && seen[OTHER] && written.backend.flows == 1 && !written.pace.lost && flows_going() == 1 &&
-	       replies_going() == 1 && !in_set(flow_set()) && !in_set(reply_set());
+	return seen[ONE] && seen[OTHER] && written.backend[FIRST].flows == 1 && !written.pace.lost &&
+	       flows_going() == 1 && replies_going() == 1 && !in_set(flow_set()) && !in_set(reply_set());
 }
 
 /* A connection that both sides have closed, but for the last ACK. */
@@ -207,8 +222,9 @@ static bool is_moved_back(void)
 {
 	const bool tcp = way.proto == IPPROTO_TCP;
 
-	return seen[ONE] && seen[OTHER] && written.backend.flows == 1 && !written.pace.lost && flows_going() == !tcp &&
-	       replies_going() == !tcp && in_set(flow_set()) == tcp && in_set(reply_set()) == tcp;
+	return seen[ONE] && seen[OTHER] && written.backend[FIRST].flows == 1 && !written.pace.lost &&
+	       flows_going() == !tcp && replies_going() == !tcp && in_set(flow_set()) == tcp &&
+	       in_set(reply_set()) == tcp;
 }
 
 static void one_begins(void)
@@ -225,6 +241,37 @@ static void other_begins(void)
 static bool is_once(void)
 {
 	return seen[ONE] && seen[OTHER] && in_set(flow_set()) == 1 && (way.remote || in_set(reply_set()) == 1);
+}
+
+/* Whom a SYN that comes again can be given to, after a second. */
+static void begin_unanswered(void)
+{
+	client_sends(SYN);
+	select_slot(SECOND);
+	nanoseconds += 1000 * 1000 * 1000;
+}
+
+static void one_asks_again(void)
+{
+	seen[ONE] = client_sends(SYN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+static void other_answers(void)
+{
+	seen[OTHER] = backend_sends(SYN_ACK) == REASON_BACK;
+}
+
+/* The flow is the first backend's if the client has heard of that one, and else the second one's. */
+static bool is_whose_answer_was_heard(void)
+{
+	struct packet p = packet_of(CLIENT, 40000, FRONTEND, 80, SYN);
+	const struct flow *flow = flow_lookup(&p, STAGE_OPENING, way.v6);
+	const enum slot heard = seen[OTHER] ? FIRST : SECOND;
+
+	if (way.proto != IPPROTO_TCP)
+		return true;
+	return seen[ONE] && in_set(flow_set()) == 1 && flow->backend == heard &&
+	       written.backend[FIRST].answered == seen[OTHER] && written.backend[FIRST].unanswered == !seen[OTHER];
 }
 
 /* Keys and values that are numbers. */
@@ -327,6 +374,7 @@ static const struct scenario {
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
 	{ "begins", begin_nothing, one_begins, other_begins, is_once, true },
+	{ "leaves", begin_unanswered, one_asks_again, other_answers, is_whose_answer_was_heard, true },
 	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
 	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },
 	{ "ended", begin_full_of_one_that_ended, one_needs_a_place, other_needs_a_place, have_places_of_others, true },
@@ -351,12 +399,12 @@ static AT_ONCE int play(const struct scenario *scenario, work_t first, work_t se
 		}
 		if (!scenario->holds()) {
 			printf("%s: IPv%d, protocol %u, %s, %s: the %s comes before step %d of the other: %d and %d "
-			       "are seen; "
+			       "are seen; answered %llu, unanswered %llu; "
 			       "flows %d and %d, replies %d and %d, begun %llu, lost %llu\n",
 			       scenario->name, way.v6 ? 6 : 4, way.proto, way.remote ? "remote" : "local",
 			       way.later ? "later" : "at once", first == scenario->one ? "second" : "first", step,
-			       seen[ONE], seen[OTHER], in_set(flow_set()), flows_going(), in_set(reply_set()),
-			       replies_going(), written.backend.flows, written.pace.lost);
+			       seen[ONE], seen[OTHER], (unsigned long long)written.backend[FIRST].answered, (unsigned long long)written.backend[FIRST].unanswered, in_set(flow_set()), flows_going(), in_set(reply_set()),
+			       replies_going(), written.backend[FIRST].flows, written.pace.lost);
 			return -1;
 		}
 	}
