@@ -166,7 +166,7 @@ bench-papers: bootstrap-bench build ## the papers' figures beside real kube-prox
 	$(call say,BENCH,"papers: $(if $(FIGURE),figure $(FIGURE),all figures)")
 	$(Q)$(XTASK) bench-papers $(if $(FIGURE),--figure '$(FIGURE)') $(if $(REPS),--reps '$(REPS)')
 
-# Seven hours. A figure is a result when it was measured five times; REPS=1 SECONDS=2 SERVICES=10 shows within ten
+# Five hours. A figure is a result when it was measured five times; REPS=1 SECONDS=2 SERVICES=10 shows within ten
 # minutes that all of it works.
 bench-world: bootstrap-bench build ## connections end to end beside real kube-proxy (root); CASE=name REPS=n SECONDS=n SERVICES=n RATE=n RESUME=1
 	$(call say,BENCH,"world: $(or $(CASE),all cases)")

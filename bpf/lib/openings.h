@@ -244,8 +244,7 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 /*
  * What is marked of a set for a flow that begins with a value. theirs: the set's first value; it has so many words, in which the rest lies.
  * Entries to somebody else are spared, so that a flood takes the places of its own SYNs. Where the others have most of the set, theirs
- * go, and those to the same are spared. Of long ago none is. Where one is free nothing is marked, as that one is taken. A function of its
- * own, as the one that stores has no stack to spare.
+ * go, and those to the same are spared. Of long ago none is. A function of its own, as the one that stores has no stack to spare.
  */
 static __noinline __u32 opening_marks(const struct opening_head *head, const word *theirs, const word *value,
 				      __u32 size, __u32 at)
@@ -254,9 +253,6 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 	__u32 marks = *(const volatile __u32 *)&head->next << OPENING_NEXT, spared = 0;
 	const __u32 last_seen = at & 0xff, flags = at >> 8 & 0xff, to = at >> 16;
 
-	for (__u32 way = 0; way < OPENING_WAYS; way++)
-		if (head->tag[way] == OPENING_FREE)
-			return 0;
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++, theirs += size) {
 		__u32 seen = theirs[last_seen], rank = OPENING_RANK_UNUSED - (seen != head->born[way]);
@@ -275,13 +271,28 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 	return marks & ~spared;
 }
 
+/* Whether an entry is free, which is taken then, whatever is marked. */
+static __always_inline bool opening_has_free(const struct opening_head *head)
+{
+#pragma clang loop unroll(disable)
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		if (head->tag[way] == OPENING_FREE)
+			return true;
+	}
+	return false;
+}
+
 /* Claims an entry for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
 static __always_inline int opening_claim_of(struct opening_head *head, const word *value,
 					    const struct opening_kind kind)
 {
-	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
-				    kind.last_seen | kind.flags << 8 | kind.to << 16);
-	int claimed = opening_claim(head, marks);
+	__u32 marks = 0;
+	int claimed;
+
+	if (!opening_has_free(head))
+		marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
+				      kind.last_seen | kind.flags << 8 | kind.to << 16);
+	claimed = opening_claim(head, marks);
 
 	if (claimed < 1 << OPENING_PASSED)
 		return claimed;

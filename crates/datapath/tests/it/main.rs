@@ -40,6 +40,7 @@ mod snat;
 mod sockets;
 mod source_ports;
 mod source_ranges;
+mod stack;
 mod store;
 mod talk;
 mod tcp_state;

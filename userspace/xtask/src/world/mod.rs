@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// How often everything is measured; the report has only what was measured five times or more
     #[arg(long, value_name = "N", default_value_t = report::REPETITIONS, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
-    /// Length of each measurement, in place of 5, 15 or 60 s
+    /// Length of each measurement, in place of 5, 10 or 60 s
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
     /// Numbers of services
@@ -152,10 +152,11 @@ impl Run<'_> {
         step.done();
         self.await_calm()?;
         let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
+        let fewest = services.first().copied().unwrap_or_default();
         for repetition in 1..=self.options.reps {
             for block in &blocks {
                 let turns = plan::turns(&ways, repetition);
-                for way in turns.into_iter().filter(|way| way.has_turn(*block)) {
+                for way in turns.into_iter().filter(|way| way.has_turn(*block, fewest)) {
                     if results.has(*block, way, repetition) {
                         continue;
                     }

@@ -115,6 +115,7 @@ first node. All are measured in turns, a repetition forward and the next one bac
 * CPU time is that of the whole machine, load included, by /proc/stat, at a fixed rate below what it can do: what a proxy adds is
   the difference to `no service`.
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
+  For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
 * `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
