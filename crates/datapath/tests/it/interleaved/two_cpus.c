@@ -403,8 +403,9 @@ static AT_ONCE int play(const struct scenario *scenario, work_t first, work_t se
 			       "flows %d and %d, replies %d and %d, begun %llu, lost %llu\n",
 			       scenario->name, way.v6 ? 6 : 4, way.proto, way.remote ? "remote" : "local",
 			       way.later ? "later" : "at once", first == scenario->one ? "second" : "first", step,
-			       seen[ONE], seen[OTHER], (unsigned long long)written.backend[FIRST].answered, (unsigned long long)written.backend[FIRST].unanswered, in_set(flow_set()), flows_going(), in_set(reply_set()),
-			       replies_going(), written.backend[FIRST].flows, written.pace.lost);
+			       seen[ONE], seen[OTHER], written.backend[FIRST].answered,
+			       written.backend[FIRST].unanswered, in_set(flow_set()), flows_going(),
+			       in_set(reply_set()), replies_going(), written.backend[FIRST].flows, written.pace.lost);
 			return -1;
 		}
 	}
