@@ -271,28 +271,13 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 	return marks & ~spared;
 }
 
-/* Whether an entry is free, which is taken then, whatever is marked. */
-static __always_inline bool opening_has_free(const struct opening_head *head)
-{
-#pragma clang loop unroll(disable)
-	for (__u32 way = 0; way < OPENING_WAYS; way++) {
-		if (head->tag[way] == OPENING_FREE)
-			return true;
-	}
-	return false;
-}
-
 /* Claims an entry for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
 static __always_inline int opening_claim_of(struct opening_head *head, const word *value,
 					    const struct opening_kind kind)
 {
-	__u32 marks = 0;
-	int claimed;
-
-	if (!opening_has_free(head))
-		marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
-				      kind.last_seen | kind.flags << 8 | kind.to << 16);
-	claimed = opening_claim(head, marks);
+	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
+				    kind.last_seen | kind.flags << 8 | kind.to << 16);
+	int claimed = opening_claim(head, marks);
 
 	if (claimed < 1 << OPENING_PASSED)
 		return claimed;
