@@ -33,6 +33,8 @@ enum abi {
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */
 	FILTER_BITS = 20,
+	/* Of these so many tell destinations of one address apart: an address has a small part of the filter. */
+	FILTER_NEAR_BITS = 16,
 	FILTER_WORD_BITS = 6,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,

@@ -18,6 +18,39 @@
 
 /* Enough for Ethernet, two tags, IPv6 with some extension headers, and TCP. */
 #define LINEAR_BYTES 160
+/*
+ * skb->tc_index of a packet that was translated on its way in: on its way out it is known not to be an answer. Nobody else's: classifiers
+ * and queues that use the field have numbers of classes in it.
+ */
+#define TRANSLATED 0x5765
+
+/* Bytes up to the end of the transport header, by its protocol, of a header of IP without anything between; LINEAR_BYTES: it is another. */
+static __always_inline __u32 headers_of(__u32 network, __u8 proto)
+{
+	network += sizeof(struct ethhdr);
+	if (proto == IPPROTO_TCP)
+		return network + sizeof(struct tcphdr);
+	return proto == IPPROTO_UDP ? network + sizeof(struct udphdr) : LINEAR_BYTES;
+}
+
+/*
+ * Whether headers may be in fragments, where drivers may leave them. Payload stays there: what was pulled out of them neither card nor
+ * receiver can join again without a copy. A function of its own, which the verifier walks once for all hooks.
+ */
+__noinline int is_scattered(ctx_t *ctx)
+{
+	const struct ethhdr *eth = (void *)(long)ctx->data;
+	const struct ipv6hdr *ip6 = (void *)(eth + 1);
+	const struct iphdr *ip = (void *)(eth + 1);
+	void *end = (void *)(long)ctx->data_end;
+	__u32 linear = ctx->data_end - ctx->data, wanted = LINEAR_BYTES;
+
+	if ((void *)(ip + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IP) && ip->ihl == sizeof(*ip) / 4)
+		wanted = headers_of(sizeof(*ip), ip->protocol);
+	else if ((void *)(ip6 + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IPV6))
+		wanted = headers_of(sizeof(*ip6), ip6->nexthdr);
+	return linear < wanted && linear < ctx->len;
+}
 
 /* What XDP, which has translated this packet on the same interface, says of it. */
 static __always_inline enum handover_kind handed_over(const ctx_t *ctx)
@@ -207,6 +240,15 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	return v6 ? arrive6(ctx, p, error, hook) : arrive4(ctx, p, error, hook);
 }
 
+/* What an earlier node on the same machine, or a pod that sends on what it gets, has marked is not ours. */
+static __always_inline void mark_translated(ctx_t *ctx, bool translated)
+{
+	if (translated)
+		ctx->tc_index = TRANSLATED;
+	else if (ctx->tc_index == TRANSLATED)
+		ctx->tc_index = 0;
+}
+
 /* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
 static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 {
@@ -215,16 +257,19 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	struct cursor cursor;
 	int next, reason;
 
+	if (is_egress(hook) && ctx->tc_index == TRANSLATED) {
+		count(hook, REASON_NO_REPLY, length);
+		return TC_ACT_UNSPEC;
+	}
 	if (hook == HOOK_NIC_INGRESS)
 		p.hand_over = handed_over(ctx);
 	if (p.hand_over == HANDOVER_DONE) {
 		count(hook, REASON_XDP_DONE, length);
 		return TC_ACT_UNSPEC;
 	}
-	if (hook == HOOK_POD_INGRESS)
+	if (hook == HOOK_POD_INGRESS && bypasses_host())
 		note_pod(ctx);
-	/* Drivers may leave headers in fragments. */
-	if (ctx->data + LINEAR_BYTES > ctx->data_end && ctx->data_end - ctx->data < ctx->len)
+	if (is_scattered(ctx))
 		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);
 	cursor = ctx_cursor(ctx);
 	next = parse_ethernet(&cursor, &p);
@@ -234,6 +279,8 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	else if (next == bpf_htons(ETH_P_IPV6))
 		reason = family(ctx, &cursor, &p, hook, true);
 	count(hook, reason, length);
+	if (!is_egress(hook))
+		mark_translated(ctx, is_translated(reason) || reason == REASON_XDP_DONE);
 	if (reason >= REASON_NO_LOCAL_ENDPOINTS)
 		return TC_ACT_SHOT;
 	return p.action ? p.action : TC_ACT_UNSPEC;

@@ -29,7 +29,7 @@ __noinline int note_pod(ctx_t *ctx)
 	const __u32 *known;
 	__u64 mac = 0;
 
-	if (!bypasses_host() || bpf_skb_load_bytes(ctx, ETH_ALEN, &mac, ETH_ALEN))
+	if (bpf_skb_load_bytes(ctx, ETH_ALEN, &mac, ETH_ALEN))
 		return 0;
 	known = bpf_map_lookup_elem(&pod_macs, &mac);
 	if (!(known && *known == ifindex) && bpf_map_lookup_elem(&shortcuts, &ifindex))

@@ -6,6 +6,7 @@
 #ifndef WEIR_CTX_TC_H
 #define WEIR_CTX_TC_H
 
+#include "csum.h"
 #include "parse.h"
 #include "stats.h"
 
@@ -49,6 +50,39 @@ static __always_inline int ctx_store(ctx_t *ctx, __u16 offset, const void *from,
 	return bpf_skb_store_bytes(ctx, offset, from, size, BPF_F_RECOMPUTE_CSUM) ? -REASON_REWRITE_FAILED : 0;
 }
 
+/* The sum that an address's change adds to checksums, for bpf_l4_csum_replace(). */
+static __always_inline __u32 addr_diff(const struct addr *old, const struct addr *addr)
+{
+	__u64 diff = 0;
+
+	for (int i = 0; i < 4; i++)
+		diff += (__u64)(__u32)~old->word[i] + addr->word[i];
+	diff = (diff & 0xffffffff) + (diff >> 32);
+	return (diff & 0xffffffff) + (diff >> 32);
+}
+
+/* The end of an IPv4 header: what a change of an address changes lies in one piece. */
+struct ipv4_end {
+	__u16 check;
+	__u16 addr[4];
+};
+
+/* Writes an address into a header with the header's checksum, whose sum stays the same. Returns 0 or an error. */
+static __always_inline long store_addr4(ctx_t *ctx, const struct packet *p, const bool source, __be32 addr)
+{
+	const __u32 offset = offsetof(struct iphdr, check), at = source ? 0 : 2;
+	const struct ipv4_end *old = (void *)(long)ctx->data + (p->l3 & (2 * HEADERS_MAX - 1)) + offset;
+	struct ipv4_end end;
+
+	if ((void *)(old + 1) > (void *)(long)ctx->data_end)
+		return ERROR_INVALID;
+	end = *old;
+	end.check = csum_update(end.check, (__u64)(__u16)~end.addr[at] + (__u16)~end.addr[at + 1] + addr);
+	end.addr[at] = addr;
+	end.addr[at + 1] = addr >> 16;
+	return bpf_skb_store_bytes(ctx, p->l3 + offset, &end, sizeof(end), 0);
+}
+
 /* Replaces the address in the header, and its share of the transport's checksum if any. Returns 0 or an error. */
 static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
 					 __u64 flags, const bool v6)
@@ -63,20 +97,18 @@ static __always_inline long rewrite_addr(ctx_t *ctx, const struct packet *p, con
 		/* Nothing evens out skb->csum, neither a header checksum nor one of the transport. */
 		if (p->addresses_only)
 			return bpf_skb_store_bytes(ctx, p->l3 + field, addr, sizeof(*addr), BPF_F_RECOMPUTE_CSUM);
-		__s64 diff = bpf_csum_diff((__be32 *)old, sizeof(*old), (__be32 *)addr, sizeof(*addr), 0);
+		__u32 diff = addr_diff(old, addr);
 
 		error = bpf_l4_csum_replace(ctx, check, 0, diff, flags | BPF_F_PSEUDO_HDR | CSUM_IPV6);
 		if (error == ERROR_INVALID)
 			error = bpf_l4_csum_replace(ctx, check, 0, diff, flags | BPF_F_PSEUDO_HDR);
 		return error ?: bpf_skb_store_bytes(ctx, p->l3 + field, addr, sizeof(*addr), 0);
 	}
-	__u32 field = source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
 	__be32 from = old->word[3], to = addr->word[3];
 
 	if (!p->addresses_only)
 		error = bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
-	error = error ?: bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), from, to, sizeof(to));
-	return error ?: bpf_skb_store_bytes(ctx, p->l3 + field, &to, sizeof(to), 0);
+	return error ?: store_addr4(ctx, p, source, to);
 }
 
 /* Replaces one end of the packet: address, and port unless addresses_only. Returns 0 or -REASON_REWRITE_FAILED. */

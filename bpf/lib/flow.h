@@ -122,13 +122,16 @@ static __always_inline struct reply *reply_at(const union flow_key *key, const e
 	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
 }
 
-/* What a backend's packet answers, or NULL. */
+/* What a backend's packet answers, or NULL. Most are of flows that go on. */
 static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
 {
+	struct reply *reply = NULL;
 	union flow_key key;
 
 	packet_key(&key, p, v6);
-	return reply_at(&key, STAGE_ANY, v6);
+	if (!p->syn_ack)
+		reply = reply_at(&key, STAGE_GOING, v6);
+	return reply ?: reply_at(&key, STAGE_ANY, v6);
 }
 
 static __always_inline void reply_forget(const union flow_key *key, const enum stage stage, const bool v6)
@@ -178,10 +181,13 @@ static __always_inline void answer_key(union flow_key *key, const struct packet 
 static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
 					      const struct backend *backend, const struct config *config, const bool v6)
 {
+	struct reply *reply = NULL;
 	union flow_key key;
 
 	answer_key(&key, p, flow, backend, config, v6);
-	return reply_at(&key, STAGE_ANY, v6);
+	if (!(flow->flags & FLOW_OPENING))
+		reply = reply_at(&key, STAGE_GOING, v6);
+	return reply ?: reply_at(&key, STAGE_ANY, v6);
 }
 
 /* Whether a reply entry is of the flow that a client's packet belongs to. */
@@ -214,10 +220,13 @@ static __always_inline void client_packet(struct packet *p, const struct reply *
 /* The flow that a reply entry belongs to, or NULL if it was evicted. */
 static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 proto, const bool v6)
 {
+	struct flow *flow = NULL;
 	union flow_key key;
 
 	client_key(&key, reply, proto, v6);
-	return flow_at(&key, STAGE_ANY, v6);
+	if (!(reply->flags & FLOW_OPENING))
+		flow = flow_at(&key, STAGE_GOING, v6);
+	return flow ?: flow_at(&key, STAGE_ANY, v6);
 }
 
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)

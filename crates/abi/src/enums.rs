@@ -23,6 +23,8 @@ pub const OPENING_BUSY: u32 = 1;
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.
 pub const FILTER_BITS: u32 = 20;
+/// `FILTER_NEAR_BITS` of `enum abi`.
+pub const FILTER_NEAR_BITS: u32 = 16;
 /// Bits of a word of the frontend filter, as a power of two.
 pub const FILTER_WORD_BITS: u32 = 6;
 /// `SNAT_COUNTERS` of `enum abi`.

@@ -119,6 +119,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         SNAT_NEXT_BITS,
         SNAT_WORD_BITS,
         FILTER_BITS,
+        FILTER_NEAR_BITS,
         FILTER_WORD_BITS,
         KIND_CLUSTER_IP,
         KIND_NODE_PORT,

@@ -12,9 +12,11 @@ const WORDS: u32 = 1 << (abi::FILTER_BITS - abi::FILTER_WORD_BITS);
 /// Bit of a destination, as `frontend_filter_hash` of `bpf/lib/service.h` computes it.
 fn hash(key: &FrontendKey) -> u32 {
     let (last_word, port) = (abi::Addr::from(key.address).word[3], abi::Be16::new(key.port));
-    let packed = u64::from(last_word.raw()) << 32 | u64::from(port.raw()) << 16 | u64::from(key.protocol);
-    let high = packed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - abi::FILTER_BITS);
-    u32::try_from(high).unwrap_or_default()
+    let address = u64::from(last_word.raw());
+    let packed = address << 32 | u64::from(port.raw()) << 16 | u64::from(key.protocol);
+    let high = |word: u64, bits: u32| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits);
+    let part = high(address, abi::FILTER_BITS - abi::FILTER_NEAR_BITS) << abi::FILTER_NEAR_BITS;
+    u32::try_from(part | high(packed, abi::FILTER_NEAR_BITS)).unwrap_or_default()
 }
 
 const fn place(hash: u32) -> (u32, u64) {

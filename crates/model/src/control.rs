@@ -56,9 +56,11 @@ pub(crate) enum Arrival {
 
 /// The place of a destination in the filter: two frontends may share one.
 fn filter_place(to: End, protocol: u8) -> u32 {
-    let word = u64::from(to.addr.word[3].raw()) << 32 | u64::from(abi::Be16::new(to.port).raw()) << 16;
-    let hash = (word | u64::from(protocol)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    u32::try_from(hash >> (64 - abi::FILTER_BITS)).unwrap_or_default()
+    let address = u64::from(to.addr.word[3].raw());
+    let word = address << 32 | u64::from(abi::Be16::new(to.port).raw()) << 16 | u64::from(protocol);
+    let high = |word: u64, bits: u32| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits);
+    let part = high(address, abi::FILTER_BITS - abi::FILTER_NEAR_BITS) << abi::FILTER_NEAR_BITS;
+    u32::try_from(part | high(word, abi::FILTER_NEAR_BITS)).unwrap_or_default()
 }
 
 impl Control {

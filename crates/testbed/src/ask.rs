@@ -2,7 +2,7 @@
 //! [`crate::Netns::enter`].
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -95,8 +95,18 @@ pub fn udp_ask(server: SocketAddr) -> Result<Answer> {
 /// # Errors
 /// As [`udp_ask`].
 pub fn udp_ask_within(server: SocketAddr, limit: Duration) -> Result<Answer> {
+    udp_ask_from(0, server, limit)
+}
+
+/// [`udp_ask_within`] from this source port; 0: any free one.
+///
+/// # Errors
+/// As [`udp_ask`], and when the port is taken.
+pub fn udp_ask_from(port: u16, server: SocketAddr, limit: Duration) -> Result<Answer> {
+    let any = if server.is_ipv6() { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
     let ask = || {
         let mut socket = Socket::new(Domain::for_address(server), Type::DGRAM, None)?;
+        socket.bind(&SocketAddr::new(any, port).into())?;
         socket.set_read_timeout(Some(limit))?;
         // A connected socket accepts answers from the asked address only, as a service's clients do.
         socket.connect(&server.into())?;

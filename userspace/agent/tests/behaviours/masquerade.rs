@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use weir_testbed::address::{self, CLIENT, Pair};
-use weir_testbed::ask::PATIENCE;
+use weir_testbed::ask::{self, PATIENCE};
 
 use crate::harness::HTTP;
 use crate::harness::echo::Talk;
@@ -12,6 +12,9 @@ use crate::harness::standalone::{self, Standalone};
 const CLUSTER_IP: Pair = pair(1);
 const EXTERNAL_IP: Pair = pair(2);
 const LOCAL_IP: Pair = pair(3);
+
+/// Of the clients' datagrams, below those that sockets are given.
+const FIRST_PORT: u16 = 20_000;
 
 const fn pair(n: u8) -> Pair {
     let v6 = std::net::Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, n as u16);
@@ -45,11 +48,18 @@ fn file() -> String {
     )
 }
 
-/// Whom the endpoint sees, of a client outside and of a pod.
-fn seen(node: &Standalone, frontend: Pair, talk: Talk, v6: bool) -> [IpAddr; 2] {
+/// Whom the endpoint sees, of a client outside and of a pod. A datagram comes from this port: a client that came to one
+/// endpoint through two frontends from one port would get the node's name, whatever the option says.
+fn seen(node: &Standalone, frontend: Pair, talk: Talk, v6: bool, port: u16) -> [IpAddr; 2] {
     let pick = |pair: Pair| if v6 { IpAddr::from(pair.v6) } else { pair.v4.into() };
     let target = SocketAddr::new(pick(frontend), talk.port());
-    let ask = || talk.ask(target, PATIENCE).map(|answer| answer.client.ip());
+    let ask = || {
+        let answer = match talk {
+            Talk::Http | Talk::Tcp => talk.ask(target, PATIENCE),
+            Talk::Udp => ask::udp_ask_from(port, target, PATIENCE),
+        };
+        answer.map(|answer| answer.client.ip())
+    };
     let outside = node.world.client().enter(ask);
     let pod = node.world.node(1).pod(2).netns().enter(ask);
     [outside, pod].map(|seen| seen.unwrap_or_else(|e| panic!("{target}: {e}\n{}", node.agent.log())))
@@ -63,6 +73,7 @@ fn endpoints_see_the_node_where_the_option_says_so_and_their_clients_elsewhere()
         return;
     };
     let (this, clients) = (address::node(1), [CLIENT, address::pod(1, 2)]);
+    let mut ports = FIRST_PORT..;
     // Of clients outside and of pods: external addresses under policy Cluster and Local, and cluster IPs.
     for (option, external, local, cluster) in [
         ("needed", [false, false], [false, false], [false, false]),
@@ -79,7 +90,8 @@ fn endpoints_see_the_node_where_the_option_says_so_and_their_clients_elsewhere()
                     let pair = if masqueraded[i] { this } else { clients[i] };
                     if v6 { pair.v6.into() } else { pair.v4.into() }
                 });
-                assert_eq!(seen(&node, frontend, talk, v6), expected, "--masquerade={option} {frontend:?} {talk:?}");
+                let seen = seen(&node, frontend, talk, v6, ports.next().expect("there are enough ports"));
+                assert_eq!(seen, expected, "--masquerade={option} {frontend:?} {talk:?}");
             }
         }
     }

@@ -57,11 +57,22 @@ static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dp
 	};
 }
 
+/* A frame's first bytes, which nobody looks at: where 32 bits point to. */
+static ctx_t frame(void)
+{
+	const __u32 size = 128;
+	static void *bytes;
+
+	if (!bytes)
+		bytes = mmap((void *)0x10000000, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return (ctx_t){ .data = (long)bytes, .data_end = (long)bytes + size };
+}
+
 /* Returns the reason why the packet leaves. */
 static int client_sends(enum segment segment)
 {
 	struct packet p = packet_of(CLIENT, 40000, FRONTEND, 80, segment);
-	ctx_t ctx = {};
+	ctx_t ctx = frame();
 
 	return ingress(&ctx, &p, true, way.v6);
 }
@@ -70,7 +81,7 @@ static int backend_sends(enum segment segment)
 {
 	/* The first flow of all has the first port. */
 	struct packet p = packet_of(BACKEND, 8080, way.remote ? NODE : CLIENT, way.remote ? 1 : 40000, segment);
-	ctx_t ctx = {};
+	ctx_t ctx = frame();
 
 	return way.remote ? ingress(&ctx, &p, true, way.v6) : egress(&ctx, &p, way.v6);
 }

@@ -7,6 +7,7 @@
 #define INTERLEAVED_KERNEL_H
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
