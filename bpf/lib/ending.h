@@ -40,14 +40,16 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 }
 
 /*
- * Whether a reset ends nothing: who begins in the node's name may be answered what is for somebody before at the port, resets that and
- * goes on asking (RFC 9293, 3.10.7.3). With another port it might meet the next.
+ * Whether a reset ends nothing: who begins may be answered what is for an earlier connection between the same ports, resets that and goes on
+ * asking (RFC 9293, 3.10.7.3). At another endpoint it might meet the next, or nobody. In the node's name the earlier one was somebody
+ * else's.
  */
-static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow)
+static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow,
+						const struct reply *reply)
 {
-	const __u16 both = FLOW_OPENING | FLOW_SNAT;
-
-	return p->reset && p->proto == IPPROTO_TCP && (flow->flags & both) == both;
+	if (!p->reset || p->proto != IPPROTO_TCP || !(flow->flags & FLOW_OPENING))
+		return false;
+	return flow->flags & FLOW_SNAT || (reply && !reply->heard);
 }
 
 /*
@@ -58,13 +60,13 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 {
 	struct reply *reply;
 
-	if (is_reset_of_another(p, flow))
-		return 0;
 	/* The first packet of a flow has a copy of what was written. */
 	if (flow->flags & FLOW_OPENING)
 		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
-	flow->flags |= FLOW_CLOSING;
 	reply = own_reply(p, flow, v6);
+	if (is_reset_of_another(p, flow, reply))
+		return 0;
+	flow->flags |= FLOW_CLOSING;
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
 		flow_end(flow, reply);
 	return 0;

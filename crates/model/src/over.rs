@@ -93,14 +93,15 @@ impl Model {
 
     /// Notes an end that a client has sent.
     pub(crate) fn client_ends(&mut self, flow: &mut Flow, p: &Packet) {
-        // Who begins in the node's name resets what is for somebody before at the port, and goes on asking.
-        if p.reset && p.protocol == TCP && flow.opening && flow.snat.is_some() {
-            return;
-        }
-        flow.closing = true;
         let at = self.reply_key_of(p, flow);
         let own = |reply: &Reply| !flow.direct && reply.is_of(&p.key(), flow);
         let found = self.tables.replies.find(&at).filter(|(_, reply)| own(reply));
+        // Who begins resets what is for an earlier connection between the same ports, and goes on asking.
+        let before_syn_ack = found.as_ref().is_some_and(|(_, reply)| reply.heard == 0);
+        if p.reset && p.protocol == TCP && flow.opening && (flow.snat.is_some() || before_syn_ack) {
+            return;
+        }
+        flow.closing = true;
         // Whose answers do not come by here is believed to have closed its direction.
         if p.reset || flow.direct || found.is_some_and(|(_, reply)| reply.closing) {
             if let Some((stage, reply)) = found {

@@ -243,6 +243,19 @@ fn a_syn_in_an_open_connection_is_for_its_backend_to_judge_and_begins_anew_after
     });
 }
 
+/// An endpoint answers a SYN as its TIME_WAIT has it, where the client's port was used before for something else.
+#[test]
+fn a_client_that_resets_what_is_for_an_earlier_connection_goes_on_asking_the_same_backend() {
+    each_way("resets of earlier connections", Protocol::Tcp, |talk| {
+        endpoint_sends(talk, ack());
+        client_sends(talk, rst());
+        assert!(!begins_anew(talk));
+        talk.accept();
+        client_sends(talk, rst());
+        assert_eq!(begins_anew(talk), !in_the_nodes_name(talk), "who was accepted and resets ends it");
+    });
+}
+
 #[test]
 fn so_it_is_in_a_half_closed_one_unless_that_is_at_rest() {
     let closes: [fn(&Talk<'_>); 2] = [|talk| client_sends(talk, fin()), |talk| endpoint_sends(talk, fin())];
