@@ -25,6 +25,8 @@ enum abi {
 	TICK_SHIFT = 8,
 	/* Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds. */
 	OPENING_IDLE = 8,
+	/* Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock. */
+	ANSWER_IDLE = 1,
 	/* Entries of a set of flows that begin, and what the tag of one says that no flow has: it is free, or being written. */
 	OPENING_WAYS = 4,
 	OPENING_FREE = 0,

@@ -1,6 +1,8 @@
-//! Compiles `bpf/*.bpf.c` with the flags of `bpf/flags` into `OUT_DIR`.
+//! Compiles `bpf/*.bpf.c` with the flags of `bpf/flags` into `OUT_DIR`, and tells the crate by `WEIR_OBJECTS` which objects they are.
 
 use std::env;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,13 +21,18 @@ fn build() -> Result<(), String> {
     let out = PathBuf::from(env::var("OUT_DIR").map_err(|e| e.to_string())?);
     let bpf = root.join("bpf");
     println!("cargo::rerun-if-changed={}", bpf.display());
+    // Whether programs that were loaded before are the same as these; a new version of ours may load them in another way.
+    let mut made_of = DefaultHasher::new();
+    env::var("CARGO_PKG_VERSION").map_err(|e| e.to_string())?.hash(&mut made_of);
     for name in OBJECTS {
-        compile(&root, name, &out)?;
+        let object = compile(&root, name, &out)?;
+        fs::read(&object).map_err(|e| format!("cannot read {}: {e}", object.display()))?.hash(&mut made_of);
     }
+    println!("cargo::rustc-env=WEIR_OBJECTS={:016x}", made_of.finish());
     Ok(())
 }
 
-fn compile(root: &Path, name: &str, out: &Path) -> Result<(), String> {
+fn compile(root: &Path, name: &str, out: &Path) -> Result<PathBuf, String> {
     let clang = env::var("WEIR_CLANG").unwrap_or_else(|_| "clang-19".to_owned());
     let strip = env::var("WEIR_LLVM_STRIP").unwrap_or_else(|_| "llvm-strip-19".to_owned());
     let object = out.join(format!("{name}.bpf.o"));
@@ -39,7 +46,8 @@ fn compile(root: &Path, name: &str, out: &Path) -> Result<(), String> {
     // Debugging information goes, BTF stays.
     let mut command = Command::new(&strip);
     command.arg("-g").arg(&object);
-    run(command, &format!("{strip} (Debian: llvm-19)"))
+    run(command, &format!("{strip} (Debian: llvm-19)"))?;
+    Ok(object)
 }
 
 fn run(mut command: Command, what: &str) -> Result<(), String> {

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, HashMap, Map, MapData, ProgramArray};
 use aya::programs::{ProgramFd, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader, Pod, TestRun as _, TestRunAttrs, TestRunOptions, include_bytes_aligned};
+use aya_obj::programs::xdp::XdpAttachType;
 use weir_abi as abi;
 use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
@@ -147,7 +148,7 @@ impl Bed {
         let drop = load(&mut wrapper, "bench_drop")?;
         load(&mut wrapper, "bench_sink")?;
         load(&mut wrapper, "bench_wrapper")?;
-        let weir = datapath.program_fd("weir_xdp").context("no program weir_xdp")?;
+        let weir = Xdp::from_pin(datapath.program_pin("weir_xdp"), XdpAttachType::Interface)?.fd()?.try_clone()?;
         Ok(Self { pins, setting, _datapath: datapath, wrapper, plan, target, weir, null, drop, arrived })
     }
 

@@ -13,6 +13,8 @@ pub const REF_LINE: u32 = 0x8000_0000;
 pub const TICK_SHIFT: u32 = 8;
 /// Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds.
 pub const OPENING_IDLE: u32 = 8;
+/// Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock.
+pub const ANSWER_IDLE: u32 = 1;
 /// Entries of a set of flows that begin.
 pub const OPENING_WAYS: usize = 4;
 /// The tag of an entry that is free.

@@ -110,6 +110,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         NAME_SIZE,
         TICK_SHIFT,
         OPENING_IDLE,
+        ANSWER_IDLE,
         OPENING_WAYS,
         OPENING_FREE,
         OPENING_BUSY,

@@ -110,7 +110,7 @@ impl Datapath {
                 done => return done,
             }
         }
-        clsact::attach(&mut self.tc, hook, name)?;
+        clsact::attach(&self.kept.join(hook.program()), hook, name)?;
         self.drop_link(&link_name(hook, index))
     }
 

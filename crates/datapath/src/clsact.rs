@@ -1,8 +1,8 @@
 //! tc before Linux 6.6: filters on a clsact qdisc. They are no links; they stay until they are removed by name.
 
 use std::mem::forget;
+use std::path::Path;
 
-use aya::Ebpf;
 use aya::programs::tc::{
     NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program,
 };
@@ -21,19 +21,15 @@ const fn direction(hook: Hook) -> TcAttachType {
     if hook.is_ingress() { TcAttachType::Ingress } else { TcAttachType::Egress }
 }
 
-/// Attaches a program, in place of the one that an earlier agent left there.
-pub(crate) fn attach(tc: &mut Ebpf, hook: Hook, interface: &str) -> Result<()> {
+/// Attaches a pinned program, in place of the one that an earlier agent left there.
+pub(crate) fn attach(program: &Path, hook: Hook, interface: &str) -> Result<()> {
     let failed = |reason: String| Error::Object {
         object: "tc.bpf.o",
         reason: format!("cannot attach {} to {interface}: {reason}", hook.program()),
     };
     // An existing qdisc is fine; any other failure shows when the filter is attached.
     let _ = qdisc_add_clsact(interface);
-    let program: &mut SchedClassifier = tc
-        .program_mut(hook.program())
-        .ok_or_else(|| failed("there is no such program".to_owned()))?
-        .try_into()
-        .map_err(|e: aya::programs::ProgramError| failed(e.to_string()))?;
+    let mut program = SchedClassifier::from_pin(program).map_err(|e| failed(e.to_string()))?;
     let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle: HANDLE, ..NlOptions::default() });
     let attached = match program.attach_with_options(interface, direction(hook), options) {
         Ok(id) => Ok(id),

@@ -15,6 +15,7 @@ mod former;
 mod frontends;
 mod hooked_pods;
 mod inspect;
+mod kept;
 mod layout;
 mod load;
 mod map;

@@ -1,20 +1,21 @@
-//! Loading: pinned maps are adopted where their layout is ours, programs are always loaded anew.
+//! Loading: pinned maps are adopted where their layout is ours, and programs where they are the same on the same maps.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
-use aya::Ebpf;
-use aya::programs::ProgramFd;
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::source_ports::PortSet;
 
+use crate::attach::link_kinds;
 use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::flows::Flows;
+use crate::kept;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::objects::{self, SOCK, TC, XDP};
@@ -29,9 +30,9 @@ use crate::sys;
 #[derive(Debug)]
 pub struct Datapath {
     pub(crate) pins: PinDir,
-    pub(crate) programs: BTreeMap<String, ProgramFd>,
-    /// Kept for the clsact fallback, which aya attaches.
-    pub(crate) tc: Ebpf,
+    pub(crate) programs: BTreeMap<String, OwnedFd>,
+    /// Directory of the same.
+    pub(crate) kept: PathBuf,
     pub(crate) config: Mapped<abi::Config>,
     pub(crate) devices: Table<u32, abi::Device>,
     pub(crate) nics: Table<u32, u32>,
@@ -46,7 +47,8 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs, on the maps that are pinned or on new ones. Nothing is attached and no traffic changes yet.
+    /// Loads the programs, on the maps that are pinned or on new ones. Nothing is attached and no traffic changes yet. Where an agent
+    /// with the same programs has kept them on the same maps, they are those.
     ///
     /// A pinned map of another size is replaced by a larger or smaller copy; one of another layout is left behind.
     ///
@@ -62,15 +64,21 @@ impl Datapath {
         let lock = pins.lock()?;
         pins.forget_stale_maps()?;
         let mut resized = Vec::new();
-        let mut adopted = true;
+        let (mut adopted, mut maps) = (true, Vec::new());
         for spec in MAPS {
             match existing(&pins, &spec, capacity)? {
-                Existing::Fits => {}
+                Existing::Fits(id) => maps.push(id),
                 Existing::Missing => adopted = false,
                 Existing::Resized(fd) => resized.push((spec, fd)),
             }
         }
-        let (tc, programs) = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
+        let mut kept = pins.programs(kept::made_of(&maps));
+        let mut programs = kept::open(&kept)?;
+        if maps.len() < MAPS.len() || programs.len() < link_kinds().count() {
+            kept = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
+            programs = kept::open(&kept)?;
+        }
+        kept::forget_others(&pins, &kept)?;
         let mut store = KernelStore::open(&pins, 0)?;
         store.former_flows = former_flows(&resized)?;
         store.rebuild_locals()?;
@@ -82,7 +90,7 @@ impl Datapath {
         let datapath = Self {
             pins,
             programs,
-            tc,
+            kept,
             config,
             devices,
             nics,
@@ -174,10 +182,10 @@ impl Datapath {
         self.programs.get(name).map(AsFd::as_fd)
     }
 
-    /// The same as an owned descriptor, for program arrays.
+    /// Its pin.
     #[must_use]
-    pub fn program_fd(&self, name: &str) -> Option<ProgramFd> {
-        self.programs.get(name)?.try_clone().ok()
+    pub fn program_pin(&self, name: &str) -> PathBuf {
+        self.kept.join(name)
     }
 
     /// To be called before the links get the new programs, where maps were replaced: new flows are held back, and those
@@ -225,7 +233,8 @@ impl Datapath {
 
 enum Existing {
     Missing,
-    Fits,
+    /// With the kernel's number of the map.
+    Fits(u32),
     Resized(OwnedFd),
 }
 
@@ -239,7 +248,7 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
     };
     let found = MapSpec::info(fd.as_fd(), &path)?;
     let existing = match spec.fit(&found, Some(capacity)) {
-        Fit::Same => return Ok(Existing::Fits),
+        Fit::Same => return Ok(Existing::Fits(found.id)),
         Fit::Resized => {
             info!(map = spec.name, from = found.max_entries, to = spec.entries(capacity), "resizing map");
             Existing::Resized(fd)
@@ -254,12 +263,8 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
     Ok(existing)
 }
 
-/// Loads the programs and fills the maps of another size from those that they replace.
-fn load_all(
-    pins: &PinDir,
-    capacity: &Capacity,
-    resized: &[(MapSpec, OwnedFd)],
-) -> Result<(Ebpf, BTreeMap<String, ProgramFd>)> {
+/// Loads the programs, keeps them, and fills the maps of another size from those that they replace. Returns where they are kept.
+fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) -> Result<PathBuf> {
     let mut loader = objects::loader();
     let sets = spec("openings4").entries(capacity).unwrap_or_default();
     loader.override_global("opening_sets", &sets, false);
@@ -281,7 +286,7 @@ fn load_all(
             resize::copy(spec, old.as_fd(), new.as_fd(), true, seed)?;
         }
     }
-    Ok((tc, programs))
+    kept::keep(pins, &programs)
 }
 
 /// Those tables of flows that are replaced.

@@ -3,6 +3,7 @@
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
 //! the version: their program is replaced in one step, and with it the maps that it uses; or they are moved aside for a while
 //! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
+//! Programs are kept in `programs-<MADE_OF>/NAME` (`kept.rs`).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -30,6 +31,9 @@ const FORMER_LINKS: &str = "former-links-v";
 
 /// What the names of marks begin with; the version whose programs serve follows.
 const SERVING: &str = "serving-v";
+
+/// What the names of directories of programs begin with; what they are made of follows.
+const PROGRAMS: &str = "programs-";
 
 /// `BPF_F_RDONLY`: a descriptor that reads a map and does not write it.
 pub(crate) const READ_ONLY: u32 = 1 << 3;
@@ -83,16 +87,39 @@ impl PinDir {
         self.root.join(format!("{FORMER_LINKS}{ABI_VERSION}"))
     }
 
+    /// Directory of the programs that are kept, by what they are made of.
+    pub(crate) fn programs(&self, made_of: u64) -> PathBuf {
+        self.root.join(format!("{PROGRAMS}{made_of:016x}"))
+    }
+
+    /// Where programs are until all of them are pinned.
+    pub(crate) fn unfinished_programs(&self) -> PathBuf {
+        self.root.join(format!("{PROGRAMS}unfinished"))
+    }
+
+    /// All directories of programs.
+    ///
+    /// # Errors
+    /// As [`PinDir::entries`].
+    pub(crate) fn all_programs(&self) -> Result<Vec<PathBuf>> {
+        self.called(PROGRAMS)
+    }
+
     /// What is there while programs of this ABI version serve, and no others do in front of them.
     fn serving(&self) -> PathBuf {
         self.root.join(format!("{SERVING}{ABI_VERSION}"))
     }
 
-    /// What lies in the root under such a name, of other ABI versions.
-    fn of_others(&self, kind: &str, own: &Path) -> Result<Vec<PathBuf>> {
+    /// What lies in the root under such a name.
+    fn called(&self, kind: &str) -> Result<Vec<PathBuf>> {
         let entries = self.entries()?.into_iter();
         let such = entries.filter(|name| name.as_encoded_bytes().starts_with(kind.as_bytes()));
-        Ok(such.map(|name| self.root.join(name)).filter(|path| path != own).collect())
+        Ok(such.map(|name| self.root.join(name)).collect())
+    }
+
+    /// The same, of other ABI versions.
+    fn of_others(&self, kind: &str, own: &Path) -> Result<Vec<PathBuf>> {
+        Ok(self.called(kind)?.into_iter().filter(|path| path != own).collect())
     }
 
     /// Whether it is programs of this ABI version that serve, by their mark. Agents before there were marks left none, nor any maps
@@ -234,15 +261,23 @@ impl PinDir {
     /// Whether a name in the root is one of ours, of whatever version.
     #[must_use]
     pub fn is_own(name: &str) -> bool {
-        name == LINKS || [MAPS, FORMER_LINKS, SERVING].iter().any(|kind| name.starts_with(kind))
+        name == LINKS || [MAPS, FORMER_LINKS, SERVING, PROGRAMS].iter().any(|kind| name.starts_with(kind))
     }
 
     /// Whether a pin is one of a link, by the directory that it is in.
     #[must_use]
     pub fn is_link(&self, pin: &Path) -> bool {
-        let below = pin.strip_prefix(&self.root).ok();
-        let directory = below.and_then(|path| path.iter().next()).and_then(OsStr::to_str);
-        directory.is_some_and(|name| name == LINKS || name.starts_with(FORMER_LINKS))
+        self.directory_of(pin).is_some_and(|name| name == LINKS || name.starts_with(FORMER_LINKS))
+    }
+
+    /// Whether a pin is one of a program, in the same way.
+    #[must_use]
+    pub fn is_program(&self, pin: &Path) -> bool {
+        self.directory_of(pin).is_some_and(|name| name.starts_with(PROGRAMS))
+    }
+
+    fn directory_of<'a>(&self, pin: &'a Path) -> Option<&'a str> {
+        pin.strip_prefix(&self.root).ok()?.iter().next().and_then(OsStr::to_str)
     }
 
     /// Removes every pin, links first, so that no program runs on maps that are half gone. Traffic is no longer served.

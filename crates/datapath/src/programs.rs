@@ -23,8 +23,8 @@ pub struct ProgramUse {
 pub struct Programs(Vec<(String, OwnedFd)>);
 
 impl Datapath {
-    /// The programs that this process has loaded, in the order of their names. Those of a process before are gone by the time
-    /// that ours are attached.
+    /// The programs that this process attaches, in the order of their names. Other ones of a process before are gone by the time that
+    /// these are attached.
     ///
     /// # Errors
     /// When there are no more file descriptors.

@@ -81,7 +81,12 @@ impl Model {
         }
         let port = reply.snat.then_some(p.dport);
         let theirs = match self.tables.flows.find(&reply.flow_key(&key)) {
-            Some((_, flow)) => self.flow_is_over(p.protocol, &flow, &reply, port, Claim::Only),
+            Some((_, flow)) => {
+                // Datagrams were under way when their endpoint left.
+                let is_same = flow.backend == reply.backend && flow.snat == port;
+                let awaited = p.protocol == UDP && is_same && !self.is_silent(&flow, &reply, abi::ANSWER_IDLE);
+                !awaited && self.flow_is_over(p.protocol, &flow, &reply, port, Claim::Only)
+            }
             // Of a full table an entry may be missing whose flow goes on.
             None => port.is_some(),
         };

@@ -58,7 +58,11 @@ fn rows(pins: &PinDir, paths: Vec<PathBuf>, dry_run: bool, interface: impl Fn(u3
             (false, true) => "would remove",
             (false, false) => "removed",
         };
-        let kind = if is_link { "link" } else { "map" };
+        let kind = match (is_link, pins.is_program(&path)) {
+            (true, _) => "link",
+            (false, true) => "program",
+            (false, false) => "map",
+        };
         PinRow { kind, name: name.to_owned(), interface: index.map(&interface), path: path.clone(), action }
     };
     paths.into_iter().map(row).collect()

@@ -1,5 +1,7 @@
 //! Beside another proxy: what began there stays there.
 
+use std::mem::offset_of;
+
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::Protocol;
@@ -8,7 +10,8 @@ use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
 
 use crate::case::{CLUSTER_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
-use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
+use crate::entries::age;
+use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
 
 const HOOKS: [(Hook, Device, u32); 3] = [
     (Hook::Xdp, Device::Eth0, XDP_PASS),
@@ -120,6 +123,33 @@ fn a_node_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_use()
         for packet in [accepted, last] {
             let frame = packet.to_bytes();
             node.run(Hook::NicIn, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_FRONTEND, &frame);
+        }
+    }
+}
+
+#[test]
+fn answers_to_datagrams_that_were_under_way_when_the_service_left_come_back_and_no_later_ones() {
+    let Some(mut node) = node("answers under way", abi::CONFIG_BESIDE) else { return };
+    for case in cases(Protocol::Udp) {
+        for (hook, back, untouched) in [(Hook::Xdp, XDP_TX, XDP_PASS), (Hook::NicIn, TC_REDIRECT, TC_UNSPEC)] {
+            node.serve(web(), &[(2, 1)]);
+            let sent = case.first(case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+            let answer = case.later(outcome.packet().destination_socket(), outcome.packet().source_socket());
+            node.serve(web(), &[]);
+            node.release();
+            let outcome = node.send(hook, Device::Eth0, &answer);
+            outcome.is_for(back, abi::REASON_BACK);
+            assert_eq!(outcome.packet().destination_socket(), sent.source_socket());
+
+            for table in ["flows4", "flows6"] {
+                age(&node, table, offset_of!(abi::Flow, last_seen), abi::ANSWER_IDLE + 1);
+            }
+            for table in ["replies4", "replies6"] {
+                age(&node, table, offset_of!(abi::Reply, last_seen), abi::ANSWER_IDLE + 1);
+            }
+            let frame = answer.to_bytes();
+            node.run(hook, Device::Eth0, &frame).is_untouched(untouched, abi::REASON_NO_FRONTEND, &frame);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use aya::programs::ProgramInfo;
 use weir_abi as abi;
 use weir_core::ops::{Capacity, Dump, FrontendKey, MapOp, SourceRange};
 use weir_datapath::{Datapath, Error, MapStore, MemoryStore, PinDir, View};
@@ -181,6 +182,42 @@ fn opening_again_adopts_what_is_pinned() {
     assert_eq!(datapath.config().unwrap(), config);
     assert_eq!(flows(&pins).len(), 1);
     assert_eq!(open_flow(&datapath, 40000), first);
+}
+
+/// The kernel's numbers of the loaded programs.
+fn programs(datapath: &Datapath) -> Vec<u32> {
+    let id = |name| ProgramInfo::from_pin(datapath.program_pin(name)).unwrap().id();
+    ["weir_xdp", "weir_nic_in", "weir_connect6"].map(id).to_vec()
+}
+
+#[test]
+fn programs_are_kept_for_the_next_agent_on_the_same_maps_and_for_no_other() {
+    let Some(pins) = Pins::new("programs that are kept") else { return };
+    let first = programs(&pins.open().unwrap());
+    assert_eq!(programs(&pins.open().unwrap()), first);
+
+    // A map that somebody has put in another's place, of the same layout.
+    let path = pins.dir.map("counters");
+    std::fs::remove_file(&path).unwrap();
+    let second = programs(&pins.open().unwrap());
+    assert!(second.iter().all(|id| !first.contains(id)), "{first:?} {second:?}");
+    let larger = Capacity { openings: SMALL.openings * 2, ..SMALL };
+    let third = programs(&pins.open_with(&larger).unwrap());
+    assert!(third.iter().all(|id| !second.contains(id)), "{second:?} {third:?}");
+
+    // An agent that died while it pinned them, and one whose programs were others.
+    for left in ["programs-unfinished", "programs-0123456789abcdef"] {
+        std::fs::create_dir(pins.dir.root().join(left)).unwrap();
+    }
+    let kept = pins.open_with(&larger).unwrap();
+    assert_eq!(programs(&kept), third);
+    let directories = pins.dir.entries().unwrap().into_iter().map(|name| name.into_string().unwrap());
+    assert_eq!(directories.filter(|name| name.starts_with("programs-")).count(), 1, "what nobody uses is gone");
+
+    std::fs::remove_file(kept.program_pin("weir_connect6")).unwrap();
+    drop(kept);
+    let last = programs(&pins.open_with(&larger).unwrap());
+    assert!(last.iter().all(|id| !third.contains(id)), "one of them was missing: {third:?} {last:?}");
 }
 
 #[test]
