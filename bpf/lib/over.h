@@ -117,9 +117,11 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	return v6 ? flow_of_is_over6(reply, port, proto, claim) : flow_of_is_over4(reply, port, proto, claim);
 }
 
-/* Whether datagrams were under way when their endpoint left: they were ours, and so are the answers. */
+/* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
 static __always_inline bool is_awaited(const struct flow *flow, const struct reply *reply, __be16 port)
 {
+	if (!flow)
+		return !is_idle(now_ticks(), reply->last_seen, ANSWER_IDLE);
 	return flow->backend == reply->backend && flow->snat_port == port && !is_silent(flow, reply, ANSWER_IDLE);
 }
 
@@ -148,7 +150,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	/* Of a full table an entry may be missing whose flow goes on. */
 	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !port)
 		return false;
-	if (flow && p->proto == IPPROTO_UDP && is_awaited(flow, reply, port))
+	if (p->proto == IPPROTO_UDP && is_awaited(flow, reply, port))
 		return false;
 	reply_forget(&key, STAGE_ANY, v6);
 	return true;

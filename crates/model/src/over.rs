@@ -80,16 +80,21 @@ impl Model {
             return false;
         }
         let port = reply.snat.then_some(p.dport);
-        let theirs = match self.tables.flows.find(&reply.flow_key(&key)) {
-            Some((_, flow)) => {
-                // Datagrams were under way when their endpoint left.
-                let is_same = flow.backend == reply.backend && flow.snat == port;
-                let awaited = p.protocol == UDP && is_same && !self.is_silent(&flow, &reply, abi::ANSWER_IDLE);
-                !awaited && self.flow_is_over(p.protocol, &flow, &reply, port, Claim::Only)
+        let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
+        // Datagrams were under way when their endpoint left, or their flow was forgotten.
+        let awaited = match &flow {
+            Some(flow) if flow.backend == reply.backend && flow.snat == port => {
+                !self.is_silent(flow, &reply, abi::ANSWER_IDLE)
             }
+            Some(_) => false,
+            None => !self.now.is_idle(reply.last_seen, abi::ANSWER_IDLE),
+        };
+        let over = match &flow {
+            Some(flow) => self.flow_is_over(p.protocol, flow, &reply, port, Claim::Only),
             // Of a full table an entry may be missing whose flow goes on.
             None => port.is_some(),
         };
+        let theirs = over && !(p.protocol == UDP && awaited);
         if theirs {
             self.tables.replies.forget_all(&key);
         }

@@ -127,17 +127,28 @@ fn a_node_port_that_a_closed_connection_left_behind_is_the_other_proxys_to_use()
     }
 }
 
+/// How a Service leaves this node, while its node port is looked for.
+type Leave = fn(&mut Node, FrontendKey);
+
 #[test]
 fn answers_to_datagrams_that_were_under_way_when_the_service_left_come_back_and_no_later_ones() {
     let Some(mut node) = node("answers under way", abi::CONFIG_BESIDE) else { return };
-    for case in cases(Protocol::Udp) {
-        for (hook, back, untouched) in [(Hook::Xdp, XDP_TX, XDP_PASS), (Hook::NicIn, TC_REDIRECT, TC_UNSPEC)] {
+    let endpoint_leaves: Leave = |node, _| {
+        node.serve(web(), &[]);
+        node.release();
+    };
+    let frontend_leaves: Leave =
+        |node, key| node.datapath.store().apply(&[MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }]).unwrap();
+    let hooks = [(Hook::Xdp, XDP_TX, XDP_PASS), (Hook::NicIn, TC_REDIRECT, TC_UNSPEC)];
+    for (case, leave) in cases(Protocol::Udp).flat_map(|case| [(case, endpoint_leaves), (case, frontend_leaves)]) {
+        for (hook, back, untouched) in hooks {
             node.serve(web(), &[(2, 1)]);
-            let sent = case.first(case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
+            let at = case.at(address::node(1), NODE_PORT);
+            let (key, frontend) = node.frontend(at, case.protocol);
+            let sent = case.first(case.at(CLIENT, node.client_port()), at);
             let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
             let answer = case.later(outcome.packet().destination_socket(), outcome.packet().source_socket());
-            node.serve(web(), &[]);
-            node.release();
+            leave(&mut node, key);
             let outcome = node.send(hook, Device::Eth0, &answer);
             outcome.is_for(back, abi::REASON_BACK);
             assert_eq!(outcome.packet().destination_socket(), sent.source_socket());
@@ -150,6 +161,7 @@ fn answers_to_datagrams_that_were_under_way_when_the_service_left_come_back_and_
             }
             let frame = answer.to_bytes();
             node.run(hook, Device::Eth0, &frame).is_untouched(untouched, abi::REASON_NO_FRONTEND, &frame);
+            node.datapath.store().apply(&[MapOp::PutFrontend { key, frontend }]).unwrap();
         }
     }
 }
