@@ -205,26 +205,6 @@ static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const
 	return reason;
 }
 
-static __always_inline int arrive4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
-{
-	return p ? settle(ctx, p, error, hook, false, false) : REASON_MALFORMED;
-}
-
-static __always_inline int arrive6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
-{
-	return p ? settle(ctx, p, error, hook, false, true) : REASON_MALFORMED;
-}
-
-static __always_inline int leave4(ctx_t *ctx, struct packet *p, int error, enum hook hook)
-{
-	return p ? settle(ctx, p, error, hook, true, false) : REASON_MALFORMED;
-}
-
-static __always_inline int leave6(ctx_t *ctx, struct packet *p, int error, enum hook hook)
-{
-	return p ? settle(ctx, p, error, hook, true, true) : REASON_MALFORMED;
-}
-
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
@@ -235,9 +215,7 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	error = parse_ip(cursor, p, v6);
 	/* A tag that the card took off the frame is a tag. */
 	p->vlan |= ctx->vlan_present;
-	if (is_egress(hook))
-		return v6 ? leave6(ctx, p, error, hook) : leave4(ctx, p, error, hook);
-	return v6 ? arrive6(ctx, p, error, hook) : arrive4(ctx, p, error, hook);
+	return settle(ctx, p, error, hook, is_egress(hook), v6);
 }
 
 /* What an earlier node on the same machine, or a pod that sends on what it gets, has marked is not ours. */

@@ -51,23 +51,31 @@ static __always_inline void packet_key(union flow_key *key, const struct packet 
 /*
  * In which pair of tables an entry is: flows and replies, or those of flows that begin. A look-up may ask both. Another CPU may move
  * an entry meanwhile, which writes it to the tables of those that go on before it takes it out of the others: whoever looks in the
- * other order misses none.
+ * other order misses none; whoever looks among those that go on first, since most are there, looks there again.
  */
 enum stage {
 	STAGE_GOING = 0,
 	STAGE_OPENING = 1,
 	STAGE_ANY = 2,
+	STAGE_GOING_FIRST = 3, /* any, which most likely goes on */
 };
+
+static __always_inline struct flow *flow_at_going(const union flow_key *key, const bool v6)
+{
+	return v6 ? bpf_map_lookup_elem(&flows6, &key->v6) : bpf_map_lookup_elem(&flows4, &key->v4);
+}
 
 static __always_inline struct flow *flow_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct flow *flow = NULL;
 
-	if (stage != STAGE_GOING)
+	if (stage == STAGE_GOING_FIRST)
+		flow = flow_at_going(key, v6);
+	if (!flow && stage != STAGE_GOING)
 		flow = v6 ? openings6_at(&key->v6) : openings4_at(&key->v4);
 	if (flow || stage == STAGE_OPENING)
 		return flow;
-	return v6 ? bpf_map_lookup_elem(&flows6, &key->v6) : bpf_map_lookup_elem(&flows4, &key->v4);
+	return flow_at_going(key, v6);
 }
 
 /* The flow at a stage that a client's packet belongs to, or NULL. */
@@ -111,27 +119,31 @@ static __always_inline void reply_key(union flow_key *key, const struct backend 
 	flow_key_of(key, &backend->addr, peer, backend->port, port, backend->proto, v6);
 }
 
+static __always_inline struct reply *reply_at_going(const union flow_key *key, const bool v6)
+{
+	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
+}
+
 static __always_inline struct reply *reply_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct reply *reply = NULL;
 
-	if (stage != STAGE_GOING)
+	if (stage == STAGE_GOING_FIRST)
+		reply = reply_at_going(key, v6);
+	if (!reply && stage != STAGE_GOING)
 		reply = v6 ? awaited6_at(&key->v6) : awaited4_at(&key->v4);
 	if (reply || stage == STAGE_OPENING)
 		return reply;
-	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
+	return reply_at_going(key, v6);
 }
 
-/* What a backend's packet answers, or NULL. Most are of flows that go on. */
+/* What a backend's packet answers, or NULL. */
 static __always_inline struct reply *reply_lookup(const struct packet *p, const bool v6)
 {
-	struct reply *reply = NULL;
 	union flow_key key;
 
 	packet_key(&key, p, v6);
-	if (!p->syn_ack)
-		reply = reply_at(&key, STAGE_GOING, v6);
-	return reply ?: reply_at(&key, STAGE_ANY, v6);
+	return reply_at(&key, p->syn_ack ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 }
 
 static __always_inline void reply_forget(const union flow_key *key, const enum stage stage, const bool v6)
@@ -181,13 +193,10 @@ static __always_inline void answer_key(union flow_key *key, const struct packet 
 static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
 					      const struct backend *backend, const struct config *config, const bool v6)
 {
-	struct reply *reply = NULL;
 	union flow_key key;
 
 	answer_key(&key, p, flow, backend, config, v6);
-	if (!(flow->flags & FLOW_OPENING))
-		reply = reply_at(&key, STAGE_GOING, v6);
-	return reply ?: reply_at(&key, STAGE_ANY, v6);
+	return reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 }
 
 /* Whether a reply entry is of the flow that a client's packet belongs to. */
@@ -220,13 +229,10 @@ static __always_inline void client_packet(struct packet *p, const struct reply *
 /* The flow that a reply entry belongs to, or NULL if it was evicted. */
 static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 proto, const bool v6)
 {
-	struct flow *flow = NULL;
 	union flow_key key;
 
 	client_key(&key, reply, proto, v6);
-	if (!(reply->flags & FLOW_OPENING))
-		flow = flow_at(&key, STAGE_GOING, v6);
-	return flow ?: flow_at(&key, STAGE_ANY, v6);
+	return flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 }
 
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)
