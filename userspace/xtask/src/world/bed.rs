@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
+use nix::unistd::Pid;
 use weir_testbed::address::Pair;
 use weir_testbed::bulk::Bulk;
 use weir_testbed::objects::{self, Endpoint, Objects};
@@ -55,7 +56,7 @@ const FIRST_CLUSTER_IP: u16 = 16;
 
 /// See the module's description. Processes and namespaces are gone on drop.
 pub(super) struct Bed {
-    _servers: Vec<Process>,
+    servers: Vec<Process>,
     clusters: Vec<Cluster>,
     pub(super) world: World,
 }
@@ -79,7 +80,7 @@ impl Bed {
         for node in world.nodes() {
             servers.extend(serve(&node.pod(1), directory)?);
         }
-        let mut bed = Self { _servers: servers, clusters: Vec::new(), world };
+        let mut bed = Self { servers, clusters: Vec::new(), world };
         bed.await_servers()?;
         for (number, services) in (0..).zip(services) {
             let cluster = bed.start_cluster(number, *services, directory)?;
@@ -119,6 +120,11 @@ impl Bed {
         let Way { path, services, proxy } = way;
         let nodes = if path == Path::Direct { self.pair(0) } else { self.nodes(services, proxy) };
         nodes[usize::from(index(backend))].pod(1)
+    }
+
+    /// The processes of pods.
+    pub(super) fn servers(&self) -> Vec<Pid> {
+        self.servers.iter().map(|server| Pid::from_raw(server.id().cast_signed())).collect()
     }
 
     /// Where all connections come from.

@@ -7,10 +7,12 @@ use anyhow::{Result, ensure};
 use weir_testbed::paced::Paced;
 
 use super::bed::Bed;
+use super::placement::Apart;
 use super::plan::{Block, Figure, Load, Way};
 use super::tools::{Client, Connections, Rate};
 use crate::cpu::CpuTimes;
 use crate::guard::Stop;
+use crate::spread::Spread;
 
 /// Time between two looks at connections that are being made.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -23,6 +25,19 @@ pub(super) struct Measured {
     pub(super) failed: u64,
     /// The part of all CPUs that nobody used.
     pub(super) idle: f64,
+}
+
+impl Measured {
+    /// What some rounds say together: medians of their figures, and all that failed. `None` of none.
+    pub(super) fn of_rounds(rounds: &[Self]) -> Option<Self> {
+        let together = |(index, (figure, _)): (usize, &(Figure, f64))| {
+            let values = rounds.iter().filter_map(|round| round.figures.get(index)).map(|(_, value)| *value);
+            Some((*figure, Spread::of(values.collect())?.median))
+        };
+        let figures = rounds.first()?.figures.iter().enumerate().filter_map(together).collect();
+        let idle = Spread::of(rounds.iter().map(|round| round.idle).collect())?.median;
+        Some(Self { figures, failed: rounds.iter().map(|round| round.failed).sum(), idle })
+    }
 }
 
 /// How a load is made.
@@ -44,7 +59,7 @@ pub(super) struct Setting<'a> {
 pub(super) fn measure(block: Block, way: Way, bed: &Bed, setting: Setting<'_>) -> Result<Measured> {
     let Block { load, backend, family } = block;
     let Setting { rate, time, log, stop } = setting;
-    let time = time.unwrap_or(load.time());
+    let time = time.unwrap_or(load.time()) / load.rounds();
     let target = bed.target(way, backend, family, load);
     let client = Client { netns: bed.client(), log, time, stop };
     let one = |figure, Rate { value, failed }| (vec![(figure, value)], failed);
@@ -61,6 +76,7 @@ pub(super) fn measure(block: Block, way: Way, bed: &Bed, setting: Setting<'_>) -
 
 /// CPU time of a connection and times to connect, and how many failed.
 fn paced(load: Paced, bed: &Bed, stop: &Stop) -> Result<(Vec<(Figure, f64)>, u64)> {
+    let _apart = Apart::keep(bed.servers())?;
     let before = CpuTimes::read()?;
     let running = load.start(bed.client())?;
     while running.is_running() {
@@ -73,4 +89,22 @@ fn paced(load: Paced, bed: &Bed, stop: &Stop) -> Result<(Vec<(Figure, f64)>, u64
     let connect = |figure: Figure| (figure, micros(report.connect_quantile(figure.quantile().unwrap_or(1.0))));
     let cpu = (Figure::Cpu, micros(used) / report.answered as f64);
     Ok((vec![cpu, connect(Figure::ConnectMedian), connect(Figure::Connect99)], report.failed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_come_to_the_medians_of_their_figures_and_to_all_that_failed() {
+        let round = |cpu, connect, failed, idle| Measured {
+            figures: vec![(Figure::Cpu, cpu), (Figure::ConnectMedian, connect)],
+            failed,
+            idle,
+        };
+        let rounds = [round(100.0, 9.0, 1, 0.5), round(300.0, 7.0, 0, 0.1), round(110.0, 8.0, 2, 0.4)];
+        assert_eq!(Measured::of_rounds(&rounds), Some(round(110.0, 8.0, 3, 0.4)));
+        assert_eq!(Measured::of_rounds(&rounds[..1]), Some(rounds[0].clone()));
+        assert_eq!(Measured::of_rounds(&[]), None);
+    }
 }

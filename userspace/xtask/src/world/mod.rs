@@ -6,12 +6,14 @@
 mod bed;
 mod claims;
 mod measure;
+mod placement;
 mod plan;
 mod proxies;
 mod report;
 mod results;
 mod tools;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -125,6 +127,13 @@ impl Options {
     }
 }
 
+/// Where everything is.
+struct Place<'a> {
+    bed: &'a Bed,
+    proxies: &'a Proxies,
+    directory: &'a Path,
+}
+
 /// A run of the benchmark.
 struct Run<'a> {
     options: &'a Options,
@@ -151,44 +160,61 @@ impl Run<'_> {
         let proxies = Proxies::start(&services, self.agent, &bed, directory, self.stop)?;
         step.done();
         self.await_calm()?;
+        let place = Place { bed: &bed, proxies: &proxies, directory };
         let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
         let fewest = services.first().copied().unwrap_or_default();
         for repetition in 1..=self.options.reps {
             for block in &blocks {
-                let turns = plan::turns(&ways, repetition);
-                for way in turns.into_iter().filter(|way| way.has_turn(*block, fewest)) {
-                    if results.has(*block, way, repetition) {
-                        continue;
-                    }
-                    results.records.extend(self.measure(*block, way, repetition, &bed, &proxies, directory)?);
-                    results.write(&self.options.output)?;
-                }
+                let lacks = |way: &Way| way.has_turn(*block, fewest) && !results.has(*block, *way, repetition);
+                let lacking: Vec<Way> = ways.iter().copied().filter(lacks).collect();
+                self.measure_block(*block, &lacking, repetition, &place, &mut results)?;
             }
         }
         println!("\n{}\n{}", report::tables(&results)?, self.options.output.display());
         Ok(())
     }
 
-    fn measure(
+    /// Measures a block's rounds, and keeps what there is after each way's last one.
+    fn measure_block(
         &self,
         block: Block,
-        way: Way,
+        ways: &[Way],
         repetition: u32,
-        bed: &Bed,
-        proxies: &Proxies,
-        directory: &Path,
-    ) -> Result<Vec<Record>> {
+        place: &Place<'_>,
+        results: &mut Results,
+    ) -> Result<()> {
+        let rounds = block.load.rounds();
+        let mut measured: HashMap<Way, Vec<Measured>> = HashMap::new();
+        for round in 1..=rounds {
+            for way in plan::turns(ways, (repetition - 1) * rounds + round) {
+                let parts = measured.entry(way).or_default();
+                parts.push(self.measure(block, way, place)?);
+                if round == rounds {
+                    results.records.extend(self.records(block, way, repetition, parts));
+                    results.write(&self.options.output)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(&self, block: Block, way: Way, place: &Place<'_>) -> Result<Measured> {
         let Block { load, backend, family } = block;
         let what = || format!("{load:?}, {} {backend} {family}, {} services, {}", way.path, way.services, way.proxy);
         let time = self.options.seconds.map(|seconds| Duration::from_secs(seconds.into()));
-        let log = directory.join("load.log");
+        let log = place.directory.join("load.log");
         let setting = Setting { rate: self.options.rate, time, log: &log, stop: self.stop };
-        let Measured { figures, failed, idle } = proxies
-            .in_turn(way, || {
-                self.stop.sleep(SETTLE)?;
-                measure::measure(block, way, bed, setting)
-            })
-            .with_context(what)?;
+        let measured = place.proxies.in_turn(way, || {
+            self.stop.sleep(SETTLE)?;
+            measure::measure(block, way, place.bed, setting)
+        });
+        measured.with_context(what)
+    }
+
+    /// What the rounds of a repetition come to, which is printed, too.
+    fn records(&self, block: Block, way: Way, repetition: u32, rounds: &[Measured]) -> Vec<Record> {
+        let Block { load: _, backend, family } = block;
+        let Some(Measured { figures, failed, idle }) = Measured::of_rounds(rounds) else { return Vec::new() };
         let cases = self.options.cases();
         let wanted = figures.into_iter().filter(|(figure, _)| cases.contains(&figure.case()));
         let record = |(figure, value): (plan::Figure, f64)| Record {
@@ -207,7 +233,7 @@ impl Run<'_> {
         for record in &records {
             println!("{}", line(record, self.options.reps));
         }
-        Ok(records)
+        records
     }
 
     /// Waits until what was started has done what it does at first.

@@ -26,7 +26,7 @@ pub(super) enum Case {
 }
 
 /// Where connections come to a service.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Path {
     /// They do not: they go to the pod
@@ -36,7 +36,7 @@ pub(super) enum Path {
 }
 
 /// Who serves the services.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub(super) enum Proxy {
     #[serde(rename = "none")]
     None,
@@ -69,7 +69,7 @@ pub(super) enum Family {
 }
 
 /// What a connection passes on its way to the pod.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub(super) struct Way {
     pub(super) path: Path,
     /// How many services the proxy has; 0 without one.
@@ -184,7 +184,16 @@ impl Load {
     /// In the order of their turns: what leaves most behind comes last.
     const ALL: [Self; 5] = [Self::Paced, Self::Burst, Self::Keepalive, Self::Bulk, Self::Sustained];
 
-    /// How long a measurement is, unless somebody says otherwise.
+    /// Into how many rounds of all ways a repetition is cut. What a proxy adds to a connection is less than what a machine of many changes by
+    /// in a minute, so that ways which are compared have to follow each other closely.
+    pub(super) const fn rounds(self) -> u32 {
+        match self {
+            Self::Paced => 5,
+            Self::Burst | Self::Keepalive | Self::Bulk | Self::Sustained => 1,
+        }
+    }
+
+    /// How long a measurement is, unless somebody says otherwise: all rounds of a repetition together.
     pub(super) const fn time(self) -> Duration {
         match self {
             Self::Paced => Duration::from_secs(10),
@@ -288,13 +297,13 @@ pub(super) fn ways(services: &[u32]) -> Vec<Way> {
     [Way::DIRECT].into_iter().chain(Path::SERVED.into_iter().flat_map(through)).collect()
 }
 
-/// The order of a repetition, from 1: each second one goes backward, and who is first changes, so that nobody always comes
+/// The order of a round, from 1: each second one goes backward, and who is first changes, so that nobody always comes
 /// after the same one.
-pub(super) fn turns(ways: &[Way], repetition: u32) -> Vec<Way> {
+pub(super) fn turns(ways: &[Way], round: u32) -> Vec<Way> {
     let mut turns = ways.to_vec();
-    let shift = usize::try_from((repetition - 1) / 2).unwrap_or_default() % turns.len().max(1);
+    let shift = usize::try_from((round - 1) / 2).unwrap_or_default() % turns.len().max(1);
     turns.rotate_left(shift);
-    if repetition.is_multiple_of(2) {
+    if round.is_multiple_of(2) {
         turns.reverse();
     }
     turns
@@ -329,14 +338,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_has_one_turn_in_each_repetition_and_neighbours_change() {
+    fn every_way_has_one_turn_in_each_round_and_neighbours_change() {
         let ways = ways(&[10, 10_000]);
         assert_eq!(ways.len(), 1 + 2 * 2 * 4);
-        for repetition in 1..=5 {
-            let turns = turns(&ways, repetition);
-            assert!(ways.iter().all(|way| turns.contains(way)) && turns.len() == ways.len(), "{repetition}");
+        for round in 1..=5 {
+            let turns = turns(&ways, round);
+            assert!(ways.iter().all(|way| turns.contains(way)) && turns.len() == ways.len(), "{round}");
         }
-        let direct = |repetition| turns(&ways, repetition).iter().position(|way| *way == Way::DIRECT);
+        let direct = |round| turns(&ways, round).iter().position(|way| *way == Way::DIRECT);
         assert_eq!([1, 2, 3, 4, 5].map(direct), [0, 16, 16, 0, 15].map(Some));
         let mut backward = turns(&ways, 2);
         backward.reverse();

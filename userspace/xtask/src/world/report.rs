@@ -113,7 +113,8 @@ API with so many services. `no service` is the same client and the pod's own add
 first node. All are measured in turns, a repetition forward and the next one backward; who has no turn is stopped.
 
 * CPU time is that of the whole machine, load included, by /proc/stat, at a fixed rate below what it can do: what a proxy adds is
-  the difference to `no service`.
+  the difference to `no service`. Client and servers are on different CPUs then, as on different machines. A
+  repetition of this consists of five rounds of all ways, 2 s each, and comes to their median.
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
   For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
