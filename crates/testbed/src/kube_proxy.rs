@@ -41,6 +41,9 @@ const LAST_RULE_OF_IPVS: &str = "-A KUBE-FORWARD";
 /// After which IPVS forgets connections of which one side has closed, and datagrams.
 const IPVS_TIMEOUT: &str = "5s";
 
+/// As kube-proxy has it unless told.
+const SYNC_PERIOD: Duration = Duration::from_secs(30);
+
 /// How long the first rules may take on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -125,19 +128,28 @@ impl KubeProxy {
     /// # Errors
     /// As [`KubeProxy::start`].
     pub fn start_in(mode: Mode, api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
-        Self::start_within(READY_LIMIT, mode, api, server_url, node)
+        Self::start_within(READY_LIMIT, SYNC_PERIOD, mode, api, server_url, node)
     }
 
-    /// As [`KubeProxy::start_in`], with more patience with its first rules: thousands of services take minutes.
+    /// As [`KubeProxy::start_in`], with more patience with its first rules: thousands of services take minutes. Changes are in its rules at
+    /// once; `sync_period` is how often it looks at rules that nothing has changed.
     ///
     /// # Errors
     /// As [`KubeProxy::start`].
-    pub fn start_within(limit: Duration, mode: Mode, api: &ApiServer, server_url: &str, node: &Node) -> Result<Self> {
+    pub fn start_within(
+        limit: Duration,
+        sync_period: Duration,
+        mode: Mode,
+        api: &ApiServer,
+        server_url: &str,
+        node: &Node,
+    ) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("weir-kube-proxy-")
             .tempdir()
             .map_err(Error::io("create a directory for kube-proxy"))?;
         let [healthz, metrics] = node.netns().enter(free_ports)?;
+        let periods = json!({"syncPeriod": format!("{}s", sync_period.as_secs())});
         let config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -150,6 +162,8 @@ impl KubeProxy {
             "metricsBindAddress": format!("127.0.0.1:{metrics}"),
             // The limits of the whole machine need CAP_SYS_RESOURCE.
             "conntrack": {"maxPerCore": 0},
+            "iptables": periods,
+            "nftables": periods,
             "ipvs": {"tcpFinTimeout": IPVS_TIMEOUT, "udpTimeout": IPVS_TIMEOUT},
             "oomScoreAdj": 0,
         });

@@ -40,6 +40,34 @@ impl Measured {
     }
 }
 
+/// What the rounds of a repetition have measured on a way, each next to a measurement without a service.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rounds {
+    own: Vec<Measured>,
+    direct: Vec<Measured>,
+}
+
+impl Rounds {
+    pub(super) fn push(&mut self, own: Measured, direct: Measured) {
+        self.own.push(own);
+        self.direct.push(direct);
+    }
+
+    /// See [`Measured::of_rounds`].
+    pub(super) fn medians(&self) -> Option<Measured> {
+        Measured::of_rounds(&self.own)
+    }
+
+    /// A figure in parts of what it was without a service in the same round: the median of rounds. None if it was not measured.
+    pub(super) fn to_direct(&self, figure: Figure) -> Option<f64> {
+        let of =
+            |measured: &Measured| measured.figures.iter().find(|(known, _)| *known == figure).map(|(_, value)| *value);
+        let rounds = self.own.iter().zip(&self.direct);
+        Spread::of(rounds.filter_map(|(own, direct)| Some(of(own)? / of(direct)?)).collect())
+            .map(|spread| spread.median)
+    }
+}
+
 /// How a load is made.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
@@ -59,7 +87,7 @@ pub(super) struct Setting<'a> {
 pub(super) fn measure(block: Block, way: Way, bed: &Bed, setting: Setting<'_>) -> Result<Measured> {
     let Block { load, backend, family } = block;
     let Setting { rate, time, log, stop } = setting;
-    let time = time.unwrap_or(load.time()) / load.rounds();
+    let time = time.unwrap_or(load.time());
     let target = bed.target(way, backend, family, load);
     let client = Client { netns: bed.client(), log, time, stop };
     let one = |figure, Rate { value, failed }| (vec![(figure, value)], failed);
@@ -95,13 +123,25 @@ fn paced(load: Paced, bed: &Bed, stop: &Stop) -> Result<(Vec<(Figure, f64)>, u64
 mod tests {
     use super::*;
 
+    fn round(cpu: f64, connect: f64, failed: u64, idle: f64) -> Measured {
+        Measured { figures: vec![(Figure::Cpu, cpu), (Figure::ConnectMedian, connect)], failed, idle }
+    }
+
+    #[test]
+    fn a_round_is_compared_with_its_neighbour_whatever_the_machine_does_between_rounds() {
+        let mut rounds = Rounds::default();
+        assert_eq!((rounds.medians(), rounds.to_direct(Figure::Cpu)), (None, None));
+        rounds.push(round(110.0, 8.0, 0, 0.5), round(100.0, 8.0, 0, 0.5));
+        rounds.push(round(440.0, 8.0, 0, 0.5), round(400.0, 4.0, 0, 0.5));
+        rounds.push(round(220.0, 8.0, 0, 0.5), round(100.0, 2.0, 0, 0.5));
+        assert_eq!(rounds.to_direct(Figure::Cpu), Some(1.1));
+        assert_eq!(rounds.to_direct(Figure::ConnectMedian), Some(2.0));
+        assert_eq!(rounds.to_direct(Figure::Bulk), None);
+        assert_eq!(rounds.medians(), Some(round(220.0, 8.0, 0, 0.5)));
+    }
+
     #[test]
     fn rounds_come_to_the_medians_of_their_figures_and_to_all_that_failed() {
-        let round = |cpu, connect, failed, idle| Measured {
-            figures: vec![(Figure::Cpu, cpu), (Figure::ConnectMedian, connect)],
-            failed,
-            idle,
-        };
         let rounds = [round(100.0, 9.0, 1, 0.5), round(300.0, 7.0, 0, 0.1), round(110.0, 8.0, 2, 0.4)];
         assert_eq!(Measured::of_rounds(&rounds), Some(round(110.0, 8.0, 3, 0.4)));
         assert_eq!(Measured::of_rounds(&rounds[..1]), Some(rounds[0].clone()));

@@ -29,8 +29,8 @@ use crate::origin::Origin;
 use crate::progress::Step;
 use crate::requirements::{self};
 use bed::Bed;
-use measure::{Measured, Setting};
-use plan::{Block, Case, Way};
+use measure::{Measured, Rounds, Setting};
+use plan::{Block, Case, Figure, Way};
 use proxies::Proxies;
 use results::{Record, Results};
 
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     /// How often everything is measured; the report has only what was measured five times or more
     #[arg(long, value_name = "N", default_value_t = report::REPETITIONS, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
-    /// Length of each measurement, in place of 5, 10 or 60 s
+    /// Length of each measurement, in place of 2 or 60 s
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
     /// Numbers of services
@@ -149,7 +149,7 @@ impl Run<'_> {
         if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
     }
 
-    /// Measures all of it as often as was asked for, and keeps what there is after each measurement.
+    /// Measures all of it as often as was asked for, and keeps what there is after each block.
     fn repeat(&self, directory: &Path) -> Result<()> {
         let services = self.options.services();
         let mut results = self.begin()?;
@@ -165,37 +165,43 @@ impl Run<'_> {
         let fewest = services.first().copied().unwrap_or_default();
         for repetition in 1..=self.options.reps {
             for block in &blocks {
-                let lacks = |way: &Way| way.has_turn(*block, fewest) && !results.has(*block, *way, repetition);
-                let lacking: Vec<Way> = ways.iter().copied().filter(lacks).collect();
-                self.measure_block(*block, &lacking, repetition, &place, &mut results)?;
+                if results.has(*block, repetition) {
+                    continue;
+                }
+                let ways: Vec<Way> = ways.iter().copied().filter(|way| way.has_turn(*block, fewest)).collect();
+                results.records.extend(self.measure_block(*block, &ways, repetition, &place)?);
+                results.write(&self.options.output)?;
             }
         }
         println!("\n{}\n{}", report::tables(&results)?, self.options.output.display());
         Ok(())
     }
 
-    /// Measures a block's rounds, and keeps what there is after each way's last one.
-    fn measure_block(
-        &self,
-        block: Block,
-        ways: &[Way],
-        repetition: u32,
-        place: &Place<'_>,
-        results: &mut Results,
-    ) -> Result<()> {
+    /// Measures a block's rounds: two ways at a time, with none between them that is next to both.
+    fn measure_block(&self, block: Block, ways: &[Way], repetition: u32, place: &Place<'_>) -> Result<Vec<Record>> {
         let rounds = block.load.rounds();
-        let mut measured: HashMap<Way, Vec<Measured>> = HashMap::new();
+        let mut direct = Vec::new();
+        let mut through: HashMap<Way, Rounds> = HashMap::new();
         for round in 1..=rounds {
-            for way in plan::turns(ways, (repetition - 1) * rounds + round) {
-                let parts = measured.entry(way).or_default();
-                parts.push(self.measure(block, way, place)?);
-                if round == rounds {
-                    results.records.extend(self.records(block, way, repetition, parts));
-                    results.write(&self.options.output)?;
+            for neighbours in plan::turns(ways, (repetition - 1) * rounds + round).chunks(2) {
+                let [first, second @ ..] = neighbours else { continue };
+                let mut own = vec![(*first, self.measure(block, *first, place)?)];
+                let between = self.measure(block, Way::DIRECT, place)?;
+                for way in second {
+                    own.push((*way, self.measure(block, *way, place)?));
                 }
+                for (way, measured) in own {
+                    through.entry(way).or_default().push(measured, between.clone());
+                }
+                direct.push(between);
             }
         }
-        Ok(())
+        let mut records = self.records(block, Way::DIRECT, repetition, Measured::of_rounds(&direct), |_| None);
+        for (way, rounds) in ways.iter().filter_map(|way| Some((*way, through.get(way)?))) {
+            let to_direct = |figure| rounds.to_direct(figure);
+            records.extend(self.records(block, way, repetition, rounds.medians(), to_direct));
+        }
+        Ok(records)
     }
 
     fn measure(&self, block: Block, way: Way, place: &Place<'_>) -> Result<Measured> {
@@ -205,19 +211,28 @@ impl Run<'_> {
         let log = place.directory.join("load.log");
         let setting = Setting { rate: self.options.rate, time, log: &log, stop: self.stop };
         let measured = place.proxies.in_turn(way, || {
-            self.stop.sleep(SETTLE)?;
+            if way != Way::DIRECT {
+                self.stop.sleep(SETTLE)?;
+            }
             measure::measure(block, way, place.bed, setting)
         });
         measured.with_context(what)
     }
 
     /// What the rounds of a repetition come to, which is printed, too.
-    fn records(&self, block: Block, way: Way, repetition: u32, rounds: &[Measured]) -> Vec<Record> {
+    fn records(
+        &self,
+        block: Block,
+        way: Way,
+        repetition: u32,
+        medians: Option<Measured>,
+        to_direct: impl Fn(Figure) -> Option<f64>,
+    ) -> Vec<Record> {
         let Block { load: _, backend, family } = block;
-        let Some(Measured { figures, failed, idle }) = Measured::of_rounds(rounds) else { return Vec::new() };
+        let Some(Measured { figures, failed, idle }) = medians else { return Vec::new() };
         let cases = self.options.cases();
         let wanted = figures.into_iter().filter(|(figure, _)| cases.contains(&figure.case()));
-        let record = |(figure, value): (plan::Figure, f64)| Record {
+        let record = |(figure, value): (Figure, f64)| Record {
             case: figure.case(),
             way,
             backend,
@@ -225,6 +240,7 @@ impl Run<'_> {
             quantile: figure.quantile(),
             repetition,
             value,
+            to_direct: to_direct(figure),
             unit: figure.unit().into(),
             failed,
             idle,
@@ -259,14 +275,15 @@ impl Run<'_> {
 
 /// A number in a line.
 fn line(record: &Record, repetitions: u32) -> String {
-    let Record { case, way, backend, family, quantile, repetition, value, unit, failed, idle } = record;
+    let Record { case, way, backend, family, quantile, repetition, value, to_direct, unit, failed, idle } = record;
     let Way { path, services, proxy } = way;
     let case = name_of(case);
     let case = quantile.map_or(case.clone(), |part| format!("{case} p{:.0}", part * 100.0));
+    let ratio = to_direct.map_or(String::new(), |ratio| format!(", x {ratio:.3}"));
     let short = if record.is_short() { "; NO CPU TIME LEFT FOR THAT RATE" } else { "" };
     format!(
         "{case:<19} {path:<9} {backend:<6} {family} {services:>5} {proxy:<19} {repetition}/{repetitions}: {value:9.1} \
-         {unit}, {failed} failed; idle {:.0} %{short}",
+         {unit}{ratio}, {failed} failed; idle {:.0} %{short}",
         idle * 100.0
     )
 }

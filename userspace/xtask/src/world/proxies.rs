@@ -19,6 +19,9 @@ use crate::{guard, health};
 const SOON: Duration = Duration::from_secs(60);
 /// Patience with kube-proxy's first rules: of thousands of services they take minutes on a small machine.
 const FIRST_RULES: Duration = Duration::from_secs(900);
+/// Who runs again after a pause does at once what he should have done meanwhile: kube-proxy looks at all its rules, of thousands of
+/// services for seconds, unless that is not due before the end.
+const SYNC_PERIOD: Duration = Duration::from_secs(24 * 3600);
 /// Patience with the first answer through a proxy that says that it serves.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -95,7 +98,8 @@ impl Pair {
 
 fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, logs: &Path) -> Result<Running> {
     let (api, url) = bed.api(services);
-    let kube_proxy = |mode| Ok(Running::KubeProxy(KubeProxy::start_within(FIRST_RULES, mode, api, &url, node)?));
+    let kube_proxy =
+        |mode| Ok(Running::KubeProxy(KubeProxy::start_within(FIRST_RULES, SYNC_PERIOD, mode, api, &url, node)?));
     match proxy {
         Proxy::None => bail!("without a service there is no proxy"),
         Proxy::Iptables => kube_proxy(Mode::Iptables),

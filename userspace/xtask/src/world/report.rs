@@ -90,9 +90,12 @@ fn cell(figure: Figure, results: &Results, way: Way, backend: Backend, family: F
     let Spread { median, least, most } = results.spread(figure, way, backend, family)?;
     let digits = usize::from(most < 1000.0);
     let mut cell = format!("**{median:.digits$}** ({least:.digits$}-{most:.digits$})");
+    if let Some(ratio) = results.to_direct(figure, way, backend, family) {
+        // Writing to a string does not fail.
+        let _ = write!(cell, "; × {ratio:.2}");
+    }
     let failed: u64 = results.at(figure, way, backend, family).map(|record| record.failed).sum();
     if failed > 0 {
-        // Writing to a string does not fail.
         let _ = write!(cell, "; {failed} failed");
     }
     Some(cell)
@@ -110,13 +113,15 @@ A client outside the cluster reaches two nodes through a router; all of them are
 a service at the first node, by its node port or its cluster IP. The service has one pod, on that node (local) or on the
 other one (remote); both nodes run the proxy. Each proxy has two nodes, pods and services of its own and the same Kubernetes
 API with so many services. `no service` is the same client and the pod's own address; it reaches a remote pod without the
-first node. All are measured in turns, a repetition forward and the next one backward; who has no turn is stopped.
+first node. All are measured in turns, a round forward and the next one backward; who has no turn is stopped. Next to each turn the
+same is measured without a service: virtual machines change by a tenth and more from one second to the next, so that what stands
+behind `×`, the median of what neighbours have to each other, is nearer to the truth than the quotient of two medians.
 
 * CPU time is that of the whole machine, load included, by /proc/stat, at a fixed rate below what it can do: what a proxy adds is
   the difference to `no service`. Client and servers are on different CPUs then, as on different machines. A
-  repetition of this consists of five rounds of all ways, 2 s each, and comes to their median.
-* Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for 5 s or, sustained, for a minute.
-  For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes an hour.
+  repetition of this consists of four rounds of 2 s.
+* Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for two rounds of 2 s or, sustained, for a
+  minute. For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
 * `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
@@ -134,14 +139,14 @@ mod tests {
         let mut short = record(Figure::Cpu, way(Proxy::Iptables), Backend::Local, 180.0);
         (short.idle, short.failed) = (0.01, 3);
         let records = vec![
-            record(Figure::Cpu, Way::DIRECT, Backend::Local, 120.0),
+            record(Figure::Cpu, Way::DIRECT, Backend::Local, 100.0),
             record(Figure::Cpu, way(Proxy::Weir), Backend::Local, 125.0),
             record(Figure::Cpu, way(Proxy::Weir), Backend::Local, 126.0),
             short,
         ];
         let text = tables(&results(records)).unwrap();
-        let row = "| NodePort | local | IPv4 | 10 | **120.0** (120.0-120.0) | **125.5** (125.0-126.0) |  | \
-                   **180.0** (180.0-180.0); 3 failed \\* |  |\n";
+        let row = "| NodePort | local | IPv4 | 10 | **100.0** (100.0-100.0) | **125.5** (125.0-126.0); × 1.25 |  | \
+                   **180.0** (180.0-180.0); × 1.80; 3 failed \\* |  |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");
         assert!(!text.contains("Gbit/s"), "{text}");
@@ -152,6 +157,6 @@ mod tests {
         let way = Way { path: To::ClusterIp, services: 10, proxy: Proxy::Weir };
         let results = results(vec![record(Figure::Burst, way, Backend::Local, 12_345.6)]);
         let cell = cell(Figure::Burst, &results, way, Backend::Local, Family::V4);
-        assert_eq!(cell.as_deref(), Some("**12346** (12346-12346)"));
+        assert_eq!(cell.as_deref(), Some("**12346** (12346-12346); × 123.46"));
     }
 }

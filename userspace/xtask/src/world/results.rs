@@ -36,6 +36,9 @@ pub(super) struct Record {
     /// From 1.
     pub(super) repetition: u32,
     pub(super) value: f64,
+    /// The same in parts of what it is without a service, each round beside its neighbour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) to_direct: Option<f64>,
     pub(super) unit: String,
     /// Connections or requests that failed meanwhile.
     pub(super) failed: u64,
@@ -68,11 +71,11 @@ impl Results {
         Ok(Self { records: self.records, ..next })
     }
 
-    /// Whether a way had its turn of a block in a repetition.
-    pub(super) fn has(&self, block: Block, way: Way, repetition: u32) -> bool {
+    /// Whether a block had its turn in a repetition.
+    pub(super) fn has(&self, block: Block, repetition: u32) -> bool {
         let Block { load, backend, family } = block;
-        let of = |record: &Record| (record.case.load(), record.way, record.backend, record.family, record.repetition);
-        self.records.iter().any(|record| of(record) == (load, way, backend, family, repetition))
+        let of = |record: &Record| (record.case.load(), record.backend, record.family, record.repetition);
+        self.records.iter().any(|record| of(record) == (load, backend, family, repetition))
     }
 
     /// Repetitions of every number there is; 0 if there is none.
@@ -116,6 +119,12 @@ impl Results {
         Spread::of(self.at(figure, way, backend, family).map(|record| record.value).collect())
     }
 
+    /// Median of it in parts of what it is without a service; None if it was not measured.
+    pub(super) fn to_direct(&self, figure: Figure, way: Way, backend: Backend, family: Family) -> Option<f64> {
+        Spread::of(self.at(figure, way, backend, family).filter_map(|record| record.to_direct).collect())
+            .map(|spread| spread.median)
+    }
+
     /// Keeps them in a file, in which there is always all that was kept before or all that is now.
     ///
     /// # Errors
@@ -146,7 +155,7 @@ pub(super) mod tests {
     use super::super::plan::{Load, Path, Proxy};
     use super::*;
 
-    /// A number that somebody measured over IPv4.
+    /// A number that somebody measured over IPv4, where it is 100 without a service.
     pub(in super::super) fn record(figure: Figure, way: Way, backend: Backend, value: f64) -> Record {
         Record {
             case: figure.case(),
@@ -156,6 +165,7 @@ pub(super) mod tests {
             quantile: figure.quantile(),
             repetition: 1,
             value,
+            to_direct: (way != Way::DIRECT).then_some(value / 100.0),
             unit: figure.unit().into(),
             failed: 0,
             idle: 0.5,
@@ -173,8 +183,8 @@ pub(super) mod tests {
         let text = serde_json::to_value(&record).unwrap();
         let wanted = json!({
             "case": "connect_latency", "path": "clusterip", "services": 10_000, "proxy": "kube-proxy nftables",
-            "backend": "remote", "family": "IPv4", "quantile": 0.99, "repetition": 1, "value": 250.0, "unit": "us",
-            "failed": 0, "idle": 0.5,
+            "backend": "remote", "family": "IPv4", "quantile": 0.99, "repetition": 1, "value": 250.0,
+            "to_direct": 2.5, "unit": "us", "failed": 0, "idle": 0.5,
         });
         assert_eq!(text, wanted);
         assert_eq!(serde_json::from_value::<Record>(text).unwrap(), record);
@@ -188,9 +198,8 @@ pub(super) mod tests {
         let block = |load| Block { load, backend: Backend::Local, family: Family::V4 };
         let before = results(vec![record(Figure::Connect99, way, Backend::Local, 3.0)]);
         let resumed = before.clone().resumed(results(Vec::new())).unwrap();
-        assert!(resumed.has(block(Load::Paced), way, 1));
-        assert!(!resumed.has(block(Load::Paced), way, 2) && !resumed.has(block(Load::Bulk), way, 1));
-        assert!(!resumed.has(block(Load::Paced), Way::DIRECT, 1), "of another way");
+        assert!(resumed.has(block(Load::Paced), 1));
+        assert!(!resumed.has(block(Load::Paced), 2) && !resumed.has(block(Load::Bulk), 1));
         let mut elsewhere = results(Vec::new());
         elsewhere.origin.kernel = "another".into();
         assert!(before.resumed(elsewhere).unwrap_err().to_string().contains("another"));
@@ -231,6 +240,8 @@ pub(super) mod tests {
         let results = results(records);
         let median = |figure| results.spread(figure, way, Backend::Local, Family::V4).map(|spread| spread.median);
         assert_eq!([Figure::ConnectMedian, Figure::Connect99, Figure::Cpu].map(median), [Some(4.0), Some(9.0), None]);
+        let ratio = |figure| results.to_direct(figure, way, Backend::Local, Family::V4);
+        assert_eq!([Figure::ConnectMedian, Figure::Connect99, Figure::Cpu].map(ratio), [Some(0.04), Some(0.09), None]);
         assert_eq!((results.services(), results.repetitions()), (vec![10], 1));
     }
 }
