@@ -19,10 +19,11 @@
 /* Enough for Ethernet, two tags, IPv6 with some extension headers, and TCP. */
 #define LINEAR_BYTES 160
 /*
- * skb->tc_index of a packet that was translated on its way in: on its way out it is known not to be an answer. Nobody else's: classifiers
- * and queues that use the field have numbers of classes in it.
+ * The upper half of skb->tc_index, of a packet that was translated on its way in: on its way out it is known not to be an answer. The lower
+ * half is others': Cilium has flags there, queues and classifiers take it for the number of a class.
  */
-#define TRANSLATED 0x5765
+#define TRANSLATED 0x5700
+#define TRANSLATED_MASK 0xff00
 
 /* Bytes up to the end of the transport header, by its protocol, of a header of IP without anything between; LINEAR_BYTES: it is another. */
 static __always_inline __u32 headers_of(__u32 network, __u8 proto)
@@ -218,13 +219,28 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	return settle(ctx, p, error, hook, is_egress(hook), v6);
 }
 
+static __always_inline bool is_marked(const ctx_t *ctx)
+{
+	return (ctx->tc_index & TRANSLATED_MASK) == TRANSLATED;
+}
+
 /* What an earlier node on the same machine, or a pod that sends on what it gets, has marked is not ours. */
 static __always_inline void mark_translated(ctx_t *ctx, bool translated)
 {
+	const __u32 others = ctx->tc_index & ~TRANSLATED_MASK;
+
 	if (translated)
-		ctx->tc_index = TRANSLATED;
-	else if (ctx->tc_index == TRANSLATED)
-		ctx->tc_index = 0;
+		ctx->tc_index = others | TRANSLATED;
+	else if (is_marked(ctx))
+		ctx->tc_index = others;
+}
+
+/* Whether headers may be in fragments, as far as lengths tell: most packets need not be asked more. */
+static __always_inline bool may_be_scattered(const ctx_t *ctx)
+{
+	const __u32 linear = ctx->data_end - ctx->data;
+
+	return linear < LINEAR_BYTES && linear < ctx->len;
 }
 
 /* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
@@ -235,7 +251,7 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	struct cursor cursor;
 	int next, reason;
 
-	if (is_egress(hook) && ctx->tc_index == TRANSLATED) {
+	if (is_egress(hook) && is_marked(ctx)) {
 		count(hook, REASON_NO_REPLY, length);
 		return TC_ACT_UNSPEC;
 	}
@@ -247,7 +263,7 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	}
 	if (hook == HOOK_POD_INGRESS && bypasses_host())
 		note_pod(ctx);
-	if (is_scattered(ctx))
+	if (may_be_scattered(ctx) && is_scattered(ctx))
 		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);
 	cursor = ctx_cursor(ctx);
 	next = parse_ethernet(&cursor, &p);

@@ -121,7 +121,7 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 
 	if (rewrite_addr(ctx, p, source, addr, flags, v6))
 		return -REASON_REWRITE_FAILED;
-	if (p->addresses_only)
+	if (p->addresses_only || port == old)
 		return 0;
 	if (bpf_l4_csum_replace(ctx, l4_check_offset(p), old, port, flags | sizeof(port)) ||
 	    bpf_skb_store_bytes(ctx, field, &port, sizeof(port), 0))

@@ -53,7 +53,7 @@ static __always_inline bool is_reset_of_another(const struct packet *p, const st
 }
 
 /*
- * Notes an end that a client has sent. The flag first: both sides may do so at the same time. A backend whose answers do not come by
+ * Notes an end that a client has sent. The flag first: both sides may close at the same time. A backend whose answers do not come by
  * here is believed to have closed its direction.
  */
 static __always_inline int client_ends(const struct packet *p, struct flow *flow, const bool v6)
@@ -63,12 +63,41 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	/* The first packet of a flow has a copy of what was written. */
 	if (flow->flags & FLOW_OPENING)
 		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
+	if (!p->reset)
+		*(volatile __u16 *)&flow->flags |= FLOW_CLOSING;
 	reply = own_reply(p, flow, v6);
 	if (is_reset_of_another(p, flow, reply))
 		return 0;
 	flow->flags |= FLOW_CLOSING;
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
 		flow_end(flow, reply);
+	return 0;
+}
+
+/*
+ * Whether a client that has reset a connection goes on with it: it does not know of that. Somebody in its name may have sent the reset, and
+ * only its backend knows the numbers that tell (RFC 5961, 3.2). A SYN soon after it is for the backend to judge, too.
+ */
+static __always_inline bool is_reset_in_vain(const struct packet *p, const struct flow *flow, const struct reply *reply)
+{
+	const struct config *config = config_get();
+
+	return config && !(reply->flags & FLOW_CLOSING) && !(p->syn && is_silent(flow, reply, config->tcp_linger));
+}
+
+/* Has such a connection go on. */
+static __always_inline int revive(const struct packet *p, struct flow *flow, const bool v6)
+{
+	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
+	const struct backend *backend = lookup_by(&backends, flow->backend);
+	struct reply *reply = own_reply(p, flow, v6);
+
+	if (!reply || !is_reset_in_vain(p, flow, reply))
+		return 0;
+	reply->flags &= ~FLOW_ENDED;
+	flow->flags &= ~(FLOW_ENDED | FLOW_CLOSING);
+	if (counters && backend && backend->generation == flow->generation)
+		__sync_fetch_and_add(&counters->balance, 1);
 	return 0;
 }
 
@@ -114,6 +143,8 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 		reply = reply_at(&key, STAGE_GOING, v6);
 	if (reply && reply_is_of(reply, p, flow, v6)) {
 		reply->flags |= FLOW_OPENING;
+		/* Its client has heard of the SYN-ACK long ago. */
+		reply->heard = 0;
 		if (reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6))
 			reply->flags &= ~FLOW_OPENING;
 		else
@@ -160,6 +191,16 @@ __noinline int backend_ends4(const struct packet *p, struct reply *reply)
 __noinline int backend_ends6(const struct packet *p, struct reply *reply)
 {
 	return p && reply ? backend_ends(p, reply, true) : 0;
+}
+
+__noinline int revive4(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? revive(p, flow, false) : 0;
+}
+
+__noinline int revive6(const struct packet *p, struct flow *flow)
+{
+	return p && flow ? revive(p, flow, true) : 0;
 }
 
 __noinline int retire4(const struct packet *p, struct flow *flow)

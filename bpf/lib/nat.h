@@ -165,6 +165,12 @@ static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
 }
 
+/* Of most answers nobody need ask whether they belong to another connection between the same ports: it does not begin with them. */
+static __always_inline bool may_be_anothers(const struct packet *p, const struct reply *reply)
+{
+	return p->syn_ack || p->proto == IPPROTO_UDP || reply->flags & FLOW_CLOSING;
+}
+
 /* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
 #define MOVED_IDLE 64
 
@@ -187,10 +193,13 @@ static __always_inline bool gives_up(const struct packet *p, const bool v6)
 static __always_inline struct flow *flow_opening(const struct packet *p, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
+	const __u16 reset = FLOW_ENDED | FLOW_CLOSING;
 
 	/* Another CPU may have moved it between the two questions. */
 	if (!flow && !p->syn)
 		return flow_lookup(p, STAGE_GOING, v6);
+	if (flow && (flow->flags & reset) == reset && !p->ending && p->proto == IPPROTO_TCP)
+		(void)(v6 ? revive6(p, flow) : revive4(p, flow));
 	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
 	if (!(v6 ? promote6(p) : promote4(p)))
@@ -224,7 +233,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		struct reply *reply = reply_of_answer(p, v6);
 		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE;
 
-		if (reply && reply->flags & FLOW_SNAT && !(shared && is_anothers(p, v6))) {
+		if (reply && reply->flags & FLOW_SNAT && !(shared && may_be_anothers(p, reply) && is_anothers(p, v6))) {
 			if (reply->flags & FLOW_MOVED)
 				return REASON_STALE;
 			if (p->syn_ack && !takes_answer(reply, p))

@@ -73,7 +73,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	if (!config || !backend)
 		return STEP_OVER;
 	answer_key(&key, p, flow, backend, config, v6);
-	known = reply_at(&key, STAGE_ANY, v6);
+	known = reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 	if (known && reply_is_of(known, p, flow, v6))
 		return p->syn ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
@@ -130,6 +130,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	union flow_key key;
 	__u32 slot = flow->backend;
 	__be16 port = flow->snat_port;
+	bool moved;
 
 	if (!config || !backend)
 		return false;
@@ -141,7 +142,13 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return false;
 	reply->flags &= ~FLOW_OPENING;
 	flow->flags &= ~FLOW_OPENING;
-	if (reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6) || flow_store(p, flow, STAGE_GOING, v6)) {
+	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
+	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
+		/* It would hide the one that counts. */
+		reply_forget(&key, STAGE_GOING, v6);
+		moved = false;
+	}
+	if (!moved) {
 		reply->flags |= FLOW_OPENING;
 		flow->flags |= FLOW_OPENING;
 		return false;

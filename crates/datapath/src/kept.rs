@@ -17,11 +17,16 @@ use crate::sys;
 /// Of the compiled objects, and of what loads them: see build.rs.
 const OBJECTS: &str = env!("WEIR_OBJECTS");
 
-/// What programs are made of: the compiled objects, and the maps that they use by the kernel's numbers, which no other map gets
-/// before the machine starts anew. Sizes of maps are no matter of their own.
+/// Whether and how the kernel compiles what it loads. What it has loaded before stays as it is.
+const COMPILER: [&str; 2] = ["/proc/sys/net/core/bpf_jit_enable", "/proc/sys/net/core/bpf_jit_harden"];
+
+/// What programs are made of: the compiled objects, the maps that they use by the kernel's numbers, which no other map gets
+/// before the machine starts anew, and how the kernel compiles them. Sizes of maps are no matter of their own.
 pub(crate) fn made_of(maps: &[u32]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (OBJECTS, maps).hash(&mut hasher);
+    // Where it does not tell, that is what it says each time.
+    let compiler = COMPILER.map(|path| fs::read_to_string(path).ok());
+    (OBJECTS, maps, compiler).hash(&mut hasher);
     hasher.finish()
 }
 

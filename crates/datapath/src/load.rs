@@ -73,12 +73,18 @@ impl Datapath {
             }
         }
         let mut kept = pins.programs(kept::made_of(&maps));
-        let mut programs = kept::open(&kept)?;
-        if maps.len() < MAPS.len() || programs.len() < link_kinds().count() {
+        let mut programs = kept::open(&kept).unwrap_or_else(|cause| {
+            warn!(%cause, "programs that were kept cannot be used; loading them anew");
+            BTreeMap::new()
+        });
+        let is_new = maps.len() < MAPS.len() || programs.len() < link_kinds().count();
+        if is_new {
             kept = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
             programs = kept::open(&kept)?;
         }
-        kept::forget_others(&pins, &kept)?;
+        if let Err(cause) = kept::forget_others(&pins, &kept) {
+            warn!(%cause, "programs that nobody uses stay");
+        }
         let mut store = KernelStore::open(&pins, 0)?;
         store.former_flows = former_flows(&resized)?;
         store.rebuild_locals()?;
@@ -103,8 +109,8 @@ impl Datapath {
             resized,
             _lock: lock,
         };
-        if !adopted {
-            // A new filter beside old frontends would hide them.
+        if !adopted || is_new {
+            // A new filter beside old frontends would hide them, and other programs may look for them at other places of it.
             datapath.rebuild_filter()?;
         }
         Ok(datapath)

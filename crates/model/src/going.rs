@@ -5,7 +5,7 @@ use weir_abi as abi;
 use crate::begin::reply_key;
 use crate::control::is_here;
 use crate::over::has_ended;
-use crate::packet::{End, Key, Packet, Piece, UDP};
+use crate::packet::{End, Key, Packet, Piece, TCP, UDP};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Reason};
 
@@ -45,7 +45,10 @@ impl Model {
     /// nor an end shows that it heard of one.
     pub(crate) fn known_flow(&mut self, p: &Packet) -> Option<(Stage, Flow)> {
         let key = p.key();
-        let (stage, flow) = self.tables.flows.find(&key)?;
+        let (stage, mut flow) = self.tables.flows.find(&key)?;
+        if stage == Stage::Opening && flow.ended && flow.closing && !p.ending && p.protocol == TCP {
+            self.revive(p, &mut flow);
+        }
         let goes_on = flow.replied && !flow.ended && !p.syn && !p.ending;
         if stage == Stage::Opening && goes_on && self.promote(&key, &flow, p.heard) {
             self.keep_backend(p, &flow);

@@ -121,6 +121,24 @@ impl Model {
         }
     }
 
+    /// Has a connection go on whose client has reset it and sends all the same: somebody else may have sent the reset. A SYN soon after it
+    /// is for the backend to judge.
+    pub(crate) fn revive(&mut self, p: &Packet, flow: &mut Flow) {
+        let at = self.reply_key_of(p, flow);
+        let Some((stage, reply)) = self.tables.replies.find(&at) else { return };
+        let is_own = !flow.direct && reply.is_of(&p.key(), flow);
+        if !is_own || reply.closing || p.syn && self.is_silent(flow, &reply, self.config.tcp_linger) {
+            return;
+        }
+        self.tables.replies.put(stage, at, Reply { ended: false, ..reply });
+        (flow.ended, flow.closing) = (false, false);
+        if self.is_alive(flow) {
+            let counters = self.tables.backend_counters(flow.backend);
+            counters.balance = counters.balance.wrapping_add(1);
+        }
+        self.tables.flows.put(Stage::Opening, p.key(), *flow);
+    }
+
     /// Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow.
     pub(crate) fn backend_ends(&mut self, key: &Key, reply: &mut Reply, p: &Packet) {
         let flow_key = reply.flow_key(key);
@@ -140,7 +158,8 @@ impl Model {
         let reply = self.tables.replies.at(Stage::Going, &at).filter(|reply| !flow.direct && reply.is_of(key, flow));
         if let Some(reply) = reply {
             self.tables.replies.forget(Stage::Going, &at);
-            self.tables.replies.put(Stage::Opening, at, Reply { opening: true, ..reply });
+            // Its client has heard of the SYN-ACK long ago.
+            self.tables.replies.put(Stage::Opening, at, Reply { opening: true, heard: 0, ..reply });
         }
         self.tables.flows.forget(Stage::Going, key);
         self.tables.flows.put(Stage::Opening, *key, Flow { opening: true, ..*flow });

@@ -169,15 +169,17 @@ mod tests {
     use crate::output::tests::plain;
 
     #[test]
-    fn a_dry_run_says_which_links_and_maps_would_go() {
+    fn a_dry_run_says_which_links_programs_and_maps_would_go() {
         let pins = PinDir::new("/sys/fs/bpf/weir");
-        let paths = vec![pins.links().join("nic_in-2"), pins.links().join("connect4"), pins.map("services")];
+        let program = pins.root().join("programs-0123456789abcdef").join("weir_nic_in");
+        let paths = vec![pins.links().join("nic_in-2"), pins.links().join("connect4"), program, pins.map("services")];
         let rows = rows(&pins, paths, true, |index| format!("eth{index}"));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&rows).unwrap()), @r"
-        KIND   NAME       INTERFACE   PATH                                ACTION
-        link   nic_in     eth2        /sys/fs/bpf/weir/links/nic_in-2     would detach
-        link   connect4   <none>      /sys/fs/bpf/weir/links/connect4     would detach
-        map    services   <none>      /sys/fs/bpf/weir/maps-v5/services   would remove
+        KIND      NAME          INTERFACE   PATH                                                     ACTION
+        link      nic_in        eth2        /sys/fs/bpf/weir/links/nic_in-2                          would detach
+        link      connect4      <none>      /sys/fs/bpf/weir/links/connect4                          would detach
+        program   weir_nic_in   <none>      /sys/fs/bpf/weir/programs-0123456789abcdef/weir_nic_in   would remove
+        map       services      <none>      /sys/fs/bpf/weir/maps-v5/services                        would remove
         ");
     }
 

@@ -196,10 +196,17 @@ fn programs_are_kept_for_the_next_agent_on_the_same_maps_and_for_no_other() {
     let first = programs(&pins.open().unwrap());
     assert_eq!(programs(&pins.open().unwrap()), first);
 
-    // A map that somebody has put in another's place, of the same layout.
-    let path = pins.dir.map("counters");
+    // A map that somebody has put in another's place, of the same layout: all maps are there.
+    let Some(others) = Pins::new("another agent's maps") else { return };
+    let (path, datapath) = (pins.dir.map("counters"), others.open().unwrap());
+    let other = aya::maps::MapData::from_pin(others.dir.map("counters")).unwrap();
     std::fs::remove_file(&path).unwrap();
-    let second = programs(&pins.open().unwrap());
+    other.pin(&path).unwrap();
+    drop(datapath);
+    let datapath = pins.open().unwrap();
+    assert!(datapath.adopted());
+    let second = programs(&datapath);
+    drop(datapath);
     assert!(second.iter().all(|id| !first.contains(id)), "{first:?} {second:?}");
     let larger = Capacity { openings: SMALL.openings * 2, ..SMALL };
     let third = programs(&pins.open_with(&larger).unwrap());

@@ -215,7 +215,10 @@ fn a_client_port_that_is_used_again_after_the_end_has_a_new_flow_at_once() {
             client_sends(talk, fin());
             endpoint_sends(talk, fin());
         },
-        |talk| client_sends(talk, rst()),
+        |talk| {
+            client_sends(talk, rst());
+            pass(talk, LINGER + 1);
+        },
         |talk| endpoint_sends(talk, rst()),
     ];
     for end in ends {
@@ -230,7 +233,7 @@ fn a_client_port_that_is_used_again_after_the_end_has_a_new_flow_at_once() {
 
 /// RFC 9293, 3.10.7.4: who knows of the connection acknowledges what it expects, and a client that does not know resets it.
 #[test]
-fn a_syn_in_an_open_connection_is_for_its_backend_to_judge_and_begins_anew_after_the_clients_reset() {
+fn a_syn_in_an_open_connection_is_for_its_backend_to_judge_and_so_it_is_soon_after_the_clients_reset() {
     each_way("SYNs in open connections", Protocol::Tcp, |talk| {
         establish(talk);
         for _ in 0..2 {
@@ -239,7 +242,35 @@ fn a_syn_in_an_open_connection_is_for_its_backend_to_judge_and_begins_anew_after
             pass(talk, LINGER + 1);
         }
         client_sends(talk, rst());
-        assert!(begins_anew(talk));
+        assert!(!begins_anew(talk));
+        talk.accept();
+        talk.client_goes_on();
+        assert_eq!(talk.flow().flags & (abi::FLOW_OPENING | abi::FLOW_CLOSING | abi::FLOW_ENDED), 0);
+    });
+}
+
+/// RFC 5961, 3.2: its backend alone knows that the reset has not the number that comes next.
+#[test]
+fn a_reset_that_somebody_sends_in_the_clients_name_takes_nothing_from_a_connection_that_goes_on() {
+    each_way("resets in the client's name", Protocol::Tcp, |talk| {
+        establish(talk);
+        let before = talk.flow();
+        for syn_too in [false, true] {
+            let open = talk.counters().balance;
+            client_sends(talk, rst());
+            assert_eq!(talk.counters().balance + 1, open);
+            assert!(!syn_too || !begins_anew(talk));
+            talk.endpoint_goes_on();
+            talk.client_goes_on();
+            let after = talk.flow();
+            assert_eq!((after.flags, after.snat_port, after.created), (before.flags, before.snat_port, before.created));
+            assert_eq!(talk.counters().balance, open);
+        }
+        let open = talk.counters().balance;
+        client_sends(talk, rst());
+        endpoint_sends(talk, rst());
+        talk.client_goes_on();
+        assert_eq!(talk.counters().balance + 1, open, "its backend has ended it");
     });
 }
 
@@ -252,6 +283,7 @@ fn a_client_that_resets_what_is_for_an_earlier_connection_goes_on_asking_the_sam
         assert!(!begins_anew(talk));
         talk.accept();
         client_sends(talk, rst());
+        pass(talk, LINGER + 1);
         assert_eq!(begins_anew(talk), !in_the_nodes_name(talk), "who was accepted and resets ends it");
     });
 }
