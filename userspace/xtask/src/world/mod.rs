@@ -41,7 +41,7 @@ const MOST_SERVICES: i64 = 15_000;
 /// Short connections per second where their number is fixed: what the slowest proxy does on two small cores, and no more.
 const RATE: u32 = 2000;
 /// What a proxy does that runs again after a while is not measured.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_millis(500);
 /// A machine that does less than this for a while is calm, and the most that is waited for it.
 const CALM: f64 = 0.1;
 const WHILE: Duration = Duration::from_secs(2);
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     /// How often everything is measured; the report has only what was measured five times or more
     #[arg(long, value_name = "N", default_value_t = report::REPETITIONS, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
-    /// Length of each measurement, in place of 2 or 60 s
+    /// Length of each measurement, in place of 1 or 60 s
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
     /// Numbers of services

@@ -190,8 +190,8 @@ impl Load {
     /// changes by in a few seconds, so that what is compared has to be short, close together, and done often.
     pub(super) const fn rounds(self) -> u32 {
         match self {
-            Self::Paced => 4,
-            Self::Burst | Self::Keepalive | Self::Bulk => 2,
+            Self::Paced => 10,
+            Self::Burst | Self::Keepalive | Self::Bulk => 3,
             Self::Sustained => 1,
         }
     }
@@ -199,7 +199,7 @@ impl Load {
     /// How long a measurement in a round is, unless somebody says otherwise.
     pub(super) const fn time(self) -> Duration {
         match self {
-            Self::Paced | Self::Burst | Self::Keepalive | Self::Bulk => Duration::from_secs(2),
+            Self::Paced | Self::Burst | Self::Keepalive | Self::Bulk => Duration::from_secs(1),
             Self::Sustained => Duration::from_secs(60),
         }
     }
