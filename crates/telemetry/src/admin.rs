@@ -10,6 +10,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, State};
@@ -30,6 +32,10 @@ pub const DIRECTORY: &str = "/run/weir";
 const DIRECTORY_MODE: u32 = 0o750;
 /// Mode of the socket: to connect one has to be able to write.
 const SOCKET_MODE: u32 = 0o600;
+/// An agent that starts at the same time holds the directory for a moment.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks.
+const GLANCE: Duration = Duration::from_millis(10);
 /// Anybody but the owner may put something in.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -223,12 +229,16 @@ fn lock_directory(directory: &Path, owner: u32) -> Result<File, Error> {
         return Err(exposed("it belongs to another user"));
     }
     let file = failed("open", directory, File::open(directory))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            failed("lock", directory, Err(io::Error::other("another agent starts at this moment")))
+    let begin = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if begin.elapsed() < PATIENCE => thread::sleep(GLANCE),
+            Err(TryLockError::WouldBlock) => {
+                failed("lock", directory, Err(io::Error::other("another process has had it locked for seconds")))?;
+            }
+            Err(TryLockError::Error(cause)) => failed("lock", directory, Err(cause))?,
         }
-        Err(TryLockError::Error(cause)) => failed("lock", directory, Err(cause)),
     }
 }
 

@@ -112,6 +112,23 @@ async fn a_live_socket_whose_queue_is_full_is_left_alone_without_waiting() {
 }
 
 #[tokio::test]
+async fn one_that_starts_while_another_one_does_waits_for_it_but_not_for_ever() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("agent.sock");
+    let directory = fs::File::open(parent.path()).unwrap();
+    directory.lock().unwrap();
+    assert!(refusal(&path).contains("has had it locked for seconds"));
+    let (begun, begins) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || {
+        begins.recv().unwrap();
+        directory.unlock().unwrap();
+    });
+    begun.send(()).unwrap();
+    AdminSocket::bind(&path).unwrap();
+    other.join().unwrap();
+}
+
+#[tokio::test]
 async fn one_that_goes_leaves_the_socket_of_its_successor_alone() {
     let parent = tempfile::tempdir().unwrap();
     let path = parent.path().join("agent.sock");
