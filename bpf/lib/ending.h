@@ -8,22 +8,28 @@
 
 #include "over.h"
 
-/*
- * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and takes it out of the balance of its
- * backend, whose slot may be another's by now.
- */
-static __always_inline void flow_end(struct flow *flow, struct reply *reply)
+/* Adds to the balance of a flow's backend, whose slot may be another's by now. */
+static __always_inline void balance_add(const struct flow *flow, const int change)
 {
 	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 
+	if (counters && backend && backend->generation == flow->generation)
+		__sync_fetch_and_add(&counters->balance, change);
+}
+
+/*
+ * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and takes it out of the balance of its
+ * backend.
+ */
+static __always_inline void flow_end(struct flow *flow, struct reply *reply)
+{
 	if (reply)
 		reply->flags |= FLOW_ENDED;
 	if (flow->flags & FLOW_ENDED)
 		return;
 	flow->flags |= FLOW_ENDED;
-	if (counters && backend && backend->generation == flow->generation)
-		__sync_fetch_and_add(&counters->balance, -1);
+	balance_add(flow, -1);
 }
 
 /* The entry of a flow's answers, or NULL: it was evicted, is another's, or answers do not come by here. */
@@ -88,16 +94,13 @@ static __always_inline bool is_reset_in_vain(const struct packet *p, const struc
 /* Has such a connection go on. */
 static __always_inline int revive(const struct packet *p, struct flow *flow, const bool v6)
 {
-	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
-	const struct backend *backend = lookup_by(&backends, flow->backend);
 	struct reply *reply = own_reply(p, flow, v6);
 
 	if (!reply || !is_reset_in_vain(p, flow, reply))
 		return 0;
 	reply->flags &= ~FLOW_ENDED;
 	flow->flags &= ~(FLOW_ENDED | FLOW_CLOSING);
-	if (counters && backend && backend->generation == flow->generation)
-		__sync_fetch_and_add(&counters->balance, 1);
+	balance_add(flow, 1);
 	return 0;
 }
 

@@ -114,7 +114,8 @@ pub struct AdminSocket {
 
 impl AdminSocket {
     /// Listens at `path`. Its directory is made if it is not there, its parent is not. A socket at which nobody listens any
-    /// more is replaced, one at which somebody does is left alone, and so is everything that is no socket.
+    /// more is replaced, one at which somebody does is left alone, and so is everything that is no socket. While another agent starts it
+    /// waits, at most for two seconds.
     ///
     /// # Errors
     /// Somebody listens there, something else is there, others may change the directory, or the kernel refuses.
