@@ -9,6 +9,14 @@ enum handover_kind {
 	HANDOVER_TO_POD = 2, /* tc sends it on to the pod, past the host's stack */
 };
 
+/* A packet's two ends after translation. */
+struct ends {
+	struct addr src;
+	struct addr dst;
+	__be16 sport;
+	__be16 dport;
+};
+
 /* In front of a packet that XDP translated and passed up. */
 struct handover {
 	__u32 magic;

@@ -146,4 +146,71 @@ static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p,
 	return ctx_set_ttl(ctx, p, p->ttl - 1, v6);
 }
 
+/* What changes in an IPv4 header of a packet that goes on from here. */
+struct ipv4_rest {
+	__be16 ttl_and_proto;
+	__u16 check;
+	__be32 src;
+	__be32 dst;
+};
+
+/* Writes both addresses and one hop less to live into a header, with its checksum. Returns 0 or an error. */
+static __always_inline long store_rest4(ctx_t *ctx, const struct packet *p, const struct ends *to)
+{
+	const __u32 offset = offsetof(struct iphdr, ttl);
+	const struct ipv4_rest *old = (void *)(long)ctx->data + (p->l3 & (2 * HEADERS_MAX - 1)) + offset;
+	struct ipv4_rest rest;
+
+	if ((void *)(old + 1) > (void *)(long)ctx->data_end)
+		return ERROR_INVALID;
+	rest = (struct ipv4_rest){
+		.ttl_and_proto = old->ttl_and_proto - bpf_htons(0x0100),
+		.src = to->src.word[3],
+		.dst = to->dst.word[3],
+	};
+	rest.check = csum_update(old->check, (__u64)(__u16)~old->ttl_and_proto + rest.ttl_and_proto + (__u32)~old->src +
+						     rest.src + (__u32)~old->dst + rest.dst);
+	return bpf_skb_store_bytes(ctx, p->l3 + offset, &rest, sizeof(rest), 0);
+}
+
+/* The same of either family, with the addresses' share of the transport's checksum if any. Returns 0 or an error. */
+static __always_inline long rewrite_addrs(ctx_t *ctx, const struct packet *p, const struct ends *to, __u64 flags,
+					  const bool v6)
+{
+	__u64 diff = (__u64)addr_diff(&p->src, &to->src) + addr_diff(&p->dst, &to->dst);
+	const __u64 sums = p->addresses_only ? BPF_F_RECOMPUTE_CSUM : 0;
+	__u32 check = l4_check_offset(p);
+	long error = 0;
+
+	diff = (diff & 0xffffffff) + (diff >> 32);
+	flags |= BPF_F_PSEUDO_HDR;
+	if (!p->addresses_only)
+		error = bpf_l4_csum_replace(ctx, check, 0, diff, v6 ? flags | CSUM_IPV6 : flags);
+	if (v6 && error == ERROR_INVALID)
+		error = bpf_l4_csum_replace(ctx, check, 0, diff, flags);
+	if (!v6)
+		return error ?: store_rest4(ctx, p, to);
+	/* Both addresses lie side by side, there as here. */
+	error = error
+			?: bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, saddr), to, 2 * sizeof(to->src),
+					       sums);
+	return error ?: ctx_decrement_ttl(ctx, p, true);
+}
+
+/* Replaces both ends of a packet that goes on from here, and takes a hop off its life. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_rewrite_both(ctx_t *ctx, const struct packet *p, const struct ends *to, const bool v6)
+{
+	__u64 flags = p->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 old = p->sport | (__u32)p->dport << 16, ports = to->sport | (__u32)to->dport << 16;
+
+	if (rewrite_addrs(ctx, p, to, flags, v6))
+		return -REASON_REWRITE_FAILED;
+	if (p->addresses_only || ports == old)
+		return 0;
+	if (bpf_l4_csum_replace(ctx, l4_check_offset(p), old, ports, flags | sizeof(ports)) ||
+	    bpf_skb_store_bytes(ctx, p->l4, &ports, sizeof(ports), 0))
+		return -REASON_REWRITE_FAILED;
+	return 0;
+}
+
 #endif

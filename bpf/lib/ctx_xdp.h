@@ -121,4 +121,13 @@ static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p,
 	return 0;
 }
 
+/* Replaces both ends of a packet that goes on from here, and takes a hop off its life. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_rewrite_both(ctx_t *ctx, const struct packet *p, const struct ends *to, const bool v6)
+{
+	int error = ctx_rewrite(ctx, p, true, &to->src, to->sport, v6);
+
+	error = error ?: ctx_rewrite(ctx, p, false, &to->dst, to->dport, v6);
+	return error ?: ctx_decrement_ttl(ctx, p, v6);
+}
+
 #endif

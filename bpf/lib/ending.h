@@ -81,22 +81,18 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 }
 
 /*
- * Whether a client that has reset a connection goes on with it: it does not know of that. Somebody in its name may have sent the reset, and
- * only its backend knows the numbers that tell (RFC 5961, 3.2). A SYN soon after it is for the backend to judge, too.
+ * Has a connection go on whose client has reset it and sends all the same: it does not know of that. Somebody in its name may have sent the
+ * reset, and only its backend knows the numbers that tell (RFC 5961, 3.2). A SYN soon after it is for the backend to judge, too.
  */
-static __always_inline bool is_reset_in_vain(const struct packet *p, const struct flow *flow, const struct reply *reply)
-{
-	const struct config *config = config_get();
-
-	return config && !(reply->flags & FLOW_CLOSING) && !(p->syn && is_silent(flow, reply, config->tcp_linger));
-}
-
-/* Has such a connection go on. */
 static __always_inline int revive(const struct packet *p, struct flow *flow, const bool v6)
 {
-	struct reply *reply = own_reply(p, flow, v6);
+	const struct config *config = config_get();
+	struct reply *reply;
 
-	if (!reply || !is_reset_in_vain(p, flow, reply))
+	if (!config || (p->syn && is_idle(now_ticks(), flow->last_seen, config->tcp_linger)))
+		return 0;
+	reply = own_reply(p, flow, v6);
+	if (!reply || reply->flags & FLOW_CLOSING)
 		return 0;
 	reply->flags &= ~FLOW_ENDED;
 	flow->flags &= ~(FLOW_ENDED | FLOW_CLOSING);

@@ -14,14 +14,6 @@
 /* Of struct tcphdr: the upper half is the header's length in words. */
 #define TCP_WORDS_AT 12
 
-/* A packet's two ends after translation. */
-struct ends {
-	struct addr src;
-	struct addr dst;
-	__be16 sport;
-	__be16 dport;
-};
-
 /* Asks the kernel for the way of so many bytes; of 0 it knows by itself, in tc. Returns as bpf_fib_lookup(). */
 static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const struct ends *to,
 				      struct bpf_fib_lookup *fib, __u16 length, const bool v6)
@@ -126,8 +118,12 @@ static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct b
 	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
 	p->action = fib->ifindex == ctx_ifindex(ctx) ? XDP_TX : bpf_redirect_map(&devices, fib->ifindex, 0);
 #else
+	struct bpf_redir_neigh next = { .nh_family = fib->family };
+
 	(void)ctx;
-	p->action = bpf_redirect_neigh(fib->ifindex, NULL, 0, 0);
+	/* Where the way leads is known: it is not looked for again. */
+	__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
+	p->action = bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
 #endif
 	return 0;
 }
@@ -136,11 +132,7 @@ static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct b
 static __always_inline int send(ctx_t *ctx, struct packet *p, const struct ends *to, const struct bpf_fib_lookup *fib,
 				const bool v6)
 {
-	int error = ctx_rewrite(ctx, p, true, &to->src, to->sport, v6);
-
-	error = error ?: ctx_rewrite(ctx, p, false, &to->dst, to->dport, v6);
-	error = error ?: ctx_decrement_ttl(ctx, p, v6);
-	return error ?: send_off(ctx, p, fib);
+	return ctx_rewrite_both(ctx, p, to, v6) ?: send_off(ctx, p, fib);
 }
 
 #endif

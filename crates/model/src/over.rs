@@ -124,10 +124,12 @@ impl Model {
     /// Has a connection go on whose client has reset it and sends all the same: somebody else may have sent the reset. A SYN soon after it
     /// is for the backend to judge.
     pub(crate) fn revive(&mut self, p: &Packet, flow: &mut Flow) {
+        if p.syn && self.now.is_idle(flow.last_seen, self.config.tcp_linger) {
+            return;
+        }
         let at = self.reply_key_of(p, flow);
         let Some((stage, reply)) = self.tables.replies.find(&at) else { return };
-        let is_own = !flow.direct && reply.is_of(&p.key(), flow);
-        if !is_own || reply.closing || p.syn && self.is_silent(flow, &reply, self.config.tcp_linger) {
+        if flow.direct || !reply.is_of(&p.key(), flow) || reply.closing {
             return;
         }
         self.tables.replies.put(stage, at, Reply { ended: false, ..reply });

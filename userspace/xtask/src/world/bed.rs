@@ -1,5 +1,5 @@
-//! The world: a client outside, and for each proxy two nodes with a pod each. Proxies that have the same number of services
-//! share an API server.
+//! The world: a client outside, and for each proxy, and each way without one, two nodes with a pod each. Proxies that have the same
+//! number of services share an API server.
 //!
 //! Every proxy has two Services of its own, both in both families and with node ports: one with the pod of its first node,
 //! which connections come to, and one with the pod of its second.
@@ -53,6 +53,8 @@ const PORTS: [Port; 3] = [NODE_PORT, CLUSTER_IP, BULK];
 const FIRST_NODE_PORT: u16 = 31_000;
 /// Numbers of the Services' cluster IPs count up from here: the API server takes them from the other end first.
 const FIRST_CLUSTER_IP: u16 = 16;
+/// Pairs of nodes without a proxy: see [`pair_without`].
+const PAIRS_WITHOUT: u16 = 2;
 
 /// See the module's description. Processes and namespaces are gone on drop.
 pub(super) struct Bed {
@@ -73,7 +75,7 @@ impl Bed {
     /// # Errors
     /// When a part of it cannot be made.
     pub(super) fn build(services: &[u32], directory: &File) -> Result<Self> {
-        let pairs = 1 + services.len() * Proxy::ALL.len();
+        let pairs = usize::from(PAIRS_WITHOUT) + services.len() * Proxy::ALL.len();
         let nodes = u8::try_from(2 * pairs).context("too many numbers of services")?;
         let world = World::builder().nodes(nodes).build()?;
         let mut servers = Vec::new();
@@ -82,6 +84,7 @@ impl Bed {
         }
         let mut bed = Self { servers, clusters: Vec::new(), world };
         bed.await_servers()?;
+        bed.detour()?;
         for (number, services) in (0..).zip(services) {
             let cluster = bed.start_cluster(number, *services, directory)?;
             bed.clusters.push(cluster);
@@ -105,10 +108,7 @@ impl Bed {
         let Way { path, services, proxy } = way;
         let port = port_of(path, load);
         let (pair, port) = match path {
-            Path::Direct => {
-                let node = self.pair(0)[usize::from(index(backend))];
-                (address::pod(node.number(), 1), port.target)
-            }
+            Path::Direct | Path::Routed => (self.pod(way, backend).address(), port.target),
             Path::NodePort => (self.nodes(services, proxy)[0].address(), node_port(proxy, backend, port)),
             Path::ClusterIp => (cluster_ip(self.number_of(services), proxy, backend), port.port),
         };
@@ -117,8 +117,10 @@ impl Bed {
 
     /// The pod that answers there.
     pub(super) fn pod(&self, way: Way, backend: Backend) -> Pod {
-        let Way { path, services, proxy } = way;
-        let nodes = if path == Path::Direct { self.pair(0) } else { self.nodes(services, proxy) };
+        let nodes = match way.path {
+            Path::Direct | Path::Routed => self.pair(pair_without(way.path)),
+            Path::NodePort | Path::ClusterIp => self.nodes(way.services, way.proxy),
+        };
         nodes[usize::from(index(backend))].pod(1)
     }
 
@@ -155,6 +157,21 @@ impl Bed {
     fn pair(&self, number: u16) -> [&Node; 2] {
         let (nodes, first) = (self.world.nodes(), 2 * usize::from(number));
         [&nodes[first], &nodes[first + 1]]
+    }
+
+    /// Has the pod of [`Way::ROUTED`] reached by way of its first node, in both directions.
+    fn detour(&self) -> Result<()> {
+        let [first, second] = self.pair(pair_without(Path::Routed));
+        // Who is told of a shorter way takes it.
+        let told = [("net/ipv4/conf/all/send_redirects", "0"), ("net/ipv4/conf/eth0/send_redirects", "0")];
+        first.netns().sysctls(&told)?;
+        for pods in address::pod_cidrs(second.number()) {
+            self.world.route_via(pods, first.number())?;
+        }
+        let back =
+            address::CLIENT.both().map(|client| format!("route add {client} via {}", first.address().like(client)));
+        second.netns().ip(&back.join("\n"))?;
+        Family::ALL.into_iter().try_for_each(|family| self.await_answer(Way::ROUTED, Backend::Remote, family, SOON))
     }
 
     fn start_cluster(&self, number: u16, services: u32, directory: &File) -> Result<Cluster> {
@@ -266,7 +283,10 @@ fn service_name(proxy: Proxy, backend: Backend) -> String {
 fn port_of(path: Path, load: Load) -> Port {
     match (load, path) {
         (Load::Bulk, _) => BULK,
-        (Load::Paced | Load::Burst | Load::Keepalive | Load::Sustained, Path::Direct | Path::NodePort) => NODE_PORT,
+        (
+            Load::Paced | Load::Burst | Load::Keepalive | Load::Sustained,
+            Path::Direct | Path::Routed | Path::NodePort,
+        ) => NODE_PORT,
         (Load::Paced | Load::Burst | Load::Keepalive | Load::Sustained, Path::ClusterIp) => CLUSTER_IP,
     }
 }
@@ -288,13 +308,16 @@ const fn index(backend: Backend) -> u16 {
     }
 }
 
-/// The two nodes of a proxy, counted in pairs: the first pair has none.
+/// The two nodes of a proxy, counted in pairs.
 const fn pair_of(cluster: u16, proxy: Proxy) -> u16 {
-    match proxy {
-        Proxy::None => 0,
-        Proxy::Weir | Proxy::Bypass | Proxy::Iptables | Proxy::Nftables => {
-            1 + cluster * (OWN_SERVICES / 2) + position(proxy)
-        }
+    PAIRS_WITHOUT + cluster * (OWN_SERVICES / 2) + position(proxy)
+}
+
+/// The two nodes of a way without a proxy, counted in pairs.
+const fn pair_without(path: Path) -> u16 {
+    match path {
+        Path::Routed => 1,
+        Path::Direct | Path::NodePort | Path::ClusterIp => 0,
     }
 }
 
@@ -346,7 +369,8 @@ mod tests {
     #[test]
     fn every_proxy_of_every_cluster_has_nodes_of_its_own() {
         let of = |cluster| Proxy::ALL.map(move |proxy| pair_of(cluster, proxy));
-        let pairs: Vec<_> = [pair_of(0, Proxy::None)].into_iter().chain([0, 1].into_iter().flat_map(of)).collect();
-        assert_eq!(pairs, [0, 1, 4, 2, 3, 5, 8, 6, 7]);
+        let without = [Path::Direct, Path::Routed].map(pair_without);
+        let pairs: Vec<_> = without.into_iter().chain([0, 1].into_iter().flat_map(of)).collect();
+        assert_eq!(pairs, [0, 1, 2, 5, 3, 4, 6, 9, 7, 8]);
     }
 }

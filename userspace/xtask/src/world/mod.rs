@@ -30,7 +30,7 @@ use crate::progress::Step;
 use crate::requirements::{self};
 use bed::Bed;
 use measure::{Measured, Rounds, Setting};
-use plan::{Block, Case, Figure, Way};
+use plan::{Block, Case, Figure, Proxy, Way};
 use proxies::Proxies;
 use results::{Record, Results};
 
@@ -211,7 +211,7 @@ impl Run<'_> {
         let log = place.directory.join("load.log");
         let setting = Setting { rate: self.options.rate, time, log: &log, stop: self.stop };
         let measured = place.proxies.in_turn(way, || {
-            if way != Way::DIRECT {
+            if way.proxy != Proxy::None {
                 self.stop.sleep(SETTLE)?;
             }
             measure::measure(block, way, place.bed, setting)

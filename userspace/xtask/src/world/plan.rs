@@ -31,6 +31,8 @@ pub(super) enum Case {
 pub(super) enum Path {
     /// They do not: they go to the pod
     Direct,
+    /// They do not either, but a pod of the second node is reached by way of the first one
+    Routed,
     NodePort,
     ClusterIp,
 }
@@ -80,15 +82,17 @@ pub(super) struct Way {
 impl Way {
     /// No service at all.
     pub(super) const DIRECT: Self = Self { path: Path::Direct, services: 0, proxy: Proxy::None };
+    /// The same with the hop that a proxy needs to a pod of another node: what is left is the proxy's own.
+    pub(super) const ROUTED: Self = Self { path: Path::Routed, ..Self::DIRECT };
 
     /// Whether it has a turn in a block; `fewest`: services that any way has. Past the host's stack no pod of another node is reached, and
     /// what has to gain from it are short connections and requests. For a minute kube-proxy's modes are measured once, so
     /// that one sees what becomes of them: nothing that must hold is said beside them. One repetition takes an hour less.
-    /// Without a service there are no turns: that is measured next to each of the others.
+    /// Without a service and straight to the pod there are no turns: that is measured next to each of the others.
     pub(super) fn has_turn(self, block: Block, fewest: u32) -> bool {
         let Block { load, backend, family } = block;
         match self.proxy {
-            Proxy::None => false,
+            Proxy::None => self == Self::ROUTED && backend == Backend::Remote,
             Proxy::Weir => true,
             Proxy::Bypass => matches!((load, backend), (Load::Burst | Load::Keepalive, Backend::Local)),
             Proxy::Iptables | Proxy::Nftables => {
@@ -139,6 +143,7 @@ impl Path {
     const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::Routed => "routed",
             Self::NodePort => "NodePort",
             Self::ClusterIp => "ClusterIP",
         }
@@ -290,13 +295,13 @@ pub(super) fn pods() -> impl Iterator<Item = (Backend, Family)> {
     Backend::ALL.into_iter().flat_map(|backend| Family::ALL.map(|family| (backend, family)))
 }
 
-/// All ways through proxies that have so many services.
+/// All ways that have turns, where proxies have so many services.
 pub(super) fn ways(services: &[u32]) -> Vec<Way> {
     let through = |path: Path| {
         let proxies = move |services: &u32| Proxy::ALL.map(|proxy| Way { path, services: *services, proxy });
         services.iter().flat_map(proxies)
     };
-    Path::SERVED.into_iter().flat_map(through).collect()
+    Path::SERVED.into_iter().flat_map(through).chain([Way::ROUTED]).collect()
 }
 
 /// The order of a round, from 1: each second one goes backward, and who is first changes, so that nobody always comes
@@ -342,13 +347,13 @@ mod tests {
     #[test]
     fn every_way_has_one_turn_in_each_round_and_neighbours_change() {
         let ways = ways(&[10, 10_000]);
-        assert_eq!(ways.len(), 2 * 2 * 4);
+        assert_eq!(ways.len(), 2 * 2 * 4 + 1);
         for round in 1..=5 {
             let turns = turns(&ways, round);
             assert!(ways.iter().all(|way| turns.contains(way)) && turns.len() == ways.len(), "{round}");
         }
         let first = |round| turns(&ways, round).iter().position(|way| *way == ways[0]);
-        assert_eq!([1, 2, 3, 4, 5].map(first), [0, 15, 15, 0, 14].map(Some));
+        assert_eq!([1, 2, 3, 4, 5].map(first), [0, 16, 16, 0, 15].map(Some));
         let mut backward = turns(&ways, 2);
         backward.reverse();
         assert_eq!(backward, turns(&ways, 1));
@@ -364,6 +369,15 @@ mod tests {
         assert_eq!(loads, [Load::Burst, Load::Burst, Load::Keepalive, Load::Keepalive]);
         let weir = Way { proxy: Proxy::Weir, ..bypass };
         assert!(all.iter().all(|block| weir.has_turn(*block, 10) && !Way::DIRECT.has_turn(*block, 10)));
+    }
+
+    #[test]
+    fn the_hop_that_a_proxy_needs_is_measured_where_there_is_one() {
+        let all = blocks(Case::value_variants());
+        let (measured, others): (Vec<Block>, Vec<Block>) =
+            all.into_iter().partition(|block| Way::ROUTED.has_turn(*block, 10));
+        assert!(measured.iter().all(|block| block.backend == Backend::Remote), "{measured:?}");
+        assert!(others.iter().all(|block| block.backend == Backend::Local), "{others:?}");
     }
 
     #[test]

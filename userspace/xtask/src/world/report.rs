@@ -56,9 +56,9 @@ fn table(text: &mut String, figure: Figure, results: &Results) -> Result<()> {
             for (family, services) in Family::ALL.into_iter().flat_map(|family| with_each(family, results)) {
                 write!(rows, "| {path} | {backend} | {family} | {services} |")?;
                 let through = Proxy::ALL.map(|proxy| Way { path, services, proxy });
-                for way in [Way::DIRECT].into_iter().chain(through) {
+                for way in [Way::DIRECT, Way::ROUTED].into_iter().chain(through) {
                     let cell = cell(figure, results, way, backend, family);
-                    any |= cell.is_some() && way != Way::DIRECT;
+                    any |= cell.is_some() && way.proxy != Proxy::None;
                     let is_short = results.at(figure, way, backend, family).any(Record::is_short);
                     short |= is_short;
                     write!(rows, " {}{} |", cell.unwrap_or_default(), if is_short { " \\*" } else { "" })?;
@@ -71,9 +71,9 @@ fn table(text: &mut String, figure: Figure, results: &Results) -> Result<()> {
         return Ok(());
     }
     writeln!(text, "\n## {}\n\nIn {}.\n", figure.title(), figure.unit())?;
-    write!(text, "| path | backend | family | services | {} |", Proxy::None)?;
+    write!(text, "| path | backend | family | services | {0} | {0}, by way of the first node |", Proxy::None)?;
     Proxy::ALL.iter().try_for_each(|proxy| write!(text, " {proxy} |"))?;
-    writeln!(text, "\n|{}", " --- |".repeat(4 + 1 + Proxy::ALL.len()))?;
+    writeln!(text, "\n|{}", " --- |".repeat(4 + 2 + Proxy::ALL.len()))?;
     text.push_str(&rows);
     if short {
         text.push_str("\n\\* The machine had no CPU time left for that rate.\n");
@@ -113,7 +113,8 @@ A client outside the cluster reaches two nodes through a router; all of them are
 a service at the first node, by its node port or its cluster IP. The service has one pod, on that node (local) or on the
 other one (remote); both nodes run the proxy. Each proxy has two nodes, pods and services of its own and the same Kubernetes
 API with so many services. `no service` is the same client and the pod's own address; it reaches a remote pod without the
-first node. All are measured in turns, a round forward and the next one backward; who has no turn is stopped. Next to each turn the
+first node. A proxy cannot: what is reached by way of the first node costs that hop, which is the proxy's as much as a route's, so that
+it is measured by itself, too. All are measured in turns, a round forward and the next one backward; who has no turn is stopped. Next to each turn the
 same is measured without a service: virtual machines change by a tenth and more from one second to the next, so that what stands
 behind `×`, the median of what neighbours have to each other, is nearer to the truth than the quotient of two medians.
 
@@ -121,7 +122,7 @@ behind `×`, the median of what neighbours have to each other, is nearer to the 
   the difference to `no service`. Client and servers are on different CPUs then, as on different machines. A
   repetition of this consists of ten rounds of a second.
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for three rounds of a second or, sustained, for a
-  minute. For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes an hour.
+  minute. For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes more than an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
 * `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
@@ -145,7 +146,7 @@ mod tests {
             short,
         ];
         let text = tables(&results(records)).unwrap();
-        let row = "| NodePort | local | IPv4 | 10 | **100.0** (100.0-100.0) | **125.5** (125.0-126.0); × 1.25 |  | \
+        let row = "| NodePort | local | IPv4 | 10 | **100.0** (100.0-100.0) |  | **125.5** (125.0-126.0); × 1.25 |  | \
                    **180.0** (180.0-180.0); × 1.80; 3 failed \\* |  |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Backend, Block, Case, Family, Figure, Way};
+use super::plan::{Backend, Block, Case, Family, Figure, Proxy, Way};
 use crate::benchmark;
 use crate::cpu::SATURATED_IDLE;
 use crate::origin::Origin;
@@ -93,7 +93,7 @@ impl Results {
 
     /// Numbers of services, the smallest first.
     pub(super) fn services(&self) -> Vec<u32> {
-        let served = self.records.iter().map(|record| record.way).filter(|way| *way != Way::DIRECT);
+        let served = self.records.iter().map(|record| record.way).filter(|way| way.proxy != Proxy::None);
         let mut all: Vec<u32> = served.map(|way| way.services).collect();
         all.sort_unstable();
         all.dedup();
@@ -152,7 +152,7 @@ impl Results {
 pub(super) mod tests {
     use serde_json::json;
 
-    use super::super::plan::{Load, Path, Proxy};
+    use super::super::plan::{Load, Path};
     use super::*;
 
     /// A number that somebody measured over IPv4, where it is 100 without a service.
