@@ -120,8 +120,12 @@ static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct b
 #else
 	struct bpf_redir_neigh next = { .nh_family = fib->family };
 
-	(void)ctx;
-	/* Where the way leads is known: it is not looked for again. */
+	/* A tunnel to many takes its other end from the route that the kernel finds by itself (ip_tunnel_xmit). */
+	if (fib->ifindex != ctx_ifindex(ctx) && !bpf_map_lookup_elem(&nics, &fib->ifindex)) {
+		p->action = bpf_redirect_neigh(fib->ifindex, NULL, 0, 0);
+		return 0;
+	}
+	/* By a card a neighbour is the way, which is not looked for again. */
 	__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
 	p->action = bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
 #endif

@@ -19,7 +19,8 @@ use weir_testbed::objects::{self, Endpoint, Objects};
 use weir_testbed::process::{Process, installed};
 use weir_testbed::{Admission, ApiServer, Netns, Node, Pod, World, address, ask, wait};
 
-use super::plan::{Backend, Family, Load, Path, Proxy, Way};
+use super::plan::Load;
+use super::way::{Backend, Family, Path, Proxy, Way};
 
 /// Patience with a server that starts.
 const SOON: Duration = Duration::from_secs(20);

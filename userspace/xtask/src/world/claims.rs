@@ -2,8 +2,9 @@
 //! in the worst case over paths, families and numbers of services. All that is compared was compared with its neighbour without a
 //! service before: what two of them have to each other is what their parts of that have.
 
-use super::plan::{Backend, Better, Family, Figure, Path, Proxy, Way};
+use super::plan::{Better, Figure};
 use super::results::Results;
+use super::way::{Backend, Family, Path, Proxy, Way};
 use crate::claim::{Bound, Claim};
 
 /// How much a figure may change with the number of services.

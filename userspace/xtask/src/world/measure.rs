@@ -8,8 +8,9 @@ use weir_testbed::paced::Paced;
 
 use super::bed::Bed;
 use super::placement::Apart;
-use super::plan::{Block, Figure, Load, Way};
+use super::plan::{Block, Figure, Load};
 use super::tools::{Client, Connections, Rate};
+use super::way::Way;
 use crate::cpu::CpuTimes;
 use crate::guard::Stop;
 use crate::spread::Spread;

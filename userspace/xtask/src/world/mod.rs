@@ -12,6 +12,7 @@ mod proxies;
 mod report;
 mod results;
 mod tools;
+mod way;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -30,9 +31,10 @@ use crate::progress::Step;
 use crate::requirements::{self};
 use bed::Bed;
 use measure::{Measured, Rounds, Setting};
-use plan::{Block, Case, Figure, Proxy, Way};
+use plan::{Block, Case, Figure};
 use proxies::Proxies;
 use results::{Record, Results};
+use way::{Proxy, Way};
 
 /// Numbers of services that are compared.
 const SERVICES: [u32; 2] = [10, 10_000];

@@ -11,7 +11,8 @@ use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, KubeProxy, Node};
 
 use super::bed::Bed;
-use super::plan::{self, Proxy, Way};
+use super::plan;
+use super::way::{Proxy, Way};
 use crate::guard::Stop;
 use crate::{guard, health};
 

@@ -7,8 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::claims;
-use super::plan::{Backend, Family, Figure, Path as To, Proxy, Way};
+use super::plan::Figure;
 use super::results::{Record, Results};
+use super::way::{Backend, Family, Path as To, Proxy, Way};
 use crate::claim;
 use crate::section;
 use crate::spread::Spread;

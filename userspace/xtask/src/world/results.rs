@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Backend, Block, Case, Family, Figure, Proxy, Way};
+use super::plan::{Block, Case, Figure};
+use super::way::{Backend, Family, Proxy, Way};
 use crate::benchmark;
 use crate::cpu::SATURATED_IDLE;
 use crate::origin::Origin;
@@ -152,7 +153,8 @@ impl Results {
 pub(super) mod tests {
     use serde_json::json;
 
-    use super::super::plan::{Load, Path};
+    use super::super::plan::Load;
+    use super::super::way::Path;
     use super::*;
 
     /// A number that somebody measured over IPv4, where it is 100 without a service.
