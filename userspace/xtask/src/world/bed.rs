@@ -29,7 +29,7 @@ const CONCURRENCY: usize = 4;
 /// Services that are not there to be measured have no more endpoints than those that are.
 const ENDPOINTS: u32 = 1;
 /// Services of all proxies together: one for each and each kind of pod.
-const OWN_SERVICES: u16 = 8;
+const OWN_SERVICES: u16 = 10;
 /// Below this they have no room.
 pub(super) const FEWEST_SERVICES: u32 = OWN_SERVICES as u32;
 
@@ -274,6 +274,7 @@ fn service_name(proxy: Proxy, backend: Backend) -> String {
         Proxy::None => "none",
         Proxy::Weir => "weir",
         Proxy::Bypass => "bypass",
+        Proxy::Dsr => "dsr",
         Proxy::Iptables => "iptables",
         Proxy::Nftables => "nftables",
     };
@@ -299,6 +300,7 @@ const fn position(proxy: Proxy) -> u16 {
         Proxy::Iptables => 1,
         Proxy::Nftables => 2,
         Proxy::Bypass => 3,
+        Proxy::Dsr => 4,
     }
 }
 
@@ -358,12 +360,12 @@ mod tests {
         assert_eq!(own().count(), usize::from(OWN_SERVICES));
         let of = |cluster| own().map(move |(proxy, backend)| cluster_ip(cluster, proxy, backend).both());
         let ips: BTreeSet<_> = [0, 1].into_iter().flat_map(of).collect();
-        assert_eq!(ips.len(), 16);
+        assert_eq!(ips.len(), 20);
         let net = address::cluster_ips();
         assert!(ips.iter().flatten().all(|ip| net.iter().any(|net| net.contains(ip))), "{ips:?}");
         let ports: BTreeSet<_> =
             own().flat_map(|(proxy, backend)| PORTS.map(|port| node_port(proxy, backend, port))).collect();
-        assert_eq!(ports.len(), 24);
+        assert_eq!(ports.len(), 30);
         assert!(ports.iter().all(|port| (30_000..=32_767).contains(port)));
     }
 
@@ -372,6 +374,6 @@ mod tests {
         let of = |cluster| Proxy::ALL.map(move |proxy| pair_of(cluster, proxy));
         let without = [Path::Direct, Path::Routed].map(pair_without);
         let pairs: Vec<_> = without.into_iter().chain([0, 1].into_iter().flat_map(of)).collect();
-        assert_eq!(pairs, [0, 1, 2, 5, 3, 4, 6, 9, 7, 8]);
+        assert_eq!(pairs, [0, 1, 2, 5, 6, 3, 4, 7, 10, 11, 8, 9]);
     }
 }

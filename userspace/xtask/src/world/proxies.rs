@@ -1,14 +1,17 @@
 //! The proxies under test, two of each kind for each number of services: agents of this tree, and real kube-proxies. All
 //! are there all the time; those that have no turn are stopped, for what they do by themselves is not the others' load.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use weir_abi as abi;
+use weir_datapath::View;
 use weir_testbed::apiserver::User;
 use weir_testbed::kube_proxy::Mode;
 use weir_testbed::process::Process;
-use weir_testbed::{Cgroup, KubeProxy, Node};
+use weir_testbed::{Cgroup, KubeProxy, Node, address, wait};
 
 use super::bed::Bed;
 use super::plan;
@@ -34,6 +37,15 @@ struct Pair {
     services: u32,
     proxy: Proxy,
     running: [Running; 2],
+    /// What has to be there before connections come: see [`Wrapped`].
+    wrapped: Option<Wrapped>,
+}
+
+/// The first node of a pair whose agents wrap clients' packets for each other, and the second one's pod. An agent that was stopped
+/// was silent, and is sent nothing wrapped until it is heard again.
+struct Wrapped {
+    view: View,
+    pod: address::Pair,
 }
 
 /// One on a node. Its rules and maps go with the node.
@@ -49,13 +61,17 @@ impl Proxies {
     /// When one does not serve in time, or not as it should; the error quotes its log.
     pub(super) fn start(services: &[u32], agent: &Path, bed: &Bed, logs: &Path, stop: &Stop) -> Result<Self> {
         let mut all = Vec::new();
-        for (services, proxy) in services.iter().flat_map(|services| Proxy::ALL.map(|proxy| (*services, proxy))) {
+        let fewest = services.first().copied().unwrap_or_default();
+        let proxies = services.iter().flat_map(|services| Proxy::ALL.map(|proxy| (*services, proxy)));
+        for (services, proxy) in proxies.filter(|(services, proxy)| proxy.serves(*services, fewest)) {
             let start = |node: &Node| {
                 stop.check()?;
                 start_one(services, proxy, node, agent, bed, logs)
             };
             let [first, second] = bed.nodes(services, proxy);
-            let pair = Pair { services, proxy, running: [start(first)?, start(second)?] };
+            let running = [start(first)?, start(second)?];
+            let wrapped = (proxy == Proxy::Dsr).then(|| Wrapped::of([first, second])).transpose()?;
+            let pair = Pair { services, proxy, running, wrapped };
             for way in plan::ways(&[services]).into_iter().filter(|way| way.proxy == proxy) {
                 for (backend, family) in plan::pods() {
                     bed.await_answer(way, backend, family, ANSWER)?;
@@ -90,10 +106,35 @@ impl Pair {
     }
 
     fn resume(&self) -> Result<()> {
-        self.running.iter().try_for_each(|running| match running {
-            Running::Agent { process, .. } => Ok(process.resume()?),
-            Running::KubeProxy(proxy) => Ok(proxy.resume()?),
-        })
+        for running in &self.running {
+            match running {
+                Running::Agent { process, .. } => process.resume()?,
+                Running::KubeProxy(proxy) => proxy.resume()?,
+            }
+        }
+        self.wrapped.as_ref().map_or(Ok(()), Wrapped::wait)
+    }
+}
+
+impl Wrapped {
+    fn of([first, second]: [&Node; 2]) -> Result<Self> {
+        Ok(Self { view: View::open(guard::pin_dir(first.number()))?, pod: second.pod(1).address() })
+    }
+
+    /// Waits until clients' packets to the pod are wrapped, in both families.
+    fn wait(&self) -> Result<()> {
+        wait::until_some("that the second node takes wrapped packets", SOON, || {
+            let mut direct = Vec::new();
+            let look = |_: u32, backend: &abi::Backend, _: &abi::BackendCounters| {
+                if self.pod.both().contains(&backend.addr.ip()) {
+                    direct.push(backend.flags & abi::BACKEND_DIRECT != 0);
+                }
+            };
+            self.view.visit_endpoints(look).map_err(|error| error.to_string())?;
+            let all = !direct.is_empty() && direct.iter().all(|direct| *direct);
+            if all { Ok(()) } else { Err(format!("{direct:?}")) }
+        })?;
+        Ok(())
     }
 }
 
@@ -105,7 +146,7 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
         Proxy::None => bail!("without a service there is no proxy"),
         Proxy::Iptables => kube_proxy(Mode::Iptables),
         Proxy::Nftables => kube_proxy(Mode::Nftables),
-        Proxy::Weir | Proxy::Bypass => {
+        Proxy::Weir | Proxy::Bypass | Proxy::Dsr => {
             let name = node.name();
             // One machine has one tree of groups: whatever runs outside these nodes is none of the agents' business.
             let cgroup = Cgroup::create(&format!("world-{name}"))?;
@@ -114,12 +155,21 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             command.args(["--node-name", &name]);
             command.arg("--pin-dir").arg(guard::pin_dir(node.number()).root());
             command.arg("--cgroup").arg(cgroup.path());
-            if proxy == Proxy::Bypass {
-                command.arg("--host-bypass");
+            match proxy {
+                Proxy::Bypass => _ = command.arg("--host-bypass"),
+                Proxy::Dsr => _ = command.arg("--external-mode=dsr").arg("--mesh-key-file").arg(mesh_key(logs)?),
+                Proxy::None | Proxy::Weir | Proxy::Iptables | Proxy::Nftables => {}
             }
             let mut process = Process::start(command, "weir-agent", &logs.join(format!("weir-agent-{name}.log")))?;
             health::await_ready(node, &mut process, SOON)?;
             Ok(Running::Agent { process, _cgroup: cgroup })
         }
     }
+}
+
+/// A file with the key of agents that talk to each other.
+fn mesh_key(directory: &Path) -> Result<PathBuf> {
+    let file = directory.join("mesh.key");
+    fs::write(&file, format!("{:064x}\n", 0x5eed)).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
 }

@@ -128,6 +128,8 @@ behind `×`, the median of what neighbours have to each other, is nearer to the 
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
 * `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
   measured where it has to be faster than no service.
+* `weir dsr` is an agent with `--external-mode dsr` ([ADR 30](adr/0030-direct-server-return.md)): a remote pod's node answers the client
+  itself. It is measured with the fewest services; their number makes no difference to it.
 ";
 
 #[cfg(test)]
@@ -147,7 +149,7 @@ mod tests {
             short,
         ];
         let text = tables(&results(records)).unwrap();
-        let row = "| NodePort | local | IPv4 | 10 | **100.0** (100.0-100.0) |  | **125.5** (125.0-126.0); × 1.25 |  | \
+        let row = "| NodePort | local | IPv4 | 10 | **100.0** (100.0-100.0) |  | **125.5** (125.0-126.0); × 1.25 |  |  | \
                    **180.0** (180.0-180.0); × 1.80; 3 failed \\* |  |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");

@@ -28,6 +28,9 @@ pub(super) enum Proxy {
     /// With `--host-bypass`
     #[serde(rename = "weir host-bypass")]
     Bypass,
+    /// With `--external-mode dsr`, and agents that talk to each other
+    #[serde(rename = "weir dsr")]
+    Dsr,
     #[serde(rename = "kube-proxy iptables")]
     Iptables,
     #[serde(rename = "kube-proxy nftables")]
@@ -67,15 +70,17 @@ impl Way {
     pub(super) const ROUTED: Self = Self { path: Path::Routed, ..Self::DIRECT };
 
     /// Whether it has a turn in a block; `fewest`: services that any way has. Past the host's stack no pod of another node is reached, and
-    /// what has to gain from it are short connections and requests. For a minute kube-proxy's modes are measured once, so
-    /// that one sees what becomes of them: nothing that must hold is said beside them. One repetition takes an hour less.
-    /// Without a service and straight to the pod there are no turns: that is measured next to each of the others.
+    /// what has to gain from it are short connections and requests. Clients' packets are wrapped for pods of other nodes alone.
+    /// For a minute kube-proxy's modes are measured once, so that one sees what becomes of them: nothing that must hold is said
+    /// beside them. One repetition takes an hour less. Without a service and straight to the pod there are no turns: that is
+    /// measured next to each of the others.
     pub(super) fn has_turn(self, block: Block, fewest: u32) -> bool {
         let Block { load, backend, family } = block;
         match self.proxy {
             Proxy::None => self == Self::ROUTED && backend == Backend::Remote,
             Proxy::Weir => true,
             Proxy::Bypass => matches!((load, backend), (Load::Burst | Load::Keepalive, Backend::Local)),
+            Proxy::Dsr => load != Load::Sustained && backend == Backend::Remote,
             Proxy::Iptables | Proxy::Nftables => {
                 load != Load::Sustained || (self.path, self.services, family) == (Path::NodePort, fewest, Family::V4)
             }
@@ -98,14 +103,20 @@ impl Path {
 }
 
 impl Proxy {
+    /// Whether it is there with so many services; `fewest`: what any way has. What is wrapped does not depend on their number.
+    pub(super) fn serves(self, services: u32, fewest: u32) -> bool {
+        self != Self::Dsr || services == fewest
+    }
+
     /// Those that serve something.
-    pub(super) const ALL: [Self; 4] = [Self::Weir, Self::Bypass, Self::Iptables, Self::Nftables];
+    pub(super) const ALL: [Self; 5] = [Self::Weir, Self::Bypass, Self::Dsr, Self::Iptables, Self::Nftables];
 
     const fn name(self) -> &'static str {
         match self {
             Self::None => "no service",
             Self::Weir => "weir",
             Self::Bypass => "weir host-bypass",
+            Self::Dsr => "weir dsr",
             Self::Iptables => "kube-proxy iptables",
             Self::Nftables => "kube-proxy nftables",
         }
@@ -175,6 +186,16 @@ mod tests {
         assert_eq!(loads, [Load::Burst, Load::Burst, Load::Keepalive, Load::Keepalive]);
         let weir = Way { proxy: Proxy::Weir, ..bypass };
         assert!(all.iter().all(|block| weir.has_turn(*block, 10) && !Way::DIRECT.has_turn(*block, 10)));
+    }
+
+    #[test]
+    fn wrapped_packets_are_for_other_nodes_and_are_measured_with_the_fewest_services() {
+        let all = blocks(Case::value_variants());
+        let dsr: Vec<Way> = ways(&[10, 10_000]).into_iter().filter(|way| way.proxy == Proxy::Dsr).collect();
+        assert_eq!(dsr.iter().map(|way| way.services).collect::<Vec<_>>(), [10, 10]);
+        let measured: Vec<Block> = all.into_iter().filter(|block| dsr[0].has_turn(*block, 10)).collect();
+        assert!(measured.iter().all(|block| block.backend == Backend::Remote), "{measured:?}");
+        assert_eq!(measured.len(), 4 * Family::ALL.len(), "each load but the longest: {measured:?}");
     }
 
     #[test]
