@@ -15,6 +15,7 @@ mod tools;
 mod way;
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -151,31 +152,43 @@ impl Run<'_> {
         if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
     }
 
-    /// Measures all of it as often as was asked for, and keeps what there is after each block.
+    /// Measures all of it as often as was asked for.
     fn repeat(&self, directory: &Path) -> Result<()> {
-        let services = self.options.services();
         let mut results = self.begin()?;
-        let step = Step::begin("building nodes, pods and API servers");
-        let bed = Bed::build(&services, directory)?;
-        step.done();
-        let step = Step::begin("starting proxies");
-        let proxies = Proxies::start(&services, self.agent, &bed, directory, self.stop)?;
-        step.done();
-        self.await_calm()?;
-        let place = Place { bed: &bed, proxies: &proxies, directory };
-        let (blocks, ways) = (plan::blocks(&self.options.cases()), plan::ways(&services));
-        let fewest = services.first().copied().unwrap_or_default();
+        let blocks = plan::blocks(&self.options.cases());
         for repetition in 1..=self.options.reps {
-            for block in &blocks {
-                if results.has(*block, repetition) {
-                    continue;
-                }
-                let ways: Vec<Way> = ways.iter().copied().filter(|way| way.has_turn(*block, fewest)).collect();
-                results.records.extend(self.measure_block(*block, &ways, repetition, &place)?);
-                results.write(&self.options.output)?;
+            let missing: Vec<Block> = blocks.iter().copied().filter(|block| !results.has(*block, repetition)).collect();
+            if !missing.is_empty() {
+                self.repetition(repetition, &missing, &mut results, directory)?;
             }
         }
         println!("\n{}\n{}", report::tables(&results)?, self.options.output.display());
+        Ok(())
+    }
+
+    /// Measures blocks of a repetition, and keeps what there is after each. It has a world of its own: where a process or a map happens to
+    /// lie in memory is no property of a proxy, and an hour after its start kube-proxy's nftables mode writes all rules anew
+    /// (`proxyutil.FullSyncPeriod`), of 10,000 services for minutes in which the kernel lets nothing else run. What thousands of
+    /// services are measured with comes before that.
+    fn repetition(&self, number: u32, blocks: &[Block], results: &mut Results, directory: &Path) -> Result<()> {
+        let services = self.options.services();
+        let directory = directory.join(format!("repetition-{number}"));
+        fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let step = Step::begin("building nodes, pods and API servers");
+        let bed = Bed::build(&services, &directory)?;
+        step.done();
+        let step = Step::begin("starting proxies");
+        let proxies = Proxies::start(&services, self.agent, &bed, &directory, self.stop)?;
+        step.done();
+        self.await_calm()?;
+        let place = Place { bed: &bed, proxies: &proxies, directory: &directory };
+        let ways = plan::ways(&services);
+        let fewest = services.first().copied().unwrap_or_default();
+        for block in blocks {
+            let ways: Vec<Way> = ways.iter().copied().filter(|way| way.has_turn(*block, fewest)).collect();
+            results.records.extend(self.measure_block(*block, &ways, number, &place)?);
+            results.write(&self.options.output)?;
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use weir_abi as abi;
-use weir_datapath::View;
+use weir_datapath::{PinDir, View};
 use weir_testbed::apiserver::User;
 use weir_testbed::kube_proxy::Mode;
 use weir_testbed::process::Process;
@@ -48,10 +48,22 @@ struct Wrapped {
     pod: address::Pair,
 }
 
-/// One on a node. Its rules and maps go with the node.
+/// One on a node. Its rules go with the node.
 enum Running {
-    Agent { process: Process, _cgroup: Cgroup },
+    Agent { process: Process, _cgroup: Cgroup, _pins: Pins },
     KubeProxy(KubeProxy),
+}
+
+/// An agent's maps and programs, gone on drop: the next repetition has a node of the same number.
+struct Pins(PinDir);
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let Self(pins) = self;
+        if let Err(error) = pins.remove_all(false) {
+            eprintln!("cannot remove {}: {error}", pins.root().display());
+        }
+    }
 }
 
 impl Proxies {
@@ -153,7 +165,8 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             let mut command = node.netns().command(agent);
             command.arg("--kubeconfig").arg(api.kubeconfig(User::Admin, &url)?);
             command.args(["--node-name", &name]);
-            command.arg("--pin-dir").arg(guard::pin_dir(node.number()).root());
+            let pins = Pins(guard::pin_dir(node.number()));
+            command.arg("--pin-dir").arg(pins.0.root());
             command.arg("--cgroup").arg(cgroup.path());
             match proxy {
                 Proxy::Bypass => _ = command.arg("--host-bypass"),
@@ -162,7 +175,7 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             }
             let mut process = Process::start(command, "weir-agent", &logs.join(format!("weir-agent-{name}.log")))?;
             health::await_ready(node, &mut process, SOON)?;
-            Ok(Running::Agent { process, _cgroup: cgroup })
+            Ok(Running::Agent { process, _cgroup: cgroup, _pins: pins })
         }
     }
 }
