@@ -11,6 +11,7 @@ mod flood;
 mod guard;
 mod health;
 mod killed_pod;
+mod mesh_key;
 mod origin;
 mod papers;
 mod progress;

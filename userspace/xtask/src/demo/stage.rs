@@ -17,6 +17,7 @@ use weir_testbed::{Machine, Pod, World, ask, wait};
 use super::NODES;
 use super::agent::{Agent, Spread, Tables};
 use super::traffic::Traffic;
+use crate::mesh_key;
 use crate::requirements::Programs;
 
 /// Round-trip time between any two nodes.
@@ -163,8 +164,7 @@ impl Stage {
     /// # Errors
     /// When an agent does not get ready, or does not get to know the others.
     pub(crate) fn follow_the_load(&mut self, programs: &Programs) -> Result<()> {
-        let key = format!("{:064x}\n", 0x5eed);
-        fs::write(&self.key, key).with_context(|| format!("cannot write {}", self.key.display()))?;
+        mesh_key::write(&self.key)?;
         let by_load = |machine: &Machine| Spread::ByLoad {
             key: Some(self.key.clone()),
             config: None,

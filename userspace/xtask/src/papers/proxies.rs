@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::Value;
 use weir_testbed::KubeProxy;
 use weir_testbed::kube_proxy::Mode;
@@ -12,7 +12,7 @@ use weir_testbed::process::Process;
 use super::bed::Bed;
 use super::experiments::{Contender, NODES, Point, Service};
 use crate::guard::Stop;
-use crate::{guard, health};
+use crate::{guard, health, mesh_key};
 
 /// Patience with an agent that starts or stops.
 const SOON: Duration = Duration::from_secs(60);
@@ -106,8 +106,7 @@ impl Proxies {
 
 fn start_agents(agent: &PathBuf, bed: &Bed, stop: &Stop) -> Result<Vec<Process>> {
     let key = bed.file("mesh.key");
-    // Nobody else can reach these nodes.
-    std::fs::write(&key, format!("{:064x}\n", 0x5eed)).context("cannot write the mesh's key")?;
+    mesh_key::write(&key)?;
     let mut agents = Vec::new();
     for node in 1..=NODES {
         let machine = bed.machine(node);

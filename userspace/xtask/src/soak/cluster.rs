@@ -18,7 +18,7 @@ use weir_testbed::serve::{self, Server};
 use weir_testbed::{ApiServer, Cgroup, Node, Pod, World, address};
 
 use crate::service_file::external;
-use crate::{guard, health};
+use crate::{guard, health, mesh_key};
 
 /// Endpoints of `web` on each node.
 pub(super) const ENDPOINTS: u8 = 3;
@@ -112,8 +112,7 @@ impl Cluster {
             objects.apply_status(&object)?;
         }
         let key = directory.join("mesh.key");
-        std::fs::write(&key, format!("{:064x}\n", 0x5eed))
-            .with_context(|| format!("cannot write {}", key.display()))?;
+        mesh_key::write(&key)?;
         let mut cluster =
             Self { agents: Vec::new(), objects, api, servers: BTreeMap::new(), members: Vec::new(), world };
         let pods: Vec<Pod> = cluster.world.nodes().iter().flat_map(|node| node.pods().split_off(1)).collect();

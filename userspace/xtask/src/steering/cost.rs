@@ -22,6 +22,7 @@ use weir_testbed::{World, address};
 
 use crate::demo::agent::{self, Agent, Tables};
 use crate::guard::Stop;
+use crate::mesh_key;
 use crate::progress::Step;
 use crate::requirements::Programs;
 use crate::spread::Spread;
@@ -138,9 +139,10 @@ impl Files {
                 .with_context(|| format!("cannot write {name}"))?;
             Ok::<_, anyhow::Error>(own.join(name))
         };
-        let key = format!("{:064x}\n", 0x5eed);
         let (services, config) = (write("services.yaml", &services())?, write("config.yaml", "defaults: {}\n")?);
-        Ok(Self { services, config, key: write("mesh.key", &key)? })
+        let key = directory.join("mesh.key");
+        mesh_key::write(&key)?;
+        Ok(Self { services, config, key })
     }
 }
 

@@ -1,11 +1,10 @@
 //! The proxies under test, two of each kind for each number of services: agents of this tree, and real kube-proxies. All
 //! are there all the time; those that have no turn are stopped, for what they do by themselves is not the others' load.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use weir_abi as abi;
 use weir_datapath::{PinDir, View};
 use weir_testbed::apiserver::User;
@@ -17,7 +16,7 @@ use super::bed::Bed;
 use super::plan;
 use super::way::{Proxy, Way};
 use crate::guard::Stop;
-use crate::{guard, health};
+use crate::{guard, health, mesh_key};
 
 /// Patience with an agent that starts.
 const SOON: Duration = Duration::from_secs(60);
@@ -170,7 +169,11 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             command.arg("--cgroup").arg(cgroup.path());
             match proxy {
                 Proxy::Bypass => _ = command.arg("--host-bypass"),
-                Proxy::Dsr => _ = command.arg("--external-mode=dsr").arg("--mesh-key-file").arg(mesh_key(logs)?),
+                Proxy::Dsr => {
+                    let key = logs.join("mesh.key");
+                    mesh_key::write(&key)?;
+                    command.arg("--external-mode=dsr").arg("--mesh-key-file").arg(key);
+                }
                 Proxy::None | Proxy::Weir | Proxy::Iptables | Proxy::Nftables => {}
             }
             let mut process = Process::start(command, "weir-agent", &logs.join(format!("weir-agent-{name}.log")))?;
@@ -178,11 +181,4 @@ fn start_one(services: u32, proxy: Proxy, node: &Node, agent: &Path, bed: &Bed, 
             Ok(Running::Agent { process, _cgroup: cgroup, _pins: pins })
         }
     }
-}
-
-/// A file with the key of agents that talk to each other.
-fn mesh_key(directory: &Path) -> Result<PathBuf> {
-    let file = directory.join("mesh.key");
-    fs::write(&file, format!("{:064x}\n", 0x5eed)).with_context(|| format!("cannot write {}", file.display()))?;
-    Ok(file)
 }

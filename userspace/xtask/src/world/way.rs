@@ -103,11 +103,6 @@ impl Path {
 }
 
 impl Proxy {
-    /// Whether it is there with so many services; `fewest`: what any way has. What is wrapped does not depend on their number.
-    pub(super) fn serves(self, services: u32, fewest: u32) -> bool {
-        self != Self::Dsr || services == fewest
-    }
-
     /// Those that serve something.
     pub(super) const ALL: [Self; 5] = [Self::Weir, Self::Bypass, Self::Dsr, Self::Iptables, Self::Nftables];
 
@@ -120,6 +115,11 @@ impl Proxy {
             Self::Iptables => "kube-proxy iptables",
             Self::Nftables => "kube-proxy nftables",
         }
+    }
+
+    /// Whether it is there with so many services; `fewest`: what any way has. What is wrapped does not depend on their number.
+    pub(super) fn serves(self, services: u32, fewest: u32) -> bool {
+        self != Self::Dsr || services == fewest
     }
 }
 
