@@ -42,6 +42,10 @@ enum abi {
 	SNAT_COUNTERS = 4096,
 	/* First SYNs of an entry of first_syns: four million of them in the largest table, 4 MiB. A power of two. */
 	FIRST_SYNS = 256,
+	/* Ports that clients' ports have kept, to an entry of snat_kept: four for each entry of openings4. A power of two. */
+	SNAT_KEPT_WAYS = 16,
+	/* So many times config.tcp_linger, rounded up, servers keep a connection that they have closed: TIME_WAIT, a minute. */
+	TIME_WAIT_LINGERS = 15,
 	/* Port numbers to an entry of snat_next and of snat_ports, as powers of two. */
 	SNAT_NEXT_BITS = 2,
 	SNAT_WORD_BITS = 6,
@@ -244,6 +248,11 @@ struct snat_next {
 	__u16 port[4];
 };
 
+/* By a hash of a client's port, of what it connects to, and of the endpoint: one cache line. */
+struct snat_kept {
+	__u32 entry[SNAT_KEPT_WAYS]; /* HOST: bits 16 to 31 of the hash, below them a source port; 0: none */
+};
+
 /* What arrives at the node's ports. Entry n is about the port numbers from 64n on, the first one in the lowest bit. */
 struct snat_ports {
 	__u64 answers; /* HOST, ports that new flows may take or once could: an answer to one of ours may come there */
@@ -386,6 +395,7 @@ ABI_SIZE(snat_counter, 8);
 ABI_SIZE(first_syns, 256);
 ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
+ABI_SIZE(snat_kept, 64);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);

@@ -40,6 +40,8 @@ enum flow_flags {
 	FLOW_ASKED_AGAIN = 512,
 	/* In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike. */
 	FLOW_BY_HASH = 1024,
+	/* In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago. */
+	FLOW_KEPT = 2048,
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */

@@ -47,8 +47,8 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 
 /*
  * Whether a reset ends nothing: who begins may be answered what is for an earlier connection between the same ports, resets that and goes on
- * asking (RFC 9293, 3.10.7.3). At another endpoint it might meet the next, or nobody. In the node's name the earlier one was somebody
- * else's.
+ * asking (RFC 9293, 3.10.7.3). At another endpoint it might meet the next, or nobody. In the node's name the earlier one may have been
+ * somebody else's.
  */
 static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow,
 						const struct reply *reply)

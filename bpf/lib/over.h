@@ -39,18 +39,21 @@ static __always_inline bool is_silent(const struct flow *flow, const struct repl
 
 /* Who asks for the place of a flow. */
 enum claim {
-	CLAIM_ONLY = 0, /* whoever can have no other one: the port is the client's, or the host's own */
+	CLAIM_ONLY = 0, /* whoever wants no other one: the port is the client's, the host's own, or was kept */
 	CLAIM_TURN = 1, /* a new flow for which the source port is the one that was taken longest ago */
 	CLAIM_NEED = 2, /* the same, after several that were not free */
 };
 
 /*
  * Whether a flow that begins yields its source port, whose turn has come again: in the time that all others took to be taken
- * nobody has answered it, or its client did not go on. A client that sends datagrams to one who need not answer does.
+ * nobody has answered it, or its client did not go on. A client that sends datagrams to one who need not answer does. Of a port that
+ * was kept the turn says nothing.
  */
-static __always_inline bool opening_yields(const struct flow *flow, __u8 proto)
+static __always_inline bool opening_yields(const struct flow *flow, const struct reply *reply, __u8 proto)
 {
-	return flow->flags & FLOW_OPENING && (proto == IPPROTO_TCP || flow->last_seen == flow->created);
+	if (!(flow->flags & FLOW_OPENING) || reply->flags & FLOW_KEPT)
+		return false;
+	return proto == IPPROTO_TCP || flow->last_seen == flow->created;
 }
 
 /*
@@ -62,6 +65,16 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
 {
 	return claim != CLAIM_TURN || is_silent(flow, reply, config->tcp_linger) ||
 	       !is_idle(now_ticks(), flow->created, config->tcp_linger);
+}
+
+/*
+ * Whether the port of a flow that keeps it from one connection to the next is passed over by those who take the one that was taken longest
+ * ago: its endpoint may still remember it. tcp_linger is in whole ticks, rounded down.
+ */
+static __always_inline bool keeps_port(const struct reply *reply, const struct config *config, enum claim claim)
+{
+	return claim == CLAIM_TURN && reply->flags & FLOW_KEPT &&
+	       !is_idle(now_ticks(), reply->last_seen, (config->tcp_linger + 1) * TIME_WAIT_LINGERS);
 }
 
 /*
@@ -83,7 +96,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);
-	if (claim != CLAIM_ONLY && opening_yields(flow, backend->proto))
+	if (claim != CLAIM_ONLY && opening_yields(flow, reply, backend->proto))
 		return true;
 	limit = idle_limit(backend->proto, config);
 	if (flow->flags & FLOW_OPENING && backend->proto == IPPROTO_TCP)

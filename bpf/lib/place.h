@@ -5,12 +5,20 @@
 
 #include "direct.h"
 #include "first_syn.h"
+#include "kept.h"
 #include "signals.h"
 
-/* Source ports tried for one new flow. The next port is oldest first, so a collision means that most are taken. */
+/* Source ports whose turn it is that are tried for one new flow: a collision means that most are taken, or kept. */
 #define SNAT_PROBES 32
-/* The first so many of them are not taken from flows that have ended only just now. */
+/* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
+
+/* Whether an entry is of the same client and port, and of the same frontend. */
+static __always_inline bool is_of_client(const struct reply *old, const struct reply *reply, const bool v6)
+{
+	return old->client_port == reply->client_port && addr_equal(&old->client, &reply->client, v6) &&
+	       is_same_frontend(old, reply, v6);
+}
 
 /* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
 static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct reply *reply,
@@ -76,6 +84,10 @@ struct snat_search {
 	const struct backend *backend;
 	struct snat_counter *counter; /* of the backend */
 	__be16 port;		      /* BE, what was found; 0 so far */
+	bool keeps;		      /* the first round is for the port that was kept */
+	/* Of this round, here for the stack's sake: whether the port is that one, and who asks for it. */
+	bool again;
+	__u8 claim;
 };
 
 /* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
@@ -90,17 +102,14 @@ static __always_inline __u32 snat_port_from(__u32 number)
 /* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
 static __always_inline struct snat_counter *snat_counter_of(const struct backend *backend)
 {
-	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
-	__u32 slot;
+	__u32 slot = snat_slot_of(backend);
 
-	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
-	slot = (h >> 32) & (SNAT_COUNTERS - 1);
 	return bpf_map_lookup_elem(&snat_counters, &slot);
 }
 
 /*
  * The port that was used longest ago, or 0: this time none. The counter is a port number rather than an index, so that
- * ports can come and go without a change of the others' turns. Nobody else gets the port before all others had theirs:
+ * ports can come and go without a change of the others' turns. Nobody else takes it in turn before all others had theirs:
  * past a gap only the CPU whose jump counts has it. SCTP keeps the client's, which its checksum covers.
  */
 static __always_inline __be16 snat_take(const struct snat_search *search)
@@ -117,31 +126,57 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 	return bpf_htons(port);
 }
 
+/* The port that the client's last connection from the same port had, unless the host has come to use it, or 0. */
+static __always_inline __be16 snat_again(const struct snat_search *search, const bool v6)
+{
+	__be16 port = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
+
+	return port && snat_port_from(bpf_ntohs(port)) == bpf_ntohs(port) ? port : 0;
+}
+
+/* Whether the entry at a port gives its place to the new flow. If the port was kept for that, it must be of the same client. */
+static __always_inline bool snat_yields(const struct reply *old, const struct snat_search *search, __be16 port,
+					const bool v6)
+{
+	const struct config *config = config_get();
+
+	if (search->again ? !is_of_client(old, &search->reply, v6) : !config || keeps_port(old, config, search->claim))
+		return false;
+	return reply_is_over(old, port, search->backend->proto, search->claim, v6);
+}
+
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
-	const struct config *config = config_get();
-	enum claim claim = round < SNAT_CHOICE ? CLAIM_TURN : CLAIM_NEED;
-	__be16 port = snat_take(search);
+	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
+	__be16 port;
 
-	if (!port || !config)
+	search->again = !round && search->keeps;
+	search->claim = round < SNAT_CHOICE + search->keeps ? CLAIM_TURN : CLAIM_NEED;
+	if (search->again || search->backend->proto == IPPROTO_SCTP)
+		search->claim = CLAIM_ONLY;
+	search->reply.flags &= ~FLOW_KEPT;
+	if (search->again)
+		search->reply.flags |= FLOW_KEPT;
+	port = search->again ? snat_again(search, v6) : snat_take(search);
+	/* Only now, for the stack's sake. */
+	config = port ? config_get() : NULL;
+	if (!config)
 		return 0;
 	reply_key(&key, search->backend, v6 ? &config->node6 : &config->node4, port, v6);
-	if (search->backend->proto == IPPROTO_SCTP)
-		claim = CLAIM_ONLY;
 	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
-		if (!reply_is_over(old, port, search->backend->proto, claim, v6))
+		if (!snat_yields(old, search, port, v6))
 			return 0;
 		reply_forget(&key, STAGE_GOING, v6);
 	}
 	if (reply_store(&key, &search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
 		old = reply_at(&key, STAGE_OPENING, v6);
-		if (!old || !reply_is_over(old, port, search->backend->proto, claim, v6))
+		if (!old || !snat_yields(old, search, port, v6))
 			return 0;
-		if (search->backend->proto == IPPROTO_TCP)
+		if (!search->again && search->backend->proto == IPPROTO_TCP)
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
@@ -169,8 +204,8 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 					       const struct config *config, const bool v6)
 {
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
-	const bool keeps_port = backend->proto == IPPROTO_SCTP;
 	struct snat_search search;
+	__u32 rounds;
 
 	search.backend = backend;
 	search.counter = counter;
@@ -178,8 +213,10 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	if (!(node->word[0] | node->word[3]))
 		return 0;
 	reply_of(&search.reply, p, flow, asked);
+	search.keeps = backend->proto == IPPROTO_TCP && asked;
+	rounds = backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES + search.keeps;
 	/* A loop of the kernel's: the verifier walks one round of it. */
-	bpf_loop(keeps_port ? 1 : SNAT_PROBES, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	bpf_loop(rounds, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
 	return search.port;
 }
 

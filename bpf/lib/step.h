@@ -6,6 +6,7 @@
 #ifndef WEIR_STEP_H
 #define WEIR_STEP_H
 
+#include "kept.h"
 #include "signals.h"
 
 /*
@@ -164,6 +165,20 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	return true;
 }
 
+/* The same at a client's packet. The next connection from its port gets the same source port. */
+static __always_inline bool promote_and_keep(const struct packet *p, const bool v6)
+{
+	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
+	__u32 slot = flow ? flow->backend : 0;
+	__be16 port = flow ? flow->snat_port : 0;
+
+	if (!flow || !promote(p, flow, v6))
+		return false;
+	if (port && p->proto == IPPROTO_TCP)
+		(void)(v6 ? snat_keep6(p, slot, port) : snat_keep4(p, slot, port));
+	return true;
+}
+
 /*
  * The same at a second datagram back: a client may ask once for many. Of a flood with others' addresses most get one. Returns
  * whether it did.
@@ -237,16 +252,12 @@ __noinline int next_step6(const struct packet *p, const struct flow *flow)
 /* These look for the flow: Linux before 6.2 stores no value out of a function's argument. */
 __noinline int promote4(const struct packet *p)
 {
-	struct flow *flow = p ? flow_lookup(p, STAGE_OPENING, false) : NULL;
-
-	return flow && promote(p, flow, false);
+	return p ? promote_and_keep(p, false) : false;
 }
 
 __noinline int promote6(const struct packet *p)
 {
-	struct flow *flow = p ? flow_lookup(p, STAGE_OPENING, true) : NULL;
-
-	return flow && promote(p, flow, true);
+	return p ? promote_and_keep(p, true) : false;
 }
 
 __noinline int promote_answered4(const struct reply *reply, __u8 proto)

@@ -33,6 +33,10 @@ pub const FILTER_WORD_BITS: u32 = 6;
 pub const SNAT_COUNTERS: usize = 4096;
 /// SYNs that an entry of `first_syns` has room for.
 pub const FIRST_SYNS: usize = 256;
+/// Ports that an entry of `snat_kept` has room for.
+pub const SNAT_KEPT_WAYS: usize = 16;
+/// So many times [`Config::tcp_linger`](crate::Config::tcp_linger), and a tick more each, servers keep a connection that they have closed.
+pub const TIME_WAIT_LINGERS: u32 = 15;
 /// Port numbers to an entry of snat_next, as a power of two.
 pub const SNAT_NEXT_BITS: u32 = 2;
 /// Port numbers to an entry of snat_ports, as a power of two.
@@ -115,6 +119,8 @@ pub const FLOW_RETRIES: u16 = 48;
 pub const FLOW_ASKED_AGAIN: u16 = 512;
 /// In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike.
 pub const FLOW_BY_HASH: u16 = 1024;
+/// In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago.
+pub const FLOW_KEPT: u16 = 2048;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.

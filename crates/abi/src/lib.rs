@@ -251,6 +251,14 @@ pub struct SnatPorts {
     pub left: u64,
 }
 
+/// Source ports that clients' ports had; see `struct snat_kept` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SnatKept {
+    /// Bits 16 to 31 of a hash, and below them the port; 0: none.
+    pub entry: [u32; SNAT_KEPT_WAYS],
+}
+
 /// See `struct service_counters` in `bpf/abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -65,6 +65,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SnatCounter = "snat_counter" { next, pressed }
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
+        SnatKept = "snat_kept" { entry }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
@@ -117,6 +118,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         DELAY_SHIFT,
         SNAT_COUNTERS,
         FIRST_SYNS,
+        SNAT_KEPT_WAYS,
+        TIME_WAIT_LINGERS,
         SNAT_NEXT_BITS,
         SNAT_WORD_BITS,
         FILTER_BITS,
@@ -151,6 +154,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_OPENING,
         FLOW_ASKED_AGAIN,
         FLOW_BY_HASH,
+        FLOW_KEPT,
         FLOW_ENDED,
         FLOW_DIRECT,
         FRAGMENT_AWAITED,

@@ -82,7 +82,7 @@ const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends"
 const MAX_LOCAL: u32 = 65_536;
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 38] = [
+pub(crate) const MAPS: [MapSpec; 39] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
@@ -107,6 +107,7 @@ pub(crate) const MAPS: [MapSpec; 38] = [
     sets::<abi::FlowKey4, abi::Reply>("awaited4"),
     sets::<abi::FlowKey6, abi::Reply>("awaited6"),
     array::<abi::FirstSyns>("first_syns", Some(SETS.0), SETS.1),
+    array::<abi::SnatKept>("snat_kept", Some(SETS.0), SETS.1),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     // A map without entries cannot be made.

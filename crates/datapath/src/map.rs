@@ -69,6 +69,7 @@ pod!(
     abi::ServiceName,
     abi::Shortcut,
     abi::SnatCounter,
+    abi::SnatKept,
     abi::SnatNext,
     abi::SnatPorts,
     abi::SocketKey,

@@ -246,7 +246,7 @@ impl Model {
     }
 
     /// Since when an answer is awaited. A connection that was there before us is not timed.
-    fn asked_by(&self, p: &Packet) -> Option<u32> {
+    pub(crate) fn asked_by(&self, p: &Packet) -> Option<u32> {
         (p.syn || p.protocol == UDP).then_some(self.now.delay)
     }
 
@@ -262,6 +262,7 @@ impl Model {
             replied: false,
             moved: false,
             by_hash: false,
+            kept: false,
             opening: flow.opening,
             backend: flow.backend,
             generation: flow.generation,
@@ -315,6 +316,10 @@ impl Model {
         if !is_set(node) {
             return None;
         }
+        let again = p.protocol == TCP && p.syn;
+        if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
+            return Some(port);
+        }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
             let Some(port) = self.take_port(backend, p.sport) else { continue };
@@ -362,7 +367,10 @@ impl Model {
     }
 
     /// Whether a reply entry is free for another flow: its own was evicted or is over.
-    fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
+    pub(crate) fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
+        if claim == Claim::Turn && self.keeps_port(reply) {
+            return false;
+        }
         let flow = self.tables.flows.find(&reply.flow_key(key));
         flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
     }

@@ -155,6 +155,7 @@ impl Model {
         self.tables.flows.forget(Stage::Opening, key);
         self.tables.replies.put(Stage::Going, at, Reply { opening: false, ..reply });
         self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
+        self.keep_port(key, flow);
         true
     }
 

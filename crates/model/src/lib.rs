@@ -16,6 +16,7 @@ mod first_syn;
 mod going;
 mod hooks;
 mod icmp;
+mod kept;
 mod over;
 mod pace;
 mod packet;

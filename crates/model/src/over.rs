@@ -55,9 +55,9 @@ impl Model {
                 || !self.now.is_idle(flow.created, linger);
         }
         // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
-        // datagrams to one who need not answer does.
+        // datagrams to one who need not answer does. Of a port that was kept the turn says nothing.
         let went_on = protocol != TCP && flow.last_seen != flow.created;
-        if claim != Claim::Only && flow.opening && !went_on {
+        if claim != Claim::Only && flow.opening && !went_on && !reply.kept {
             return true;
         }
         let limit = match protocol {

@@ -87,6 +87,8 @@ pub struct Reply {
     pub moved: bool,
     /// A flood has left no flow beside it.
     pub by_hash: bool,
+    /// Its source port is the one that the client's port had before.
+    pub kept: bool,
     /// As it says itself.
     pub opening: bool,
     /// Slot of the backend.
@@ -223,6 +225,8 @@ pub struct Tables {
     pub turns: HashMap<u32, Turn>,
     /// SYNs that were held back, by set and place in it: a byte of each one's hash.
     pub(crate) first_syns: HashMap<(u32, u8), u8>,
+    /// Source ports that clients' ports had, by what they connected to and the slot of the endpoint's turn.
+    pub(crate) kept: HashMap<(Key, u32), u16>,
     /// By slot.
     pub backend_counters: HashMap<u32, abi::BackendCounters>,
     /// By slot.

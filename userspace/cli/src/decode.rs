@@ -308,6 +308,13 @@ pub(crate) fn first_syns((index, tags): &RawEntry) -> (Value, Value) {
     (number(index), Value::Fields(vec![("syns", number(tags.iter().map(|tag| u32::from(*tag != 0)).sum::<u32>()))]))
 }
 
+/// Key and value of `snat_kept`, from bytes: the index, and the ports that are kept there.
+pub(crate) fn snat_kept((index, line): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let entries = line.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).filter(|entry| *entry != 0);
+    (number(index), Value::Fields(vec![("ports", Value::List(entries.map(|entry| number(entry & 0xffff)).collect()))]))
+}
+
 /// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
 pub(crate) fn snat_next((index, next): &RawEntry) -> (Value, Value) {
     let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);

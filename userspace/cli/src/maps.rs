@@ -251,6 +251,10 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         "first_syns" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|syns| entry(decode::first_syns(syns))).collect()
         }
+        "snat_kept" => {
+            let lines = used_raw(view, name)?.unwrap_or_default();
+            lines.iter().map(|line| entry(decode::snat_kept(line))).collect()
+        }
         "snat_next" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|next| entry(decode::snat_next(next))).collect()
         }

@@ -18,7 +18,7 @@ use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
 
 /// What programs write. `maps.h` says the same, and a test that no other map changes.
-const WRITTEN: [&str; 18] = [
+const WRITTEN: [&str; 19] = [
     "flows4",
     "flows6",
     "replies4",
@@ -37,6 +37,7 @@ const WRITTEN: [&str; 18] = [
     "counters",
     "paces",
     "snat_counters",
+    "snat_kept",
 ];
 /// The same, with a slot for each that the agent gives out: their copies have as many.
 const WRITTEN_BY_SLOT: [&str; 2] = ["backend_counters", "service_counters"];
@@ -90,9 +91,10 @@ impl Private {
         }
         self.bring(pins, "affinities", |key: &abi::AffinityKey, _: &abi::Affinity| key.client == client)?;
         self.bring(pins, "pod_macs", |_: &u64, _: &u32| true)?;
-        // Open flows decide where least-conn is the policy; source ports go in turns.
+        // Open flows decide where least-conn is the policy; source ports go in turns, or are kept.
         self.bring_array::<abi::BackendCounters>(pins, "backend_counters")?;
-        self.bring_array::<abi::SnatCounter>(pins, "snat_counters")
+        self.bring_array::<abi::SnatCounter>(pins, "snat_counters")?;
+        self.bring_array::<abi::SnatKept>(pins, "snat_kept")
     }
 
     /// A flow by its key.

@@ -20,6 +20,7 @@ mod fuzz;
 mod headers;
 mod icmp;
 mod interleaved;
+mod kept_ports;
 mod masquerade;
 mod model;
 mod network;

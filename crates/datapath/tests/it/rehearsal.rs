@@ -88,7 +88,8 @@ fn a_rehearsal_shows_what_the_real_packet_meets_and_leaves_nothing_behind() {
     }
 }
 
-fn rehearse(
+/// What a packet would meet at a device, and the flow that it would belong to.
+pub(crate) fn rehearse(
     node: &Node,
     case: Case,
     hook: Hook,

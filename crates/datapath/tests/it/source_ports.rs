@@ -20,46 +20,51 @@ use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases, tcp};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A node with one endpoint, on another node, to which flows may take these ports.
-fn node(what: &str, ports: impl IntoIterator<Item = u16>) -> Option<Node> {
+pub(crate) fn node(what: &str, ports: impl IntoIterator<Item = u16>) -> Option<Node> {
     let mut node = Node::new(what)?;
     node.serve(web(), &[(2, 1)]);
     usable(&node, ports);
     Some(node)
 }
 
-fn usable(node: &Node, ports: impl IntoIterator<Item = u16>) {
+pub(crate) fn usable(node: &Node, ports: impl IntoIterator<Item = u16>) {
     node.datapath.set_source_ports(&ports.into_iter().collect()).unwrap();
 }
 
 /// A flow through the node, and what the endpoint sees of it.
-struct Forwarded {
+pub(crate) struct Forwarded {
     case: Case,
-    first: Packet,
+    pub(crate) first: Packet,
     seen: Packet,
 }
 
 impl Forwarded {
     fn open(node: &Node, case: Case) -> Self {
-        let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+        Self::open_from(node, case, node.client_port())
+    }
+
+    /// From a port of the client's.
+    pub(crate) fn open_from(node: &Node, case: Case, port: u16) -> Self {
+        let first = case.first(case.at(CLIENT, port), case.at(CLUSTER_IP, PORT));
         let outcome = node.send(Hook::NicIn, Device::Eth0, &first);
         outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         Self { case, first, seen: outcome.packet() }
     }
 
     /// Its source port.
-    fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.seen.source_socket().port()
     }
 
     /// The endpoint answers, and the client goes on: it has the port for as long as it wants it.
-    fn go_on(&self, node: &Node) {
+    pub(crate) fn go_on(&self, node: &Node) {
         node.send(Hook::NicIn, Device::Eth0, &self.answer()).is_for(TC_REDIRECT, abi::REASON_BACK);
         let later = self.case.later(self.first.source_socket(), self.first.destination_socket());
         node.send(Hook::NicIn, Device::Eth0, &later).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
     }
 
     /// Both sides end it.
-    fn end(&self, node: &Node) {
+    pub(crate) fn end(&self, node: &Node) {
         let fin = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
         let to = tcp(self.first.source_socket(), self.first.destination_socket(), fin.clone());
         node.send(Hook::NicIn, Device::Eth0, &to).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
@@ -73,7 +78,7 @@ impl Forwarded {
 
     /// Both ends get what the other one sends.
     #[track_caller]
-    fn assert_goes_on(&self, node: &Node) {
+    pub(crate) fn assert_goes_on(&self, node: &Node) {
         let (client, service) = (self.first.source_socket(), self.first.destination_socket());
         let sent = node.send(Hook::NicIn, Device::Eth0, &self.case.later(client, service)).packet();
         assert_eq!(sent.source_socket(), self.seen.source_socket());

@@ -83,7 +83,7 @@ impl<'a> Forwarded<'a> {
 }
 
 /// So many ticks pass without a packet.
-fn pass(node: &Node, case: Case, ticks: u32) {
+pub(crate) fn pass(node: &Node, case: Case, ticks: u32) {
     let (flows, replies) = if case.family == Family::V4 { ("flows4", "replies4") } else { ("flows6", "replies6") };
     age(node, flows, offset_of!(abi::Flow, created), ticks);
     age(node, flows, offset_of!(abi::Flow, last_seen), ticks);

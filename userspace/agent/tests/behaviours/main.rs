@@ -31,6 +31,7 @@ mod sockets;
 mod source_ports;
 mod source_ranges;
 mod tcp_ends;
+mod time_wait;
 mod tunnels;
 mod udp;
 mod unhealthy;

@@ -211,6 +211,7 @@ pub(super) fn reset(node: &mut Node) {
     clear(node, "socket_peers");
     zero::<8>(node, "snat_counters");
     zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
+    zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
     zero::<16>(node, "snat_ports");
     zero_paces(node, 24);
     let dump = node.view.dump().unwrap();

@@ -100,6 +100,7 @@ fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
         replied: flags & abi::FLOW_REPLIED != 0,
         moved: flags & abi::FLOW_MOVED != 0,
         by_hash: flags & abi::FLOW_BY_HASH != 0,
+        kept: flags & abi::FLOW_KEPT != 0,
         opening: flags & abi::FLOW_OPENING != 0,
         asked_again: flags & abi::FLOW_ASKED_AGAIN != 0,
         backend: f.u32(),

@@ -120,6 +120,7 @@ static struct {
 	struct backend_counters backend[BACKENDS];
 	struct service_counters service;
 	struct snat_counter turn;
+	struct snat_kept kept;
 	struct pace pace;
 } written;
 
@@ -161,6 +162,7 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 		{ &awaited6, &written.awaited6 },
 		{ &service_counters, &written.service },
 		{ &snat_counters, &written.turn },
+		{ &snat_kept, &written.kept },
 		{ &paces, &written.pace },
 		{ &config, &given.config },
 		{ &frontends4, &given.frontend },

@@ -84,6 +84,12 @@ static bool is_once(void)
 	return seen[ONE] && seen[OTHER] && in_set(flow_set()) == 1 && (way.remote || in_set(reply_set()) == 1);
 }
 
+/* The next connection from the same port has the same source port, on either CPU. Datagrams do not begin anew. */
+static bool is_once_again(void)
+{
+	return way.proto != IPPROTO_TCP || is_once();
+}
+
 /* Whom a SYN that comes again can be given to, after a second. */
 static void begin_unanswered(void)
 {
@@ -215,6 +221,7 @@ static const struct scenario {
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
 	{ "begins", begin_nothing, one_begins, other_begins, is_once, true },
+	{ "begins", begin_closed, one_begins, other_begins, is_once_again, true },
 	{ "leaves", begin_unanswered, one_asks_again, other_answers, is_whose_answer_was_heard, true },
 	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
 	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },

@@ -1,0 +1,45 @@
+//! Source ports that clients' ports keep from one connection to the next: ADR 45.
+
+use weir_abi as abi;
+
+use crate::Model;
+use crate::begin::{reply_key, turn_slot};
+use crate::over::Claim;
+use crate::packet::{End, Key, Packet, TCP};
+use crate::tables::{Flow, Reply, Stage};
+
+impl Model {
+    /// Stores the entry for a new flow's answers at the port that the client's last connection from the same port had, unless somebody else has it by now.
+    pub(crate) fn store_snat_again(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
+        let port = *self.tables.kept.get(&(p.key(), turn_slot(backend)))?;
+        if self.control.port_from(port) != Some(port) {
+            return None;
+        }
+        let key = reply_key(p, backend, End { addr: self.node(p.family), port });
+        if let Some((_, old)) = self.tables.replies.find(&key) {
+            let same = old.client == p.source() && old.frontend == p.destination();
+            if !same || !self.is_over(&key, &old, Some(port), Claim::Only) {
+                return None;
+            }
+            self.tables.replies.forget_all(&key);
+        }
+        let reply = Reply { snat: true, kept: true, ..self.reply_of(p, flow, self.asked_by(p)) };
+        self.tables.replies.put(Stage::Opening, key, reply);
+        Some(port)
+    }
+
+    /// Has a client's port keep the source port of a connection that goes on.
+    pub(crate) fn keep_port(&mut self, key: &Key, flow: &Flow) {
+        if let Some(port) = flow.snat.filter(|_| key.protocol == TCP) {
+            let slot = turn_slot(&self.control.backend(flow.backend));
+            self.tables.kept.insert((*key, slot), port);
+        }
+    }
+
+    /// Whether those who take turns pass over a port, as its endpoint may remember the last connection of who keeps it.
+    pub(crate) fn keeps_port(&self, reply: &Reply) -> bool {
+        // The linger is rounded down to whole ticks.
+        let remembered = (self.config.tcp_linger + 1) * abi::TIME_WAIT_LINGERS;
+        reply.kept && !self.now.is_idle(reply.last_seen, remembered)
+    }
+}

@@ -1,0 +1,79 @@
+//! A client whose short connections come from the same ports over and over: its server, which closes first and remembers each of them
+//! for a minute, must see them as it would without a proxy, as one client's later ones.
+
+use std::fs;
+use std::io::Read;
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+
+use socket2::{Domain, Socket, Type};
+use weir_testbed::ask::PATIENCE;
+use weir_testbed::{Pod, address, objects};
+
+use crate::harness::{self, Cluster, clients, echo};
+
+const PORT: u16 = 9098;
+/// Ports of the client's.
+const CLIENTS: u16 = 60;
+/// Connections from each of them: together more than there are source ports, whose number is no multiple of the clients'.
+const CONNECTIONS: u16 = 8;
+
+/// Closes every connection at once, until the process ends.
+fn serve(pod: &Pod) {
+    let listener = pod.netns().enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))).unwrap();
+    let serve = move || while listener.accept().is_ok() {};
+    drop(pod.netns().spawn("server that closes first", serve).unwrap());
+}
+
+fn table(pod: &Pod, name: &str) -> String {
+    pod.netns().enter(|| fs::read_to_string(format!("/proc/thread-self/net/{name}"))).unwrap()
+}
+
+/// Connections that the pod's network stack remembers.
+fn remembered(pod: &Pod) -> u16 {
+    let text = table(pod, "sockstat");
+    let mut words = text.split_whitespace().skip_while(|word| *word != "tw");
+    words.nth(1).unwrap_or_else(|| panic!("no tw in {text}")).parse().unwrap()
+}
+
+/// SYNs that it has refused for one of those, as the timestamp was not later. A line of names is above each line of numbers.
+fn refused(pod: &Pod) -> u64 {
+    let text = table(pod, "netstat");
+    let lines: Vec<&str> = text.lines().collect();
+    let mut counters = lines.chunks(2).flat_map(|pair| pair[0].split(' ').zip(pair[1].split(' ')));
+    let counter = counters.find(|(name, _)| *name == "PAWSTimewait");
+    counter.unwrap_or_else(|| panic!("no PAWSTimewait in {text}")).1.parse().unwrap()
+}
+
+/// Connects from a port, and closes when the server has.
+fn connect(from: u16, target: SocketAddr) {
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&clients::any(target, from).into()).unwrap();
+    socket.connect_timeout(&target.into(), PATIENCE).unwrap();
+    assert_eq!((&socket).read(&mut [0]).unwrap(), 0, "the server closes first");
+}
+
+#[test]
+fn a_server_that_remembers_the_last_connections_from_a_clients_ports_takes_their_next_ones_at_once() {
+    if !harness::can_run("servers in TIME_WAIT") {
+        return;
+    }
+    let cluster = Cluster::start(2, 1, &["--snat-ports=20000-20246"]);
+    let pod = cluster.world.node(2).pod(1);
+    serve(&pod);
+    let mut service = objects::service("time-wait", 80, "TCP");
+    echo::spec(&mut service).type_ = Some("NodePort".into());
+    let made = cluster.publish(&service, PORT, std::slice::from_ref(&pod));
+    let node_port = harness::node_port(&made);
+    let ports: Vec<u16> = (0..CLIENTS).map(|_| clients::fresh_port()).collect();
+    for target in address::node(1).both().map(|ip| SocketAddr::new(ip, node_port)) {
+        cluster.agents[0].await_frontend(target.ip(), target.port(), true);
+        cluster.agents[0].await_backends("time-wait", pod.address().both().to_vec());
+        for round in 0..CONNECTIONS {
+            cluster.world.client().enter(|| ports.iter().for_each(|from| connect(*from, target)));
+            assert!(remembered(&pod) >= CLIENTS, "{}", remembered(&pod));
+            assert_eq!(refused(&pod), 0, "{target}, round {round}");
+        }
+    }
+}
