@@ -68,7 +68,7 @@ impl Load {
     /// changes by in a few seconds, so that what is compared has to be short, close together, and done often.
     pub(super) const fn rounds(self) -> u32 {
         match self {
-            Self::Paced => 10,
+            Self::Paced => 6,
             Self::Burst | Self::Keepalive | Self::Bulk => 3,
             Self::Sustained => 1,
         }
