@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
 use weir_testbed::ask::PATIENCE;
-use weir_testbed::{Pod, address, objects};
+use weir_testbed::{Pod, address, objects, wait};
 
 use crate::harness::{self, Cluster, clients, echo};
 
@@ -72,7 +72,10 @@ fn a_server_that_remembers_the_last_connections_from_a_clients_ports_takes_their
         cluster.agents[0].await_backends("time-wait", pod.address().both().to_vec());
         for round in 0..CONNECTIONS {
             cluster.world.client().enter(|| ports.iter().for_each(|from| connect(*from, target)));
-            assert!(remembered(&pod) >= CLIENTS, "{}", remembered(&pod));
+            // The client has closed, but its last FIN may still be on its way.
+            let all =
+                || Some(remembered(&pod)).filter(|count| *count >= CLIENTS).ok_or_else(|| remembered(&pod).to_string());
+            wait::until_some("the server to remember all clients", PATIENCE, all).unwrap();
             assert_eq!(refused(&pod), 0, "{target}, round {round}");
         }
     }

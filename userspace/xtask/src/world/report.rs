@@ -126,9 +126,9 @@ behind `×`, the median of what neighbours have to each other, is nearer to the 
   minute. For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes more than an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
-* `weir host-bypass` is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
+* *weir host-bypass* is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
   measured where it has to be faster than no service.
-* `weir dsr` is an agent with `--external-mode dsr` ([ADR 30](adr/0030-direct-server-return.md)): a remote pod's node answers the client
+* *weir dsr* is an agent with `--external-mode dsr` ([ADR 30](adr/0030-direct-server-return.md)): a remote pod's node answers the client
   itself. It is measured with the fewest services; their number makes no difference to it.
 ";
 
