@@ -35,8 +35,11 @@ const ROUNDS_OF_EACH: u32 = 8;
 const TICKS: Duration = Duration::from_secs(10);
 /// New flows of one timed run.
 const NEW_FLOWS: u32 = 24_576;
-/// Runs of which the median counts.
-const RUNS: usize = 5;
+/// Sets of maps that are made anew for each figure, of which the median counts: where a set lies in memory is part of what many flows
+/// cost, by more than a half from one set to another.
+pub const BEDS: usize = 3;
+/// Runs in one set of maps of which the median counts.
+pub const RUNS: usize = 5;
 
 /// What the packets are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
@@ -129,6 +132,19 @@ fn sweep(bpffs: &Path) -> Result<()> {
 }
 
 fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> {
+    let mut net = Vec::new();
+    let mut null = Vec::new();
+    for _ in 0..BEDS {
+        let [weir_ns, null_ns] = in_one_bed(case, family, flows, services)?;
+        net.push(weir_ns - null_ns);
+        null.push(null_ns);
+    }
+    let [net_ns, null_ns] = [net, null].map(median);
+    Ok(Figure { case, family: name(family), flows, services, net_ns, null_ns })
+}
+
+/// Nanoseconds per packet of Weir and of the null program, each the median of its runs.
+fn in_one_bed(case: Case, family: Family, flows: u32, services: u32) -> Result<[f64; 2]> {
     let room = room_for(flows);
     // What goes on has begun there, all of it at once. What begins finds that table full sooner or later, as in a flood.
     let openings = if case == Case::Established { room } else { Capacity::DEFAULT.openings };
@@ -163,7 +179,7 @@ fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> 
             Case::NewFlow => plan.from(flows + NEW_FLOWS * u32::try_from(run)?),
             Case::Established | Case::NotOurs => plan,
         };
-        null.push(bed.run(bed::Program::Null, &plan, &frame, rounds)?.duration);
+        null.push(nanoseconds(bed.run(bed::Program::Null, &plan, &frame, rounds)?.duration));
         let before = bed.translated()?;
         let ran = bed.run(bed::Program::Weir, &plan, &frame, rounds)?;
         let (translated, wanted) = (bed.translated()? - before, if case == Case::NotOurs { 0 } else { rounds });
@@ -172,10 +188,9 @@ fn one(case: Case, family: Family, flows: u32, services: u32) -> Result<Figure> 
             "{translated} of {rounds} packets were translated in place of {wanted}"
         );
         frame::check(family, &ran.packet, case != Case::NotOurs)?;
-        weir.push(ran.duration);
+        weir.push(nanoseconds(ran.duration));
     }
-    let [weir, null_ns] = [weir, null].map(|times| median(times).as_secs_f64() * 1e9);
-    Ok(Figure { case, family: name(family), flows, services, net_ns: weir - null_ns, null_ns })
+    Ok([weir, null].map(median))
 }
 
 /// Entries of tables that hold so many flows without an eviction, and all new ones of a case beside them.
@@ -183,9 +198,13 @@ fn room_for(flows: u32) -> u32 {
     (2 * flows).next_power_of_two().max(1 << 18)
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn nanoseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e9
 }
 
 const fn name(family: Family) -> &'static str {

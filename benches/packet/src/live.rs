@@ -7,7 +7,6 @@
 use std::fs;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
@@ -15,7 +14,7 @@ use serde::Serialize;
 use weir_core::model::Family;
 
 use crate::bed::{self, Bed, Endpoints, NODE, Program, Setting};
-use crate::{OTHER_FLOWS, RUNS, frame, median, name, prepare, room_for};
+use crate::{OTHER_FLOWS, RUNS, frame, median, name, nanoseconds, prepare, room_for};
 
 /// Frames of one run.
 const FRAMES: u32 = 1 << 19;
@@ -102,11 +101,11 @@ fn of_family(family: Family, device: u32) -> Result<Vec<LiveFigure>> {
     for (program, label, wanted) in programs {
         let (mut times, before) = (Vec::new(), bed.arrived()?);
         for _ in 0..RUNS {
-            times.push(bed.run_live(program, &plan, &frame, FRAMES)?);
+            times.push(nanoseconds(bed.run_live(program, &plan, &frame, FRAMES)?));
         }
         let arrived = (bed.arrived()? - before) as f64 / (f64::from(FRAMES) * RUNS as f64);
         ensure!(arrived >= wanted * ARRIVE, "{label}: only {arrived:.3} of the frames came to the veth's other end");
-        let packets_per_second = 1.0 / median(times).max(Duration::from_nanos(1)).as_secs_f64();
+        let packets_per_second = 1e9 / median(times).max(1.0);
         println!("{label:<12} {:<6} {packets_per_second:>14.0} {arrived:>9.3}", name(family));
         figures.push(LiveFigure { program: label, family: name(family), packets_per_second, arrived });
     }

@@ -73,8 +73,10 @@ fn a_server_that_remembers_the_last_connections_from_a_clients_ports_takes_their
         for round in 0..CONNECTIONS {
             cluster.world.client().enter(|| ports.iter().for_each(|from| connect(*from, target)));
             // The client has closed, but its last FIN may still be on its way.
-            let all =
-                || Some(remembered(&pod)).filter(|count| *count >= CLIENTS).ok_or_else(|| remembered(&pod).to_string());
+            let all = || match remembered(&pod) {
+                count if count < CLIENTS => Err(count.to_string()),
+                _ => Ok(()),
+            };
             wait::until_some("the server to remember all clients", PATIENCE, all).unwrap();
             assert_eq!(refused(&pod), 0, "{target}, round {round}");
         }
