@@ -24,7 +24,8 @@ impl Section for Figures {
         writeln!(text, "{origin}. XDP's program, run by the kernel (`BPF_PROG_RUN`) in a wrapper that makes each")?;
         writeln!(
             text,
-            "packet, on one CPU; without what the wrapper and a program that does nothing take. Medians of ns in {BEDS}\nsets of maps, made anew for each figure; in each the median of {RUNS} runs."
+            "packet, on one CPU; without what the wrapper and a program that does nothing take. Medians of ns in {BEDS}\n\
+             sets of maps, made anew for each figure; in each the median of {RUNS} runs."
         )?;
         claim::table(text, claims)?;
         write!(text, "\n| packet | | flows |")?;
