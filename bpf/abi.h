@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 5,
+	ABI_VERSION = 6,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -400,6 +400,7 @@ ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
+ABI_SIZE(flow6, 40);
 ABI_SIZE(reply, 64);
 ABI_SIZE(pace, 24);
 ABI_SIZE(fragment_key, 40);

@@ -86,7 +86,7 @@ MAP(other_nodes, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct addr, struct other
 
 /* Written by the programs. */
 MAP(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
-MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow, 131072);
+MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow6, 131072);
 MAP(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
 MAP(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
 /* Flows that begin: nobody has answered them so far. A flood fills these and evicts no other. */

@@ -22,15 +22,17 @@ const volatile __u32 opening_sets = 65536 / OPENING_WAYS;
 struct opening_kind {
 	__u32 words;	 /* of a key */
 	__u32 size;	 /* of a value, in words */
+	__u32 stride;	 /* from one to the next, in words */
 	__u32 last_seen; /* of a value, in words from its beginning */
 	__u32 flags;	 /* the same; they begin a word */
 	__u32 to;	 /* the same of whom the flow is to */
 };
 
-#define OPENING_KIND(key_type, value_type, whom)                                                                       \
+#define OPENING_KIND(set_type, key_type, value_type, whom)                                                             \
 	(struct opening_kind)                                                                                          \
 	{                                                                                                              \
 		.words = sizeof(struct key_type) / sizeof(word), .size = sizeof(struct value_type) / sizeof(word),     \
+		.stride = sizeof(((struct set_type *)0)->value[0]) / sizeof(word),                                     \
 		.last_seen = offsetof(struct value_type, last_seen) / sizeof(word),                                    \
 		.flags = offsetof(struct value_type, flags) / sizeof(word),                                            \
 		.to = offsetof(struct value_type, whom) / sizeof(word),                                                \
@@ -72,7 +74,7 @@ static __always_inline word *opening_key(struct opening_head *head, __u32 way, c
 
 static __always_inline word *opening_value(struct opening_head *head, __u32 way, const struct opening_kind kind)
 {
-	return (word *)(head + 1) + OPENING_WAYS * kind.words + (way & (OPENING_WAYS - 1)) * kind.size;
+	return (word *)(head + 1) + OPENING_WAYS * kind.words + (way & (OPENING_WAYS - 1)) * kind.stride;
 }
 
 /* The entry with a key, other than one, or -1. */
@@ -242,19 +244,19 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 }
 
 /*
- * What is marked of a set for a flow that begins with a value. theirs: the set's first value; it has so many words, in which the rest lies.
- * Entries to somebody else are spared, so that a flood takes the places of its own SYNs. Where the others have most of the set, theirs
+ * What is marked of a set for a flow that begins with a value. theirs: the set's first value; the next one begins so many words after it,
+ * and what is read of it lies in them. Entries to somebody else are spared, so that a flood takes the places of its own SYNs. Where the others have most of the set, theirs
  * go, and those to the same are spared. Of long ago none is. A function of its own, as the one that stores has no stack to spare.
  */
 static __noinline __u32 opening_marks(const struct opening_head *head, const word *theirs, const word *value,
-				      __u32 size, __u32 at)
+				      __u32 stride, __u32 at)
 {
 	/* The number is read before the rest. */
 	__u32 marks = *(const volatile __u32 *)&head->next << OPENING_NEXT, spared = 0;
 	const __u32 last_seen = at & 0xff, flags = at >> 8 & 0xff, to = at >> 16;
 
 #pragma clang loop unroll(disable)
-	for (__u32 way = 0; way < OPENING_WAYS; way++, theirs += size) {
+	for (__u32 way = 0; way < OPENING_WAYS; way++, theirs += stride) {
 		__u32 seen = theirs[last_seen], rank = OPENING_RANK_UNUSED - (seen != head->born[way]);
 		bool recent = value[last_seen] - seen <= OPENING_IDLE;
 
@@ -275,7 +277,7 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 static __always_inline int opening_claim_of(struct opening_head *head, const word *value,
 					    const struct opening_kind kind)
 {
-	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, kind.size,
+	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, kind.stride,
 				    kind.last_seen | kind.flags << 8 | kind.to << 16);
 	int claimed = opening_claim(head, marks);
 
@@ -357,20 +359,22 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 #define OPENING_TABLE(table, set_type, key_type, value_type, whom)                                                     \
 	__noinline int table##_find(const struct key_type *key)                                                        \
 	{                                                                                                              \
-		return key ? opening_find(&table, (const word *)key, OPENING_KIND(key_type, value_type, whom)) : -1;   \
+		return key ? opening_find(&table, (const word *)key,                                                   \
+					  OPENING_KIND(set_type, key_type, value_type, whom))                          \
+			   : -1;                                                                                       \
 	}                                                                                                              \
                                                                                                                        \
 	__noinline int table##_store(const struct key_type *key, const struct value_type *value, __u64 flags)          \
 	{                                                                                                              \
 		return key && value ? opening_store(&table, (const word *)key, (const word *)value, flags,             \
-						    OPENING_KIND(key_type, value_type, whom))                          \
+						    OPENING_KIND(set_type, key_type, value_type, whom))                \
 				    : -EINVAL;                                                                         \
 	}                                                                                                              \
                                                                                                                        \
 	__noinline int table##_drop(const struct key_type *key)                                                        \
 	{                                                                                                              \
 		if (key)                                                                                               \
-			opening_drop(&table, (const word *)key, OPENING_KIND(key_type, value_type, whom));             \
+			opening_drop(&table, (const word *)key, OPENING_KIND(set_type, key_type, value_type, whom));   \
 		return 0;                                                                                              \
 	}                                                                                                              \
                                                                                                                        \
@@ -384,7 +388,7 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 			return NULL;                                                                                   \
 		/* The verifier wants the sum after the question. */                                                   \
 		barrier_var(set);                                                                                      \
-		return &set->value[(__u32)place % OPENING_WAYS];                                                       \
+		return (struct value_type *)&set->value[(__u32)place % OPENING_WAYS];                                  \
 	}
 
 OPENING_TABLE(openings4, opening_set4, flow_key4, flow, service)

@@ -164,7 +164,8 @@ impl Bed {
 
     /// As if every flow that begins had been answered and its client had gone on: moves them, and says how many there were.
     pub(crate) fn let_go_on(&self) -> Result<usize> {
-        const FLOW: usize = size_of::<abi::Flow>();
+        const FLOW4: usize = size_of::<abi::Flow>();
+        const FLOW6: usize = size_of::<abi::Flow6>();
         const REPLY: usize = size_of::<abi::Reply>();
         const KEY4: usize = size_of::<abi::FlowKey4>();
         const KEY6: usize = size_of::<abi::FlowKey6>();
@@ -175,11 +176,11 @@ impl Bed {
         match self.setting.family {
             Family::V4 => {
                 move_all::<KEY4, REPLY, { size_of::<abi::AwaitedSet4>() }>(map("awaited4")?, map("replies4")?, reply)?;
-                move_all::<KEY4, FLOW, { size_of::<abi::OpeningSet4>() }>(map("openings4")?, map("flows4")?, flow)
+                move_all::<KEY4, FLOW4, { size_of::<abi::OpeningSet4>() }>(map("openings4")?, map("flows4")?, flow)
             }
             Family::V6 => {
                 move_all::<KEY6, REPLY, { size_of::<abi::AwaitedSet6>() }>(map("awaited6")?, map("replies6")?, reply)?;
-                move_all::<KEY6, FLOW, { size_of::<abi::OpeningSet6>() }>(map("openings6")?, map("flows6")?, flow)
+                move_all::<KEY6, FLOW6, { size_of::<abi::OpeningSet6>() }>(map("openings6")?, map("flows6")?, flow)
             }
         }
     }

@@ -63,6 +63,28 @@ pub struct Flow {
     pub held: u32,
 }
 
+/// As `flows6` and `openings6` have it: see `struct flow6` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Flow6 {
+    /// The flow.
+    pub flow: Flow,
+    /// Zero.
+    pub pad: [u32; 2],
+}
+
+impl AsRef<Flow> for Flow {
+    fn as_ref(&self) -> &Flow {
+        self
+    }
+}
+
+impl AsRef<Flow> for Flow6 {
+    fn as_ref(&self) -> &Flow {
+        &self.flow
+    }
+}
+
 /// From backend to client. Keyed by the packet as the backend sends it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -124,7 +146,7 @@ pub struct OpeningSet<K, V> {
 /// See `struct opening_set4` in `bpf/abi.h`.
 pub type OpeningSet4 = OpeningSet<FlowKey4, Flow>;
 /// See `struct opening_set6` in `bpf/abi.h`.
-pub type OpeningSet6 = OpeningSet<FlowKey6, Flow>;
+pub type OpeningSet6 = OpeningSet<FlowKey6, Flow6>;
 /// See `struct awaited_set4` in `bpf/abi.h`.
 pub type AwaitedSet4 = OpeningSet<FlowKey4, Reply>;
 /// See `struct awaited_set6` in `bpf/abi.h`.

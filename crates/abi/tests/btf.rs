@@ -70,6 +70,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
+        Flow6 = "flow6" { flow, pad }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, heard, backend, generation, last_seen, asked, bytes, held }
         FirstSyns = "first_syns" { tag }
         OpeningHead = "opening_head" { tag, born, turn, next, pad }

@@ -65,7 +65,7 @@ impl TableSizes {
         let Self { flows, openings, sockets, affinities } = self;
         let pair = |entries| {
             let of4 = table::<abi::FlowKey4, abi::Flow>(entries) + table::<abi::FlowKey4, abi::Reply>(entries);
-            of4 + table::<abi::FlowKey6, abi::Flow>(entries) + table::<abi::FlowKey6, abi::Reply>(entries)
+            of4 + table::<abi::FlowKey6, abi::Flow6>(entries) + table::<abi::FlowKey6, abi::Reply>(entries)
         };
         let rest =
             table::<abi::SocketKey, abi::SocketPeer>(sockets) + table::<abi::AffinityKey, abi::Affinity>(affinities);

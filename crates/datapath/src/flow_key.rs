@@ -32,6 +32,9 @@ pub(crate) trait FlowKey: Pod + Eq {
     /// Tables of what answers must look like, in the same order.
     const REPLIES: [&'static str; 2];
 
+    /// What tables of flows have for it.
+    type Flow: Kept + AsRef<abi::Flow>;
+
     /// Of a packet of this family.
     fn of(packet: &Client) -> Self;
 
@@ -42,6 +45,8 @@ pub(crate) trait FlowKey: Pod + Eq {
 impl FlowKey for abi::FlowKey4 {
     const FLOWS: [&'static str; 2] = ["flows4", "openings4"];
     const REPLIES: [&'static str; 2] = ["replies4", "awaited4"];
+
+    type Flow = abi::Flow;
 
     fn of(packet: &Client) -> Self {
         let Client { from, to, protocol } = *packet;
@@ -61,6 +66,8 @@ impl FlowKey for abi::FlowKey4 {
 impl FlowKey for abi::FlowKey6 {
     const FLOWS: [&'static str; 2] = ["flows6", "openings6"];
     const REPLIES: [&'static str; 2] = ["replies6", "awaited6"];
+
+    type Flow = abi::Flow6;
 
     fn of(packet: &Client) -> Self {
         let Client { from, to, protocol } = *packet;
@@ -85,6 +92,12 @@ pub(crate) trait Kept: Pod {
 }
 
 impl Kept for abi::Flow {
+    fn tables<K: FlowKey>() -> [&'static str; 2] {
+        K::FLOWS
+    }
+}
+
+impl Kept for abi::Flow6 {
     fn tables<K: FlowKey>() -> [&'static str; 2] {
         K::FLOWS
     }

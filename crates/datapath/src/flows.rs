@@ -19,7 +19,7 @@ pub(crate) struct Flows {
     v6: Tables<abi::FlowKey6>,
 }
 
-type Tables<K> = Vec<FlowTable<K, abi::Flow>>;
+type Tables<K> = Vec<FlowTable<K, <K as FlowKey>::Flow>>;
 
 impl Flows {
     /// Those that there is a descriptor of.
@@ -78,17 +78,15 @@ fn tables<K: FlowKey>(
 }
 
 fn visit_all<K: FlowKey>(
-    tables: &[FlowTable<K, abi::Flow>],
+    tables: &[FlowTable<K, K::Flow>],
     visit: &mut impl FnMut(&'static str, Client, &abi::Flow),
 ) -> Result<()> {
-    tables.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.ends(), flow)))
+    tables.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.ends(), flow.as_ref())))
 }
 
-fn forget_all<K: FlowKey>(
-    tables: &[FlowTable<K, abi::Flow>],
-    owners: &HashMap<FrontendKey, Option<u32>>,
-) -> Result<()> {
-    let is_left =
-        |key: &K, flow: &abi::Flow| owners.get(&key.ends().frontend()).is_some_and(|now| *now != Some(flow.service));
+fn forget_all<K: FlowKey>(tables: &[FlowTable<K, K::Flow>], owners: &HashMap<FrontendKey, Option<u32>>) -> Result<()> {
+    let is_left = |key: &K, flow: &K::Flow| {
+        owners.get(&key.ends().frontend()).is_some_and(|now| *now != Some(flow.as_ref().service))
+    };
     tables.iter().try_for_each(|table| table.remove(is_left))
 }

@@ -47,6 +47,7 @@ pod!(
     abi::Device,
     abi::FilterWord,
     abi::Flow,
+    abi::Flow6,
     abi::FlowKey4,
     abi::FlowKey6,
     abi::Fragment,

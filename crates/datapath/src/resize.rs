@@ -35,7 +35,7 @@ fn copy_openings<K: FlowKey, V: Kept>(
 pub(crate) fn copy(spec: &MapSpec, old: BorrowedFd<'_>, new: BorrowedFd<'_>, first: bool, seed: u64) -> Result<()> {
     match spec.name {
         "openings4" => return copy_openings::<abi::FlowKey4, abi::Flow>(spec, old, new, seed),
-        "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow>(spec, old, new, seed),
+        "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow6>(spec, old, new, seed),
         "awaited4" => return copy_openings::<abi::FlowKey4, abi::Reply>(spec, old, new, seed),
         "awaited6" => return copy_openings::<abi::FlowKey6, abi::Reply>(spec, old, new, seed),
         _ => {}

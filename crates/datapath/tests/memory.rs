@@ -36,13 +36,13 @@ impl Drop for Pinned {
 }
 
 /// Writes flows of so many clients to one frontend, of which only the keys matter here.
-fn fill<const KEY: usize>(pins: &PinDir, map: &str) {
+fn fill<const KEY: usize, const FLOW: usize>(pins: &PinDir, map: &str) {
     let pinned = Map::from_map_data(MapData::from_pin(pins.map(map)).unwrap()).unwrap();
-    let mut flows: HashMap<_, [u8; KEY], [u8; 32]> = pinned.try_into().unwrap();
+    let mut flows: HashMap<_, [u8; KEY], [u8; FLOW]> = pinned.try_into().unwrap();
     for client in 0..FLOWS {
         let mut key = [0; KEY];
         key[..4].copy_from_slice(&client.to_be_bytes());
-        flows.insert(key, [0; 32], 0).unwrap();
+        flows.insert(key, [0; FLOW], 0).unwrap();
     }
 }
 
@@ -56,8 +56,8 @@ fn a_pass_over_full_flow_tables_takes_no_memory_for_each_flow() {
     let capacity = Capacity { flows: 2 * FLOWS, openings: 4096, backends: 4096, lines: 4096, ..Capacity::DEFAULT };
     let mut datapath = Datapath::open(pins.0.clone(), &capacity).unwrap();
     let view = View::open(pins.0.clone()).unwrap();
-    fill::<16>(&pins.0, "flows4");
-    fill::<40>(&pins.0, "flows6");
+    fill::<16, 32>(&pins.0, "flows4");
+    fill::<40, 40>(&pins.0, "flows6");
     let uses = peak(|| {
         let uses = view.flow_uses(0).unwrap();
         assert_eq!(["flows4", "flows6"].map(|map| uses[map].open + uses[map].over), [FLOWS; 2]);

@@ -103,8 +103,8 @@ impl Private {
     /// When a map cannot be read.
     pub(super) fn flow<K: FlowKey>(&self, key: &K) -> Result<Option<abi::Flow>> {
         for name in K::FLOWS {
-            if let Some(flow) = self.flow_table::<K, _>(name)?.get(key, self.seed)? {
-                return Ok(Some(flow));
+            if let Some(flow) = self.flow_table::<K, K::Flow>(name)?.get(key, self.seed)? {
+                return Ok(Some(*flow.as_ref()));
             }
         }
         Ok(None)
@@ -125,7 +125,7 @@ impl Private {
     fn bring_flows<K: FlowKey>(&self, pins: &PinDir, packet: Client) -> Result<()> {
         let Client { from, to, protocol: _ } = packet;
         let (client, port) = (abi::Addr::from(from.ip()), abi::Be16::new(from.port()));
-        self.bring_kept(pins, |key: &K, _: &abi::Flow| is_same(key.ends().from, from))?;
+        self.bring_kept(pins, |key: &K, _: &K::Flow| is_same(key.ends().from, from))?;
         self.bring_kept(pins, |key: &K, reply: &abi::Reply| {
             let ends = key.ends();
             // The packet may be an answer itself.

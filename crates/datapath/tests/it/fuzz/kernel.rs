@@ -172,7 +172,7 @@ fn write<const K: usize, const V: usize>(node: &Node, name: &str, key: &[u8], va
 fn put(node: &Node, name: &str, key: &[u8], size: usize, value: Option<&[u8]>) {
     let write = match (key.len(), size) {
         (16, 32) => write::<16, 32>,
-        (40, 32) => write::<40, 32>,
+        (40, 40) => write::<40, 40>,
         (16, 64) => write::<16, 64>,
         (40, 64) => write::<40, 64>,
         (24, 12) => write::<24, 12>,

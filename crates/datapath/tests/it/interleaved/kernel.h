@@ -105,7 +105,7 @@ struct table {
 
 static struct table tables[] = {
 	{ .map = &flows4, .key_size = sizeof(struct flow_key4), .value_size = sizeof(struct flow) },
-	{ .map = &flows6, .key_size = sizeof(struct flow_key6), .value_size = sizeof(struct flow) },
+	{ .map = &flows6, .key_size = sizeof(struct flow_key6), .value_size = sizeof(struct flow6) },
 	{ .map = &replies4, .key_size = sizeof(struct flow_key4), .value_size = sizeof(struct reply) },
 	{ .map = &replies6, .key_size = sizeof(struct flow_key6), .value_size = sizeof(struct reply) },
 };
