@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
-use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
-use nix::unistd::Pid;
 use weir_testbed::load::Load;
 use weir_testbed::{ask, objects, wait};
 
@@ -128,14 +126,6 @@ fn what_finds_no_room_is_told_of_once_on_its_service_with_the_option_that_makes_
     }
 }
 
-/// Lets one CPU handle all packets of the thread: of a table that forgets what is used least each CPU has up to 128 entries in
-/// hand, which are free.
-fn stay_on_one_cpu() {
-    let mut one = CpuSet::new();
-    one.set(sched_getcpu().unwrap()).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &one).unwrap();
-}
-
 /// Has so many clients send a datagram to a server, from a port each, and those that are heard another one to go on.
 fn knock(server: SocketAddr, clients: u32, heard: bool) {
     let any: IpAddr = if server.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
@@ -167,7 +157,8 @@ fn a_table_that_is_full_of_open_flows_is_told_of_on_the_node_with_the_option_tha
         targets
     });
     cluster.world.client().enter(|| {
-        stay_on_one_cpu();
+        // Of a table that forgets what is used least each CPU has up to 128 entries in hand, which are free.
+        harness::stay_on_one_cpu();
         knock(heard[0], CLIENTS[0], true);
         knock(unheard[1], CLIENTS[1], false);
     });

@@ -23,6 +23,8 @@ use std::time::Duration;
 
 pub(crate) use agent::Agent;
 use k8s_openapi::api::core::v1::Service;
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
 use weir_testbed::apiserver::ApiServer;
 use weir_testbed::node::Pod;
 use weir_testbed::objects::{self, Endpoint, Objects};
@@ -51,6 +53,14 @@ pub(crate) struct Cluster {
 pub(crate) fn can_run(what: &str) -> bool {
     kernel::remember();
     require_root(what) && ApiServer::require(what)
+}
+
+/// Has the CPU that the thread is on run it from now on, the threads that it starts, and so all that their packets bring about, one
+/// after the other.
+pub(crate) fn stay_on_one_cpu() {
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu().unwrap()).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &one).unwrap();
 }
 
 impl Cluster {
