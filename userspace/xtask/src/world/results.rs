@@ -61,8 +61,8 @@ impl Results {
     /// When they were measured in another way, on another machine, or on another kernel.
     pub(super) fn resumed(self, next: Self) -> Result<Self> {
         let way = |results: &Self| {
-            let Origin { command, kernel, cpus, date: _ } = &results.origin;
-            (command.clone(), kernel.clone(), *cpus, results.rate)
+            let Origin { command, kernel, cpus, model, date: _ } = &results.origin;
+            (command.clone(), kernel.clone(), *cpus, model.clone(), results.rate)
         };
         let (before, now) = (way(&self), way(&next));
         ensure!(
@@ -202,9 +202,13 @@ pub(super) mod tests {
         let resumed = before.clone().resumed(results(Vec::new())).unwrap();
         assert!(resumed.has(block(Load::Paced), 1));
         assert!(!resumed.has(block(Load::Paced), 2) && !resumed.has(block(Load::Bulk), 1));
-        let mut elsewhere = results(Vec::new());
-        elsewhere.origin.kernel = "another".into();
-        assert!(before.resumed(elsewhere).unwrap_err().to_string().contains("another"));
+        let changes: [fn(&mut Origin); 2] =
+            [|origin| origin.kernel = "another".into(), |origin| origin.model = "another".into()];
+        for change in changes {
+            let mut elsewhere = results(Vec::new());
+            change(&mut elsewhere.origin);
+            assert!(before.clone().resumed(elsewhere).unwrap_err().to_string().contains("another"));
+        }
     }
 
     #[test]
