@@ -292,9 +292,10 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 		if (p->syn || p->ending || p->proto != IPPROTO_TCP)
 			return 0;
 		if (!(flow->flags & FLOW_DIRECT)) {
-			if (!(v6 ? promote6(p) : promote4(p)))
+			error = v6 ? promote6(p) : promote4(p);
+			if (error == PROMOTED_NOT)
 				return 0;
-			flow->flags &= ~FLOW_OPENING;
+			flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
 		}
 		(void)keep_backend(p, flow);
 		return 0;

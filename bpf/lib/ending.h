@@ -53,7 +53,7 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow,
 						const struct reply *reply)
 {
-	if (!p->reset || p->proto != IPPROTO_TCP || !(flow->flags & FLOW_OPENING))
+	if (!p->reset || p->proto != IPPROTO_TCP || !is_opening(flow->flags))
 		return false;
 	return flow->flags & FLOW_SNAT || (reply && !reply->heard);
 }
@@ -120,7 +120,7 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
  */
 static __always_inline bool is_last(const struct packet *p, __u16 flags)
 {
-	return (flags & (FLOW_ENDED | FLOW_OPENING)) == FLOW_ENDED && (!p->ending || p->reset);
+	return flags & FLOW_ENDED && !is_opening(flags) && (!p->ending || p->reset);
 }
 
 /*
@@ -137,6 +137,16 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 
 	if (!config || !backend)
 		return 0;
+	/* It is there. */
+	if (flow->flags & FLOW_SETTLED) {
+		reply = own_reply(p, flow, v6);
+		flow->flags &= ~FLOW_SETTLED;
+		if (reply) {
+			reply->flags &= ~FLOW_SETTLED;
+			reply->heard = 0;
+		}
+		return 0;
+	}
 	answer_key(&key, p, flow, backend, config, v6);
 	if (!(flow->flags & FLOW_DIRECT))
 		reply = reply_at(&key, STAGE_GOING, v6);
@@ -164,9 +174,9 @@ static __always_inline int retire_answered(const struct reply *reply, __u8 proto
 	struct flow *flow;
 
 	client_packet(&asked, reply, proto);
-	flow = flow_lookup(&asked, STAGE_GOING, v6);
+	flow = flow_lookup(&asked, reply->flags & FLOW_SETTLED ? STAGE_OPENING : STAGE_GOING, v6);
 	if (!flow || !(flow->flags & FLOW_ENDED) || flow->backend != reply->backend ||
-	    flow->generation != reply->generation)
+	    flow->generation != reply->generation || (flow->flags ^ reply->flags) & FLOW_SETTLED)
 		return 0;
 	return retire(&asked, flow, v6);
 }

@@ -19,7 +19,7 @@ static __always_inline int snat_press(struct snat_counter *counter, const struct
 {
 	const struct flow *flow = reply_flow(old, IPPROTO_TCP, v6);
 
-	if (flow && flow->backend == old->backend && flow->snat_port == port && flow->flags & FLOW_OPENING &&
+	if (flow && flow->backend == old->backend && flow->snat_port == port && is_opening(flow->flags) &&
 	    !has_ended(flow, old) && !is_closing(flow, old) && !is_idle(now_ticks(), flow->created, SNAT_LAP))
 		counter->pressed = now_ticks();
 	return 0;

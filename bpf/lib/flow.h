@@ -164,6 +164,12 @@ static __always_inline long reply_store(const union flow_key *key, const struct 
 		  : bpf_map_update_elem(&replies4, &key->v4, reply, flags);
 }
 
+/* Whether a flow with these flags, or of answers with them, has not got going so far, or is over. */
+static __always_inline bool is_opening(__u16 flags)
+{
+	return (flags & (FLOW_OPENING | FLOW_SETTLED)) == FLOW_OPENING;
+}
+
 static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
 {
 	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))

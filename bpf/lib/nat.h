@@ -112,7 +112,7 @@ static __always_inline struct reply *reply_of_answer(const struct packet *p, con
 /* Whether a packet answers a SYN whose flow begins: what is known of that may be lost by now, or be another's. */
 static __always_inline bool answers_syn(const struct packet *p, const struct reply *reply)
 {
-	const __u16 others = FLOW_CLOSING | FLOW_ENDED | FLOW_MOVED | FLOW_BY_HASH;
+	const __u16 others = FLOW_CLOSING | FLOW_ENDED | FLOW_MOVED | FLOW_BY_HASH | FLOW_SETTLED;
 
 	return p->syn_ack && (reply->flags & (FLOW_OPENING | others)) == FLOW_OPENING;
 }
@@ -194,6 +194,7 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 	const __u16 reset = FLOW_ENDED | FLOW_CLOSING;
+	int step;
 
 	/* Another CPU may have moved it between the two questions. */
 	if (!flow && !p->syn)
@@ -202,10 +203,12 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 		(void)(v6 ? revive6(p, flow) : revive4(p, flow));
 	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
-	if (!(v6 ? promote6(p) : promote4(p)))
+	if (flow->flags & FLOW_SETTLED && flow->created == now_ticks())
 		return flow;
-	flow = flow_lookup(p, STAGE_GOING, v6);
-	if (flow)
+	step = v6 ? promote6(p) : promote4(p);
+	if (step == PROMOTED)
+		flow = flow_lookup(p, STAGE_GOING, v6);
+	if (flow && step != PROMOTED_NOT)
 		(void)keep_backend(p, flow);
 	return flow;
 }
@@ -267,7 +270,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 		if (known && step == STEP_ELSEWHERE) {
 			flow.backend = known->backend;
 			/* What an earlier connection has cost is past. */
-			flow.flags = known->flags & FLOW_OPENING ? known->flags & FLOW_RETRIES : 0;
+			flow.flags = is_opening(known->flags) ? known->flags & FLOW_RETRIES : 0;
 		}
 		error = flow_new(ctx, p, &flow, from_outside, v6);
 		if (error < 0)

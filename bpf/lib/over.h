@@ -51,7 +51,7 @@ enum claim {
  */
 static __always_inline bool opening_yields(const struct flow *flow, const struct reply *reply, __u8 proto)
 {
-	if (!(flow->flags & FLOW_OPENING) || reply->flags & FLOW_KEPT)
+	if (!is_opening(flow->flags) || reply->flags & FLOW_KEPT)
 		return false;
 	return proto == IPPROTO_TCP || flow->last_seen == flow->created;
 }
@@ -99,7 +99,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	if (claim != CLAIM_ONLY && opening_yields(flow, reply, backend->proto))
 		return true;
 	limit = idle_limit(backend->proto, config);
-	if (flow->flags & FLOW_OPENING && backend->proto == IPPROTO_TCP)
+	if (is_opening(flow->flags) && backend->proto == IPPROTO_TCP)
 		limit = OPENING_IDLE;
 	else if (is_closing(flow, reply))
 		limit = config->tcp_half_closed;

@@ -154,16 +154,16 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 /* Notes and counts a backend's packet to its client. */
 static __always_inline void count_back(struct reply *reply, const struct packet *p, const bool v6)
 {
-	__u16 flags = reply->flags | (p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED);
+	const __u16 says = p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED;
 	__u32 now = now_ticks(), bytes;
-	bool all = reply->last_seen != now || flags & FLOW_CLOSING || reply->asked;
+	bool all = reply->last_seen != now || (reply->flags | says) & FLOW_CLOSING || reply->asked;
 
 	if (reply->last_seen != now)
 		reply->last_seen = now;
 	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
-	if (reply->flags != flags)
-		reply->flags = flags;
+	if (says & ~reply->flags)
+		reply->flags |= says;
 	if (p->syn_ack)
 		reply->heard = p->heard;
 	if (p->ending)
@@ -191,7 +191,7 @@ static __always_inline void reply_of(struct reply *reply, const struct packet *p
 	__builtin_memcpy(&reply->client, &p->src, sizeof(reply->client));
 	reply->frontend_port = p->dport;
 	reply->client_port = p->sport;
-	reply->flags = flow->flags & (FLOW_SNAT | FLOW_OPENING);
+	reply->flags = flow->flags & (FLOW_SNAT | FLOW_OPENING | FLOW_SETTLED);
 	reply->backend = flow->backend;
 	reply->generation = flow->generation;
 	reply->last_seen = now_ticks();

@@ -42,7 +42,7 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 	}
 	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
 		return STEP_ON;
-	if (flow->flags & FLOW_OPENING && (flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
+	if (is_opening(flow->flags) && (flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
 		return STEP_GIVE_UP;
 	return STEP_ELSEWHERE;
 }
@@ -126,6 +126,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
+	const __u16 stays = FLOW_OPENING | (flow->flags & FLOW_SETTLED);
 	const struct flow *going;
 	struct reply *reply;
 	union flow_key key;
@@ -141,8 +142,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	reply = reply_at(&key, STAGE_OPENING, v6);
 	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply))
 		return false;
-	reply->flags &= ~FLOW_OPENING;
-	flow->flags &= ~FLOW_OPENING;
+	reply->flags &= ~stays;
+	flow->flags &= ~stays;
 	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
 	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
 		/* It would hide the one that counts. */
@@ -150,8 +151,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		moved = false;
 	}
 	if (!moved) {
-		reply->flags |= FLOW_OPENING;
-		flow->flags |= FLOW_OPENING;
+		reply->flags |= stays;
+		flow->flags |= stays;
 		return false;
 	}
 	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
@@ -165,18 +166,61 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	return true;
 }
 
-/* The same at a client's packet. The next connection from its port gets the same source port. */
-static __always_inline bool promote_and_keep(const struct packet *p, const bool v6)
+/* What has become of a flow whose client goes on. */
+enum promoted {
+	PROMOTED_NOT = 0, /* it begins: its client may not have heard of the answer */
+	PROMOTED = 1,	  /* it has moved */
+	PROMOTED_SOON = 2 /* it has settled where it is */
+};
+
+/* Of a set so many places may be those of flows that have settled: the rest is for those that begin. */
+#define SETTLED_MOST (OPENING_WAYS / 2)
+
+/*
+ * Lets a connection that was answered and goes on stay where it is, if it has begun in this tick and few others of its sets have settled:
+ * many are over before the next one, and moving there and back is what costs most of a short connection. No flow that begins takes its place.
+ * Returns whether it does.
+ */
+static __always_inline bool flow_settles(const struct packet *p, struct flow *flow, const bool v6)
+{
+	const struct backend *backend = lookup_by(&backends, flow->backend);
+	const struct config *config = config_get();
+	struct reply *reply;
+	union flow_key key;
+
+	if (!config || !backend || !(config->flags & CONFIG_SETTLE) || p->proto != IPPROTO_TCP ||
+	    flow->flags & FLOW_DIRECT || flow->created != now_ticks())
+		return false;
+	/* Another CPU was sooner. */
+	if (flow->flags & FLOW_SETTLED)
+		return true;
+	packet_key(&key, p, v6);
+	if ((v6 ? openings6_settled(&key.v6) : openings4_settled(&key.v4)) >= SETTLED_MOST)
+		return false;
+	answer_key(&key, p, flow, backend, config, v6);
+	reply = reply_at(&key, STAGE_OPENING, v6);
+	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
+	    (v6 ? awaited6_settled(&key.v6) : awaited4_settled(&key.v4)) >= SETTLED_MOST)
+		return false;
+	reply->flags |= FLOW_SETTLED;
+	flow->flags |= FLOW_SETTLED;
+	return true;
+}
+
+/* The same at a client's packet. The next connection from its port gets the same source port. Returns enum promoted. */
+static __always_inline int promote_and_keep(const struct packet *p, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 	__u32 slot = flow ? flow->backend : 0;
 	__be16 port = flow ? flow->snat_port : 0;
+	int step;
 
-	if (!flow || !promote(p, flow, v6))
-		return false;
-	if (port && p->proto == IPPROTO_TCP)
+	if (!flow)
+		return PROMOTED_NOT;
+	step = flow_settles(p, flow, v6) ? PROMOTED_SOON : promote(p, flow, v6);
+	if (step != PROMOTED_NOT && port && p->proto == IPPROTO_TCP)
 		(void)(v6 ? snat_keep6(p, slot, port) : snat_keep4(p, slot, port));
-	return true;
+	return step;
 }
 
 /*
@@ -252,12 +296,12 @@ __noinline int next_step6(const struct packet *p, const struct flow *flow)
 /* These look for the flow: Linux before 6.2 stores no value out of a function's argument. */
 __noinline int promote4(const struct packet *p)
 {
-	return p ? promote_and_keep(p, false) : false;
+	return p ? promote_and_keep(p, false) : PROMOTED_NOT;
 }
 
 __noinline int promote6(const struct packet *p)
 {
-	return p ? promote_and_keep(p, true) : false;
+	return p ? promote_and_keep(p, true) : PROMOTED_NOT;
 }
 
 __noinline int promote_answered4(const struct reply *reply, __u8 proto)

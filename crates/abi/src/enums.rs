@@ -121,6 +121,8 @@ pub const FLOW_ASKED_AGAIN: u16 = 512;
 pub const FLOW_BY_HASH: u16 = 1024;
 /// In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago.
 pub const FLOW_KEPT: u16 = 2048;
+/// With [`FLOW_OPENING`]: it goes on, but began in this tick, and may be over soon.
+pub const FLOW_SETTLED: u16 = 4096;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.
@@ -169,6 +171,8 @@ pub const CONFIG_POD_SOCKETS: u32 = 32;
 pub const CONFIG_ECHO: u32 = 64;
 /// [`Shortcut`](crate::Shortcut)s are in force.
 pub const CONFIG_HOST_BYPASS: u32 = 128;
+/// Connections that go on stay where they began for the rest of that tick: [`FLOW_SETTLED`].
+pub const CONFIG_SETTLE: u32 = 256;
 
 // enum shortcut_kind
 /// To whoever the kernel's neighbour table says: what leads outside, and taps.

@@ -152,7 +152,7 @@ pub type AwaitedSet4 = OpeningSet<FlowKey4, Reply>;
 /// See `struct awaited_set6` in `bpf/abi.h`.
 pub type AwaitedSet6 = OpeningSet<FlowKey6, Reply>;
 
-/// `opening_hash()` in `bpf/lib/openings.h`, of the words of a key as they lie in memory.
+/// `opening_hash()` in `bpf/lib/sets.h`, of the words of a key as they lie in memory.
 #[must_use]
 pub fn opening_hash(key: &[u32], seed: u64) -> u64 {
     let mut odd = 0x9e37_79b9_7f4a_7c15_u64;
@@ -166,7 +166,7 @@ pub fn opening_hash(key: &[u32], seed: u64) -> u64 {
     (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// `opening_set()` in `bpf/lib/openings.h`: which of so many sets a hash names.
+/// `opening_set()` in `bpf/lib/sets.h`: which of so many sets a hash names.
 #[must_use]
 pub const fn opening_set(hash: u64, sets: u32) -> u32 {
     (((hash >> 32) * sets as u64) >> 32) as u32

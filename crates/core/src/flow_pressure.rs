@@ -35,7 +35,7 @@ impl IdleLimits {
     pub const fn is_open(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
         let limit = if protocol == UDP {
             self.udp
-        } else if flow.flags & abi::FLOW_OPENING != 0 {
+        } else if flow.flags & (abi::FLOW_OPENING | abi::FLOW_SETTLED) == abi::FLOW_OPENING {
             abi::OPENING_IDLE
         } else if flow.flags & abi::FLOW_CLOSING != 0 {
             self.half_closed

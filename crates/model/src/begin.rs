@@ -155,6 +155,7 @@ impl Model {
             replied: false,
             retries: 0,
             opening: true,
+            settled: false,
             created: self.now.ticks,
             last_seen: self.now.ticks,
             bytes: 0,
@@ -238,9 +239,8 @@ impl Model {
             self.tables.flows.put(Stage::Opening, p.key(), flow);
         }
         // An end shows nobody that the client has heard of an answer.
-        if !p.syn && !p.ending && p.protocol == TCP && self.promote(&p.key(), &flow, p.heard) {
-            flow.opening = false;
-            self.keep_backend(p, &flow);
+        if !p.syn && !p.ending && p.protocol == TCP {
+            (_, flow) = self.let_go_on(p, flow);
         }
         Ok(Written::Flow(flow))
     }
@@ -264,6 +264,7 @@ impl Model {
             by_hash: false,
             kept: false,
             opening: flow.opening,
+            settled: flow.settled,
             backend: flow.backend,
             generation: flow.generation,
             last_seen: self.now.ticks,

@@ -16,7 +16,7 @@ impl Model {
     pub(crate) fn press(&mut self, backend: &abi::Backend, key: &Key, old: &Reply, port: u16) {
         let Some((_, flow)) = self.tables.flows.find(&old.flow_key(key)) else { return };
         let is_its = flow.backend == old.backend && flow.snat == Some(port);
-        let begins = is_its && flow.opening && !flow.ended && !flow.closing && !old.closing;
+        let begins = is_its && flow.is_opening() && !flow.ended && !flow.closing && !old.closing;
         if backend.proto == TCP && begins && !self.now.is_idle(flow.created, LAP) {
             self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
         }
@@ -27,6 +27,12 @@ impl Model {
         let pressed = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.pressed);
         let is_pressed = pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE));
         p.syn && p.protocol == TCP && flow.retries == 0 && is_pressed && self.note_syn(&p.key())
+    }
+
+    /// The set, of each table of flows that begin, that has a key.
+    pub(crate) fn set_of(&self, key: &Key) -> (Family, u32) {
+        let hash = abi::opening_hash(&words(key), self.config.hash_seed);
+        (key.family, abi::opening_set(hash, self.opening_sets))
     }
 
     /// Notes a SYN, in the place of others with the same hash. Says whether it was not there.

@@ -13,6 +13,8 @@ use crate::{Model, Reason};
 pub(crate) const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
 /// The same of a flow that was answered once: a backend that is there says so at least every half a second.
 const SYN_AGAIN_GOING: u32 = 900_000_000 >> abi::DELAY_SHIFT;
+/// Of a set so many may have settled.
+const SETTLED: usize = abi::OPENING_WAYS / 2;
 /// Backends that are tried after the first one.
 const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
 
@@ -50,11 +52,25 @@ impl Model {
             self.revive(p, &mut flow);
         }
         let goes_on = flow.replied && !flow.ended && !p.syn && !p.ending;
-        if stage == Stage::Opening && goes_on && self.promote(&key, &flow, p.heard) {
-            self.keep_backend(p, &flow);
-            return Some((Stage::Going, Flow { opening: false, ..flow }));
+        let stays = flow.settled && flow.created == self.now.ticks;
+        if stage == Stage::Opening && goes_on && !stays {
+            return Some(self.let_go_on(p, flow));
         }
         Some((stage, flow))
+    }
+
+    /// Has a flow that begins go on with a client's packet, if it was answered and its client has heard of that.
+    pub(crate) fn let_go_on(&mut self, p: &Packet, flow: Flow) -> (Stage, Flow) {
+        let key = p.key();
+        let known = if self.settle(&key, &flow, p.heard) {
+            (Stage::Opening, Flow { settled: true, ..flow })
+        } else if self.promote(&key, &flow, p.heard) {
+            (Stage::Going, Flow { opening: false, settled: false, ..flow })
+        } else {
+            return (Stage::Opening, flow);
+        };
+        self.keep_backend(p, &flow);
+        known
     }
 
     /// Whether the endpoint of a flow is still the one that was chosen.
@@ -131,11 +147,37 @@ impl Model {
         let limit = if reply.asked_again { SYN_AGAIN_GOING } else { SYN_AGAIN };
         if self.now.delay.wrapping_sub(asked) < limit {
             Step::On
-        } else if flow.opening && flow.retries >= RETRIES {
+        } else if flow.is_opening() && flow.retries >= RETRIES {
             Step::GiveUp
         } else {
             Step::Elsewhere
         }
+    }
+
+    /// Lets a connection that goes on in the tick that it began in stay where it is, if few others of its sets have settled. Returns whether
+    /// it does.
+    fn settle(&mut self, key: &Key, flow: &Flow, heard: u16) -> bool {
+        let young = flow.created == self.now.ticks && !flow.settled && !flow.direct;
+        if !self.has(abi::CONFIG_SETTLE) || key.protocol != TCP || !young {
+            return false;
+        }
+        let at = self.answers_to(key, flow);
+        let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
+        if !reply.replied || !reply.is_of(key, flow) || !reply.was_heard(heard) {
+            return false;
+        }
+        let (flow_set, reply_set) = (self.set_of(key), self.set_of(&at));
+        let flows = self.tables.flows.entries(Stage::Opening).iter();
+        let flows = flows.filter(|(other, flow)| flow.settled && self.set_of(other) == flow_set);
+        let replies = self.tables.replies.entries(Stage::Opening).iter();
+        let replies = replies.filter(|(other, reply)| reply.settled && self.set_of(other) == reply_set);
+        if flows.count() >= SETTLED || replies.count() >= SETTLED {
+            return false;
+        }
+        self.tables.replies.put(Stage::Opening, at, Reply { settled: true, ..reply });
+        self.tables.flows.put(Stage::Opening, *key, Flow { settled: true, ..*flow });
+        self.keep_port(key, flow);
+        true
     }
 
     /// Moves a flow that was answered, and whose client has heard of it, to the tables of those that go on. Returns whether it
@@ -153,8 +195,8 @@ impl Model {
         }
         self.tables.replies.forget(Stage::Opening, &at);
         self.tables.flows.forget(Stage::Opening, key);
-        self.tables.replies.put(Stage::Going, at, Reply { opening: false, ..reply });
-        self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
+        self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, ..reply });
+        self.tables.flows.put(Stage::Going, *key, Flow { opening: false, settled: false, ..*flow });
         self.keep_port(key, flow);
         true
     }

@@ -57,11 +57,11 @@ impl Model {
         // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
         // datagrams to one who need not answer does. Of a port that was kept the turn says nothing.
         let went_on = protocol != TCP && flow.last_seen != flow.created;
-        if claim != Claim::Only && flow.opening && !went_on && !reply.kept {
+        if claim != Claim::Only && flow.is_opening() && !went_on && !reply.kept {
             return true;
         }
         let limit = match protocol {
-            TCP if flow.opening => abi::OPENING_IDLE,
+            TCP if flow.is_opening() => abi::OPENING_IDLE,
             _ if flow.closing || reply.closing => self.config.tcp_half_closed,
             UDP => self.config.udp_idle,
             _ => self.config.tcp_idle,
@@ -108,7 +108,7 @@ impl Model {
         let found = self.tables.replies.find(&at).filter(|(_, reply)| own(reply));
         // Who begins resets what is for an earlier connection between the same ports, and goes on asking.
         let before_syn_ack = found.as_ref().is_some_and(|(_, reply)| reply.heard == 0);
-        if p.reset && p.protocol == TCP && flow.opening && (flow.snat.is_some() || before_syn_ack) {
+        if p.reset && p.protocol == TCP && flow.is_opening() && (flow.snat.is_some() || before_syn_ack) {
             return;
         }
         flow.closing = true;
@@ -157,6 +157,14 @@ impl Model {
     /// Moves a flow that has ended back to the tables of those that begin: it never costs one that goes on its place.
     pub(crate) fn retire(&mut self, key: &Key, flow: &Flow) {
         let at = self.answers_to(key, flow);
+        if flow.settled {
+            // It is there.
+            self.tables.flows.put(Stage::Opening, *key, Flow { settled: false, ..*flow });
+            if let Some((stage, reply)) = self.tables.replies.find(&at).filter(|(_, reply)| reply.is_of(key, flow)) {
+                self.tables.replies.put(stage, at, Reply { settled: false, heard: 0, ..reply });
+            }
+            return;
+        }
         let reply = self.tables.replies.at(Stage::Going, &at).filter(|reply| !flow.direct && reply.is_of(key, flow));
         if let Some(reply) = reply {
             self.tables.replies.forget(Stage::Going, &at);
@@ -170,13 +178,17 @@ impl Model {
     /// The same after a packet of the backend's. Its client may have gone on to another flow.
     pub(crate) fn retire_answered(&mut self, p: &Packet, stage: Stage) {
         let key = p.key();
-        let Some(reply) = self.tables.replies.at(stage, &key).filter(|reply| is_last(p, reply.ended, reply.opening))
+        let Some(reply) =
+            self.tables.replies.at(stage, &key).filter(|reply| is_last(p, reply.ended, reply.is_opening()))
         else {
             return;
         };
         let flow_key = reply.flow_key(&key);
-        let is_of = |flow: &Flow| (flow.backend, flow.generation) == (reply.backend, reply.generation);
-        if let Some(flow) = self.tables.flows.at(Stage::Going, &flow_key).filter(|flow| flow.ended && is_of(flow)) {
+        let is_of = |flow: &Flow| {
+            (flow.backend, flow.generation, flow.settled) == (reply.backend, reply.generation, reply.settled)
+        };
+        let stage = if reply.settled { Stage::Opening } else { Stage::Going };
+        if let Some(flow) = self.tables.flows.at(stage, &flow_key).filter(|flow| flow.ended && is_of(flow)) {
             self.retire(&flow_key, &flow);
         }
     }
@@ -192,7 +204,7 @@ impl Model {
     /// Whether the answer to a SYN may go back: its client has not gone on to another backend or port. A flow that begins and
     /// is gone is written anew, as the client's next packet would be hashed to another backend or get another port.
     pub(crate) fn is_still_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
-        if !p.syn_ack || !reply.opening || reply.closing || reply.ended || reply.moved || reply.by_hash {
+        if !p.syn_ack || !reply.is_opening() || reply.closing || reply.ended || reply.moved || reply.by_hash {
             return true;
         }
         let (key, snat) = (reply.flow_key(&p.key()), reply.snat.then_some(p.dport));

@@ -106,7 +106,7 @@ impl Model {
         let mut noted = flow;
         self.count_to(&mut noted, p);
         self.tables.flows.put(stage, p.key(), noted);
-        if is_last(p, noted.ended, noted.opening) {
+        if is_last(p, noted.ended, noted.is_opening()) {
             self.retire(&p.key(), &noted);
         }
         Ok(left)
@@ -231,5 +231,5 @@ const LINK_ROOM: u32 = 14 + 4;
 
 /// What an earlier connection has cost is past.
 fn past(flow: Flow) -> Flow {
-    Flow { retries: if flow.opening { flow.retries } else { 0 }, ..flow }
+    Flow { retries: if flow.is_opening() { flow.retries } else { 0 }, ..flow }
 }

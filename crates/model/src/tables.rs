@@ -56,6 +56,8 @@ pub struct Flow {
     pub retries: u16,
     /// As it says itself; the table that it is in must agree.
     pub opening: bool,
+    /// It goes on, and stays among those that begin for this tick.
+    pub settled: bool,
     /// Tick.
     pub created: u32,
     /// Tick.
@@ -91,6 +93,8 @@ pub struct Reply {
     pub kept: bool,
     /// As it says itself.
     pub opening: bool,
+    /// Its flow goes on, and stays among those that begin for this tick.
+    pub settled: bool,
     /// Slot of the backend.
     pub backend: u32,
     /// Of the backend when it was chosen.
@@ -107,7 +111,19 @@ pub struct Reply {
     pub held: u32,
 }
 
+impl Flow {
+    /// Whether it has not got going so far, or is over.
+    pub(crate) const fn is_opening(&self) -> bool {
+        self.opening && !self.settled
+    }
+}
+
 impl Reply {
+    /// The same of its flow.
+    pub(crate) const fn is_opening(&self) -> bool {
+        self.opening && !self.settled
+    }
+
     /// Whether it is the answer to a flow of this key.
     pub(crate) fn is_of(&self, key: &Key, flow: &Flow) -> bool {
         (self.backend, self.generation) == (flow.backend, flow.generation)

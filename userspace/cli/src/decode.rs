@@ -99,7 +99,7 @@ fn flags(value: u32, names: &[(u32, &str)]) -> Value {
     word(set.join("|"))
 }
 
-const CONFIG_FLAGS: [(u32, &str); 7] = [
+const CONFIG_FLAGS: [(u32, &str); 8] = [
     (abi::CONFIG_RESET_STALE, "reset_stale"),
     (abi::CONFIG_HOLD, "hold"),
     (abi::CONFIG_BESIDE, "beside"),
@@ -107,6 +107,7 @@ const CONFIG_FLAGS: [(u32, &str); 7] = [
     (abi::CONFIG_MASQUERADE_ALL, "masquerade_all"),
     (abi::CONFIG_ECHO, "echo"),
     (abi::CONFIG_HOST_BYPASS, "host_bypass"),
+    (abi::CONFIG_SETTLE, "settle"),
 ];
 
 fn shown(network: abi::Network) -> String {

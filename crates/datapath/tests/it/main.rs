@@ -36,6 +36,7 @@ mod sctp;
 mod selectors;
 mod service_networks;
 mod sets;
+mod settled;
 mod signals;
 mod snat;
 mod sockets;

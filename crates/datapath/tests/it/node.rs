@@ -151,6 +151,12 @@ impl Node {
         self.config.spread = spread;
     }
 
+    /// Connections that go on stay where they began for the rest of that tick.
+    pub(crate) fn settle(&self) {
+        let config = self.datapath.config().unwrap();
+        self.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_SETTLE, ..config }).unwrap();
+    }
+
     /// Answers echo requests to addresses of services.
     pub(crate) fn echo_replies(&self) {
         let config = self.datapath.config().unwrap();

@@ -90,6 +90,7 @@ pub(super) fn of(
                 | flag(options.service.echo_replies, abi::CONFIG_ECHO)
                 | flag(pod_sockets == PodSocketsArg::On, abi::CONFIG_POD_SOCKETS)
                 | flag(host_bypass, abi::CONFIG_HOST_BYPASS)
+                | abi::CONFIG_SETTLE
                 | options.service.masquerade.flags(),
             udp_idle: idle(udp_idle),
             tcp_idle: idle(tcp_idle),

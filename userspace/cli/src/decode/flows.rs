@@ -20,6 +20,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_ASKED_AGAIN, "asked-again"),
         (abi::FLOW_BY_HASH, "by-hash"),
         (abi::FLOW_KEPT, "kept"),
+        (abi::FLOW_SETTLED, "settled"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

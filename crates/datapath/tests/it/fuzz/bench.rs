@@ -204,7 +204,8 @@ impl<'a> Bench<'a> {
                 vec![self.world.services[service % count].frontend_op(*number, *there)]
             }
             Step::Flags(flags) => {
-                self.model.config.flags = *flags;
+                // An agent never changes its mind about this one.
+                self.model.config.flags = *flags | self.model.config.flags & abi::CONFIG_SETTLE;
                 self.node.datapath.configure(&self.model.config).unwrap();
                 return;
             }

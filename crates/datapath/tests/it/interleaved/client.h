@@ -11,6 +11,7 @@ static struct {
 	bool v6;
 	bool remote; /* the backend is on another node, and sees this one's address */
 	bool later;  /* a tick passes before it gets serious */
+	bool settle; /* CONFIG_SETTLE */
 	__u8 proto;
 } way;
 
@@ -112,6 +113,7 @@ static void reset(void)
 		tables[i].used = 0;
 	memset(&given, 0, sizeof(given));
 	given.config = (struct config){ .hash_seed = 0x5eed,
+					.flags = way.settle ? CONFIG_SETTLE : 0,
 					.flood = ~0u,
 					.udp_idle = 300,
 					.tcp_idle = 7200,
@@ -173,6 +175,21 @@ static int flows_going(void)
 static int replies_going(void)
 {
 	return in_table(way.v6 ? (void *)&replies6 : (void *)&replies4);
+}
+
+/* Flows, and entries of answers, that say that they have settled. */
+static int settled(void)
+{
+	int count = 0;
+
+	for (int i = 0; i < OPENING_WAYS; i++) {
+		const struct flow *flow = way.v6 ? &written.openings6.value[i].flow : &written.openings4.value[i];
+		const struct reply *reply = way.v6 ? &written.awaited6.value[i] : &written.awaited4.value[i];
+
+		count += flow_set()->tag[i] != OPENING_FREE && flow->flags & FLOW_SETTLED;
+		count += reply_set()->tag[i] != OPENING_FREE && reply->flags & FLOW_SETTLED;
+	}
+	return count;
 }
 
 #endif

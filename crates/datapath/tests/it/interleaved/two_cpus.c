@@ -42,11 +42,17 @@ static void other_backend_sends(void)
 	seen[OTHER] = backend_sends(DATA) == REASON_BACK;
 }
 
-/* Both came through as packets of the flow that was there, which goes on now, and is nowhere else. */
+/*
+ * Both came through as packets of the flow that was there, which goes on now, and is nowhere else: among those that go on, or where it
+ * began.
+ */
 static bool is_moved(void)
 {
+	const bool stays = way.settle && way.proto == IPPROTO_TCP && !way.later;
+
 	return seen[ONE] && seen[OTHER] && written.backend[FIRST].flows == 1 && !written.pace.lost &&
-	       flows_going() == 1 && replies_going() == 1 && !in_set(flow_set()) && !in_set(reply_set());
+	       flows_going() == !stays && replies_going() == !stays && in_set(flow_set()) == stays &&
+	       in_set(reply_set()) == stays && settled() == 2 * stays;
 }
 
 /* A connection that both sides have closed, but for the last ACK. */
@@ -65,7 +71,7 @@ static bool is_moved_back(void)
 
 	return seen[ONE] && seen[OTHER] && written.backend[FIRST].flows == 1 && !written.pace.lost &&
 	       flows_going() == !tcp && replies_going() == !tcp && in_set(flow_set()) == tcp &&
-	       in_set(reply_set()) == tcp;
+	       in_set(reply_set()) == tcp && !settled();
 }
 
 static void one_begins(void)
@@ -246,14 +252,16 @@ static AT_ONCE int play(const struct scenario *scenario, work_t first, work_t se
 			return step;
 		}
 		if (!scenario->holds()) {
-			printf("%s: IPv%d, protocol %u, %s, %s: the %s comes before step %d of the other: %d and %d "
+			printf("%s: IPv%d, protocol %u, %s, %s, %s: the %s comes before step %d of the other: %d and "
+			       "%d "
 			       "are seen; answered %llu, unanswered %llu; "
 			       "flows %d and %d, replies %d and %d, begun %llu, lost %llu\n",
 			       scenario->name, way.v6 ? 6 : 4, way.proto, way.remote ? "remote" : "local",
-			       way.later ? "later" : "at once", first == scenario->one ? "second" : "first", step,
-			       seen[ONE], seen[OTHER], written.backend[FIRST].answered,
-			       written.backend[FIRST].unanswered, in_set(flow_set()), flows_going(),
-			       in_set(reply_set()), replies_going(), written.backend[FIRST].flows, written.pace.lost);
+			       way.later ? "later" : "at once", way.settle ? "settles" : "moves",
+			       first == scenario->one ? "second" : "first", step, seen[ONE], seen[OTHER],
+			       written.backend[FIRST].answered, written.backend[FIRST].unanswered, in_set(flow_set()),
+			       flows_going(), in_set(reply_set()), replies_going(), written.backend[FIRST].flows,
+			       written.pace.lost);
 			return -1;
 		}
 	}
@@ -275,13 +283,14 @@ int main(int count, char **arguments)
 	for (unsigned int i = 0; count > 1 && i < sizeof(scenarios) / sizeof(*scenarios); i++) {
 		if (strcmp(scenarios[i].name, arguments[1]))
 			continue;
-		for (int n = 0; n < 16 && steps >= 0; n++) {
+		for (int n = 0; n < 32 && steps >= 0; n++) {
 			int played;
 
 			way.v6 = n & 1;
 			way.remote = n >> 1 & 1;
 			way.later = n >> 2 & 1;
-			way.proto = n >> 3 ? IPPROTO_UDP : IPPROTO_TCP;
+			way.proto = n >> 3 & 1 ? IPPROTO_UDP : IPPROTO_TCP;
+			way.settle = n >> 4 & 1;
 			played = play_in_turns(&scenarios[i]);
 			steps = played < 0 ? -1 : steps + played;
 		}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * Sets of a few entries each, which are the elements of an array: what the hash of a key names, and what lies where in it.
+ * docs/adr/0037-sets-of-flows-that-begin.md
+ */
+#ifndef WEIR_SETS_H
+#define WEIR_SETS_H
+
+#include "config.h"
+#include "word.h"
+
+/* Sets of each table; the loader says how many it has made. */
+const volatile __u32 opening_sets = 65536 / OPENING_WAYS;
+
+/* A way of a set in four, above it the set: what look-ups return. Negative: there is none. */
+#define OPENING_PLACE(set, way) ((int)((set) * OPENING_WAYS + (way)))
+
+/* What a table's entries look like, which the compiler knows. */
+struct opening_kind {
+	__u32 words;	 /* of a key */
+	__u32 size;	 /* of a value, in words */
+	__u32 stride;	 /* from one to the next, in words */
+	__u32 last_seen; /* of a value, in words from its beginning */
+	__u32 flags;	 /* the same; they begin a word */
+	__u32 to;	 /* the same of whom the flow is to */
+};
+
+#define OPENING_KIND(set_type, key_type, value_type, whom)                                                             \
+	(struct opening_kind)                                                                                          \
+	{                                                                                                              \
+		.words = sizeof(struct key_type) / sizeof(word), .size = sizeof(struct value_type) / sizeof(word),     \
+		.stride = sizeof(((struct set_type *)0)->value[0]) / sizeof(word),                                     \
+		.last_seen = offsetof(struct value_type, last_seen) / sizeof(word),                                    \
+		.flags = offsetof(struct value_type, flags) / sizeof(word),                                            \
+		.to = offsetof(struct value_type, whom) / sizeof(word),                                                \
+	}
+
+/*
+ * Hash of a key: sums of products of pairs, each word with a number of its own mixed in that nobody outside knows (Thorup,
+ * "High Speed Hashing for Integers and Strings", 3.5). Ports of one client that follow each other would be a lattice in these sums,
+ * and some sets would get many of them: the last product spreads them. The upper half names the set, the lower one is the tag.
+ */
+static __always_inline __u64 opening_hash(const word *key, const __u32 words, __u64 seed)
+{
+	__u64 odd = 0x9e3779b97f4a7c15ull, hash = seed;
+
+	for (__u32 i = 0; i < words; i += 2) {
+		hash += (key[i] + (seed ^ odd)) * (key[i + 1] + (seed ^ (odd * 3)));
+		odd *= 5;
+	}
+	return (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
+}
+
+static __always_inline __u32 opening_tag(__u64 hash)
+{
+	__u32 tag = hash;
+
+	return tag > OPENING_BUSY ? tag : tag + 2;
+}
+
+static __always_inline __u32 opening_set(__u64 hash)
+{
+	return (hash >> 32) * opening_sets >> 32;
+}
+
+/* The keys of a set, one after the other, and its values. */
+static __always_inline word *opening_key(struct opening_head *head, __u32 way, const struct opening_kind kind)
+{
+	return (word *)(head + 1) + (way & (OPENING_WAYS - 1)) * kind.words;
+}
+
+static __always_inline word *opening_value(struct opening_head *head, __u32 way, const struct opening_kind kind)
+{
+	return (word *)(head + 1) + OPENING_WAYS * kind.words + (way & (OPENING_WAYS - 1)) * kind.stride;
+}
+
+/* The entry with a key, other than one, or -1. */
+static __always_inline int opening_way(struct opening_head *head, const word *key, __u32 tag, __u32 other,
+				       const struct opening_kind kind)
+{
+#pragma clang loop unroll(disable)
+	for (__u32 way = 0; way < OPENING_WAYS; way++) {
+		const word *there = opening_key(head, way, kind);
+		__u32 differs = 0;
+
+		if (way == other || head->tag[way] != tag)
+			continue;
+		for (__u32 i = 0; i < kind.words; i++)
+			differs |= there[i] ^ key[i];
+		if (!differs)
+			return way;
+	}
+	return -1;
+}
+
+/* The place of a key in a table, or -1. */
+static __always_inline int opening_find(void *table, const word *key, const struct opening_kind kind)
+{
+	const struct config *config = config_get();
+	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0);
+	__u32 set = opening_set(hash);
+	struct opening_head *head = bpf_map_lookup_elem(table, &set);
+	int way = head ? opening_way(head, key, opening_tag(hash), OPENING_WAYS, kind) : -1;
+
+	return way < 0 ? -1 : OPENING_PLACE(set, way);
+}
+
+/* The tag of an entry. What the compiler knows of its number the verifier may not: the bound is put before its eyes. */
+static __always_inline __u32 *opening_tag_of(struct opening_head *head, __u32 way)
+{
+	barrier_var(way);
+	return &head->tag[way & (OPENING_WAYS - 1)];
+}
+
+/* Takes an entry that nobody else is writing. Returns whether it could. */
+static __always_inline bool opening_take(struct opening_head *head, __u32 way, __u32 tag)
+{
+	return tag != OPENING_BUSY && __sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_BUSY) == tag;
+}
+
+/* Makes an entry the last one to go, of a tick in which it was seen. */
+static __always_inline void opening_requeue(struct opening_head *head, __u32 way, __u32 seen)
+{
+	way &= OPENING_WAYS - 1;
+	head->born[way] = seen;
+	head->turn[way] = head->next++;
+}
+
+#endif
