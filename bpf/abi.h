@@ -31,6 +31,8 @@ enum abi {
 	OPENING_WAYS = 4,
 	OPENING_FREE = 0,
 	OPENING_BUSY = 1,
+	/* Bytes of its client's after which a connection need not be a short one: a few requests. */
+	SETTLED_BYTES = 4096,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */

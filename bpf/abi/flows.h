@@ -42,7 +42,7 @@ enum flow_flags {
 	FLOW_BY_HASH = 1024,
 	/* In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago. */
 	FLOW_KEPT = 2048,
-	/* With FLOW_OPENING: it goes on, but began in this tick, and may be over soon. No flow that begins takes its place. */
+	/* With FLOW_OPENING: it goes on, but has only just begun and may be over soon. No flow that begins takes its place. */
 	FLOW_SETTLED = 4096,
 };
 

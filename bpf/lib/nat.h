@@ -203,7 +203,7 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 		(void)(v6 ? revive6(p, flow) : revive4(p, flow));
 	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
-	if (flow->flags & FLOW_SETTLED && flow->created == now_ticks())
+	if (flow->flags & FLOW_SETTLED && is_young(flow))
 		return flow;
 	step = v6 ? promote6(p) : promote4(p);
 	if (step == PROMOTED)

@@ -176,6 +176,12 @@ enum promoted {
 /* Of a set so many places may be those of flows that have settled: the rest is for those that begin. */
 #define SETTLED_MOST (OPENING_WAYS / 2)
 
+/* Whether a connection may be over soon, as far as can be told: it has begun in this tick, and its client has said little. */
+static __always_inline bool is_young(const struct flow *flow)
+{
+	return flow->created == now_ticks() && flow->bytes < SETTLED_BYTES;
+}
+
 /*
  * Lets a connection that was answered and goes on stay where it is, if it has begun in this tick and few others of its sets have settled:
  * many are over before the next one, and moving there and back is what costs most of a short connection. No flow that begins takes its place.
@@ -189,7 +195,7 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 	union flow_key key;
 
 	if (!config || !backend || !(config->flags & CONFIG_SETTLE) || p->proto != IPPROTO_TCP ||
-	    flow->flags & FLOW_DIRECT || flow->created != now_ticks())
+	    flow->flags & FLOW_DIRECT || !is_young(flow))
 		return false;
 	/* Another CPU was sooner. */
 	if (flow->flags & FLOW_SETTLED)

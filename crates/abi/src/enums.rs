@@ -21,6 +21,8 @@ pub const OPENING_WAYS: usize = 4;
 pub const OPENING_FREE: u32 = 0;
 /// The tag of an entry that is being written.
 pub const OPENING_BUSY: u32 = 1;
+/// Bytes of its client's after which a connection need not be a short one.
+pub const SETTLED_BYTES: u32 = 4096;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.

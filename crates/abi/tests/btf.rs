@@ -116,6 +116,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         OPENING_WAYS,
         OPENING_FREE,
         OPENING_BUSY,
+        SETTLED_BYTES,
         DELAY_SHIFT,
         SNAT_COUNTERS,
         FIRST_SYNS,

@@ -52,7 +52,7 @@ impl Model {
             self.revive(p, &mut flow);
         }
         let goes_on = flow.replied && !flow.ended && !p.syn && !p.ending;
-        let stays = flow.settled && flow.created == self.now.ticks;
+        let stays = flow.settled && self.is_young(&flow);
         if stage == Stage::Opening && goes_on && !stays {
             return Some(self.let_go_on(p, flow));
         }
@@ -154,11 +154,16 @@ impl Model {
         }
     }
 
+    /// Whether a connection may be over soon: it has begun in this tick, and its client has said little.
+    const fn is_young(&self, flow: &Flow) -> bool {
+        flow.created == self.now.ticks && flow.bytes < abi::SETTLED_BYTES
+    }
+
     /// Lets a connection that goes on in the tick that it began in stay where it is, if few others of its sets have settled. Returns whether
     /// it does.
     fn settle(&mut self, key: &Key, flow: &Flow, heard: u16) -> bool {
-        let young = flow.created == self.now.ticks && !flow.settled && !flow.direct;
-        if !self.has(abi::CONFIG_SETTLE) || key.protocol != TCP || !young {
+        let may = self.is_young(flow) && !flow.settled && !flow.direct;
+        if !self.has(abi::CONFIG_SETTLE) || key.protocol != TCP || !may {
             return false;
         }
         let at = self.answers_to(key, flow);

@@ -90,6 +90,22 @@ fn a_connection_stays_for_its_first_tick_and_moves_with_its_clients_next_packet(
 }
 
 #[test]
+fn a_connection_whose_client_says_much_moves_at_once() {
+    each_settled_way("connections with many requests", |talk| {
+        while has_settled(talk) {
+            let said = talk.flow().bytes;
+            assert!(said < abi::SETTLED_BYTES + 1500, "{said}");
+            talk.client_goes_on();
+        }
+        // The clock may have been sooner.
+        let flow = talk.flow();
+        assert!(!begins(talk) && (flow.bytes >= abi::SETTLED_BYTES || flow.last_seen != flow.created), "{flow:?}");
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+    });
+}
+
+#[test]
 fn a_connection_that_has_settled_is_over_where_it_is() {
     each_settled_way("connections that their clients close first", |talk| {
         let open = talk.counters().balance;
