@@ -32,7 +32,7 @@ enum flow_flags {
 	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
-	/* In openings or awaited: nobody has answered so far, the client does not know yet, or the flow has ended. */
+	/* In openings or awaited: nobody has answered so far, the client does not know yet, or the flow has settled or ended. */
 	FLOW_OPENING = 64,
 	FLOW_ENDED = 128,  /* both sides have closed it, or one has reset it; a SYN starts a new one */
 	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
