@@ -139,8 +139,8 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
  * have most of the set, theirs go, and those to the same are spared. Of long ago none is. A function of its own, as the one that stores has no
  * stack to spare.
  */
-static __noinline __u32 opening_marks(const struct opening_head *head, const word *theirs, const word *value,
-				      __u32 open, __u32 at)
+static __noinline __u32 opening_marks(struct opening_head *head, const word *theirs, const word *value, __u32 open,
+				      __u32 at)
 {
 	/* The number is read before the rest. */
 	__u32 marks = *(const volatile __u32 *)&head->next << OPENING_NEXT, spared = 0;
@@ -155,12 +155,16 @@ static __noinline __u32 opening_marks(const struct opening_head *head, const wor
 		seen = theirs[at & 0xff];
 		now = value[at & 0xff];
 		known = *(const __u16 *)(theirs + (at >> 8 & 0xff));
-		if (known & FLOW_SETTLED && !is_idle(now, seen, known & FLOW_ENDED ? OPENING_IDLE : open))
+		if ((known & (FLOW_SETTLED | FLOW_MOVED)) == FLOW_SETTLED &&
+		    !is_idle(now, seen, known & FLOW_ENDED ? OPENING_IDLE : open)) {
 			rank = OPENING_RANK_KEPT;
-		else if (known & FLOW_ENDED)
+			/* So many others are written in the meantime that its number would look like a new one. */
+			head->turn[way] = head->next - 1;
+		} else if (known & FLOW_ENDED) {
 			rank = OPENING_RANK_ENDED;
-		else if (seen != head->born[way])
+		} else if (seen != head->born[way]) {
 			rank = OPENING_RANK_USED;
+		}
 		marks |= rank << way * OPENING_MARK;
 		if (now - seen <= OPENING_IDLE && rank != OPENING_RANK_KEPT &&
 		    *(const __u32 *)(theirs + (at >> 16 & 0xff)) != *(const __u32 *)(value + (at >> 16 & 0xff)))

@@ -140,10 +140,13 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return promote_alone(p, flow, v6);
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply))
+	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))
 		return false;
-	reply->flags &= ~stays;
-	flow->flags &= ~stays;
+	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
+	if (stays == FLOW_OPENING && !has_heard(p, reply))
+		return false;
+	reply->flags &= ~(FLOW_OPENING | FLOW_SETTLED);
+	flow->flags &= ~(FLOW_OPENING | FLOW_SETTLED);
 	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
 	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
 		/* It would hide the one that counts. */

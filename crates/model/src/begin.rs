@@ -264,7 +264,7 @@ impl Model {
             by_hash: false,
             kept: false,
             opening: flow.opening,
-            settled: flow.settled,
+            settled: false,
             backend: flow.backend,
             generation: flow.generation,
             last_seen: self.now.ticks,

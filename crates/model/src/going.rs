@@ -195,7 +195,7 @@ impl Model {
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || !reply.is_of(key, flow) || !reply.was_heard(heard) {
+        if !reply.replied || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(heard)) {
             return false;
         }
         self.tables.replies.forget(Stage::Opening, &at);

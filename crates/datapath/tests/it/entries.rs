@@ -71,6 +71,15 @@ pub(crate) fn age_births(node: &Node, map: &str, ticks: u32) {
     });
 }
 
+/// Makes it look as if so many entries had been written to each set of a table of flows that begin.
+pub(crate) fn write_more(node: &Node, map: &str, count: u32) {
+    let next = offset_of!(abi::OpeningHead, next);
+    change_sets(node, map, |set, _| {
+        let number = u32::from_ne_bytes(set[next..][..size_of::<u32>()].try_into().unwrap());
+        set[next..][..size_of::<u32>()].copy_from_slice(&number.wrapping_add(count).to_ne_bytes());
+    });
+}
+
 /// Makes it so many ticks longer ago that an endpoint's ports were taken from flows which had only just begun.
 pub(crate) fn age_pressure(node: &Node, ticks: u32) {
     let pressed = offset_of!(abi::SnatCounter, pressed);

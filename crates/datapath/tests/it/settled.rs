@@ -10,7 +10,7 @@ use weir_core::model::{Family, Protocol};
 use weir_core::ops::Capacity;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases};
-use crate::entries::age;
+use crate::entries::{age, write_more};
 use crate::node::{Node, web};
 use crate::openings::begins;
 use crate::pins::SMALL;
@@ -86,6 +86,16 @@ fn a_connection_stays_for_its_first_tick_and_moves_with_its_clients_next_packet(
         talk.endpoint_goes_on();
         talk.client_goes_on();
         assert!(!begins(talk));
+    });
+}
+
+#[test]
+fn a_connection_moves_after_its_tick_however_much_its_client_has_got() {
+    each_settled_way("connections with large answers", |talk| {
+        wait_for_a_tick(talk);
+        let megabyte = TcpHeader { ack: true, acknowledgment_number: 1 << 20, ..TcpHeader::default() };
+        talk.client_sends(&talk.client_tcp(megabyte));
+        assert!(!begins(talk) && !has_settled(talk));
     });
 }
 
@@ -187,7 +197,12 @@ fn no_flow_that_begins_takes_the_place_of_one_that_has_settled() {
             let third = established(&node, case, way);
             assert!(two.iter().all(|talk| begins(talk) && has_settled(talk)));
             assert!(!begins(&third), "half of a set is for those that begin");
-            for _ in 0..100 {
+            for written in 0..400 {
+                // Numbers of entries that were written go round, as far as they are compared.
+                if written % 4 == 0 {
+                    let tables = ["openings4", "openings6", "awaited4", "awaited6"];
+                    tables.iter().for_each(|table| write_more(&node, table, 1 << 10));
+                }
                 let from: SocketAddr = case.at(way.client, node.client_port());
                 node.insist(way.to.0, way.to.1, &case.first(from, two[0].first.destination_socket()));
             }
