@@ -125,7 +125,7 @@ pub const FLOW_BY_HASH: u16 = 1024;
 pub const FLOW_KEPT: u16 = 2048;
 /// With [`FLOW_OPENING`]: it goes on, but began in this tick, and may be over soon.
 pub const FLOW_SETTLED: u16 = 4096;
-/// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has ended.
+/// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has settled or ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.
 pub const FLOW_ENDED: u16 = 128;

@@ -1,6 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
-use crate::enums::{FIRST_SYNS, HELD_BYTES, OPENING_WAYS};
+use crate::enums::{FIRST_SYNS, FLOW_OPENING, FLOW_SETTLED, HELD_BYTES, OPENING_WAYS};
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -61,6 +61,14 @@ pub struct Flow {
     pub bytes: u32,
     /// Those of them that `backend_counters` lack so far.
     pub held: u32,
+}
+
+impl Flow {
+    /// `is_opening()` in `bpf/lib/flow.h`: whether it has not got going so far, or is over.
+    #[must_use]
+    pub const fn is_opening(&self) -> bool {
+        self.flags & (FLOW_OPENING | FLOW_SETTLED) == FLOW_OPENING
+    }
 }
 
 /// As `flows6` and `openings6` have it: see `struct flow6` in `bpf/abi.h`.

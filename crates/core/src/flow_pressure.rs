@@ -35,7 +35,7 @@ impl IdleLimits {
     pub const fn is_open(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
         let limit = if protocol == UDP {
             self.udp
-        } else if flow.flags & (abi::FLOW_OPENING | abi::FLOW_SETTLED) == abi::FLOW_OPENING {
+        } else if flow.is_opening() {
             abi::OPENING_IDLE
         } else if flow.flags & abi::FLOW_CLOSING != 0 {
             self.half_closed
@@ -132,6 +132,7 @@ mod tests {
             (TCP, 0, 8000),
             (TCP, abi::FLOW_CLOSING, 3000),
             (TCP, abi::FLOW_OPENING, abi::OPENING_IDLE),
+            (TCP, abi::FLOW_OPENING | abi::FLOW_SETTLED, 8000),
         ] {
             // Ticks wrap.
             for seen in [5, u32::MAX - 5] {

@@ -86,8 +86,7 @@ impl<T: FlowTable> Source for OpenFlows<T> {
         });
         let visited = self.table.visit(&mut |flow| {
             // A flood leaves many that begin.
-            let begins = flow.flags & (abi::FLOW_OPENING | abi::FLOW_SETTLED) == abi::FLOW_OPENING;
-            let idle = if begins { idle.min(abi::OPENING_IDLE) } else { idle };
+            let idle = if flow.is_opening() { idle.min(abi::OPENING_IDLE) } else { idle };
             if flow.flags & abi::FLOW_ENDED == 0 && age(flow.last_seen, tick) <= idle {
                 open.entry((flow.backend, flow.generation)).or_default().flows += 1;
             }

@@ -14,15 +14,15 @@ use crate::openings::begins;
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS, each_way};
 
-fn fin() -> TcpHeader {
+pub(crate) fn fin() -> TcpHeader {
     TcpHeader { fin: true, ack: true, ..TcpHeader::default() }
 }
 
-fn ack(number: u32) -> TcpHeader {
+pub(crate) fn ack(number: u32) -> TcpHeader {
     TcpHeader { ack: true, acknowledgment_number: number, ..TcpHeader::default() }
 }
 
-fn reset() -> TcpHeader {
+pub(crate) fn reset() -> TcpHeader {
     TcpHeader { rst: true, ack: true, ..TcpHeader::default() }
 }
 

@@ -214,6 +214,14 @@ impl Node {
         self.view.flows().unwrap().into_iter().find(is_it).unwrap_or_else(|| panic!("no flow of {sent:?}")).flow
     }
 
+    /// Serves a service with endpoints that nobody has been sent to: what was known of them before is past.
+    pub(crate) fn serve_anew(&mut self, service: Service, endpoints: &[(u8, u8)]) {
+        self.serve(service.clone(), &[]);
+        self.release();
+        self.release();
+        self.serve(service, endpoints);
+    }
+
     /// A grace period passes.
     pub(crate) fn release(&mut self) {
         self.tables.release();

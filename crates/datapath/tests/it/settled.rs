@@ -4,29 +4,17 @@
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
-use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_core::ops::Capacity;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases};
+use crate::ended::{ack, fin, reset};
 use crate::entries::{age, write_more};
 use crate::node::{Node, web};
 use crate::openings::begins;
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS, Way, each_way};
-
-fn fin() -> TcpHeader {
-    TcpHeader { fin: true, ack: true, ..TcpHeader::default() }
-}
-
-fn ack() -> TcpHeader {
-    TcpHeader { ack: true, acknowledgment_number: 1, ..TcpHeader::default() }
-}
-
-fn reset() -> TcpHeader {
-    TcpHeader { rst: true, ack: true, ..TcpHeader::default() }
-}
 
 /// Flags of a connection's flow, and of the entry of its answers.
 fn flags(talk: &Talk<'_>) -> [u16; 2] {
@@ -93,8 +81,7 @@ fn a_connection_stays_for_its_first_tick_and_moves_with_its_clients_next_packet(
 fn a_connection_moves_after_its_tick_however_much_its_client_has_got() {
     each_settled_way("connections with large answers", |talk| {
         wait_for_a_tick(talk);
-        let megabyte = TcpHeader { ack: true, acknowledgment_number: 1 << 20, ..TcpHeader::default() };
-        talk.client_sends(&talk.client_tcp(megabyte));
+        talk.client_sends(&talk.client_tcp(ack(1 << 20)));
         assert!(!begins(talk) && !has_settled(talk));
     });
 }
@@ -122,20 +109,20 @@ fn a_connection_that_has_settled_is_over_where_it_is() {
         talk.client_sends(&talk.client_tcp(fin()));
         talk.endpoint_sends(&talk.endpoint_tcp(fin()));
         assert!(has_settled(talk), "the last ACK is still to come");
-        talk.client_sends(&talk.client_tcp(ack()));
+        talk.client_sends(&talk.client_tcp(ack(1)));
         assert!(begins(talk) && !has_settled(talk));
         assert!(flags(talk).iter().all(|flags| flags & abi::FLOW_ENDED != 0));
         assert_eq!(talk.counters().balance + 1, open);
         // What comes again gets through, and moves nothing.
         talk.endpoint_sends(&talk.endpoint_tcp(fin()));
-        talk.client_sends(&talk.client_tcp(ack()));
+        talk.client_sends(&talk.client_tcp(ack(1)));
         assert!(begins(talk) && !has_settled(talk));
     });
     each_settled_way("connections that their endpoints close first", |talk| {
         talk.endpoint_sends(&talk.endpoint_tcp(fin()));
         talk.client_sends(&talk.client_tcp(fin()));
         assert!(has_settled(talk), "the last ACK is still to come");
-        talk.endpoint_sends(&talk.endpoint_tcp(ack()));
+        talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
         assert!(begins(talk) && !has_settled(talk));
     });
 }
@@ -163,10 +150,7 @@ fn its_port_of_the_nodes_is_no_other_flows() {
     node.settle();
     for case in cases(Protocol::Tcp) {
         for way in [WAYS[2], WAYS[3]] {
-            node.serve(web(), &[]);
-            node.release();
-            node.release();
-            node.serve(web(), &[way.endpoint]);
+            node.serve_anew(web(), &[way.endpoint]);
             let talks: Vec<_> = (0..3).map(|_| established(&node, case, way)).collect();
             assert!(talks.iter().all(has_settled));
             for _ in 0..20 {
@@ -189,10 +173,7 @@ fn no_flow_that_begins_takes_the_place_of_one_that_has_settled() {
     node.settle();
     for case in cases(Protocol::Tcp) {
         for way in WAYS {
-            node.serve(web(), &[]);
-            node.release();
-            node.release();
-            node.serve(web(), &[way.endpoint]);
+            node.serve_anew(web(), &[way.endpoint]);
             let two = [established(&node, case, way), established(&node, case, way)];
             let third = established(&node, case, way);
             assert!(two.iter().all(|talk| begins(talk) && has_settled(talk)));
@@ -222,10 +203,7 @@ fn one_that_nobody_has_heard_of_for_long_gives_its_place() {
     node.settle();
     for case in cases(Protocol::Tcp) {
         let way = WAYS[0];
-        node.serve(web(), &[]);
-        node.release();
-        node.release();
-        node.serve(web(), &[way.endpoint]);
+        node.serve_anew(web(), &[way.endpoint]);
         let talk = established(&node, case, way);
         let idle = node.datapath.config().unwrap().tcp_idle;
         let flood = |count| {

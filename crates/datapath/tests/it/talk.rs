@@ -152,10 +152,7 @@ pub(crate) fn each_way(what: &str, protocol: Protocol, talk: impl Fn(&Talk<'_>))
     let Some(mut node) = Node::new(what) else { return };
     for case in cases(protocol) {
         for way in WAYS {
-            node.serve(web(), &[]);
-            node.release();
-            node.release();
-            node.serve(web(), &[way.endpoint]);
+            node.serve_anew(web(), &[way.endpoint]);
             talk(&Talk::open(&node, case, way));
         }
     }

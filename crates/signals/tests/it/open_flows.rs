@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use weir_abi::{Be16, FLOW_CLOSING, FLOW_ENDED, FLOW_OPENING, Flow, OPENING_IDLE};
+use weir_abi::{Be16, FLOW_CLOSING, FLOW_ENDED, FLOW_OPENING, FLOW_SETTLED, Flow, OPENING_IDLE};
 use weir_signals::FailureKind;
 use weir_signals::open_flows::{FlowTable, Open, OpenFlows};
 
@@ -59,6 +59,12 @@ fn what_has_ended_or_was_idle_for_too_long_is_not_open() {
 fn what_nobody_has_answered_is_open_for_as_long_as_clients_ask_for_it() {
     let asked = |ticks| flow(5, 1, FLOW_OPENING, 1000 - ticks);
     assert_eq!(open(1000, vec![asked(OPENING_IDLE), asked(OPENING_IDLE + 1)]), HashMap::from([((5, 1), 1)]));
+}
+
+#[test]
+fn what_has_settled_where_it_began_is_open_as_if_it_had_moved() {
+    let silent = |ticks: u32| flow(5, 1, FLOW_OPENING | FLOW_SETTLED, 1000 - ticks);
+    assert_eq!(open(1000, vec![silent(100), silent(101)]), HashMap::from([((5, 1), 1)]));
 }
 
 #[test]
