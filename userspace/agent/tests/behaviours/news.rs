@@ -1,7 +1,7 @@
 //! What is worth knowing of decisions is told where the owner of a Service looks.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -128,9 +128,8 @@ fn what_finds_no_room_is_told_of_once_on_its_service_with_the_option_that_makes_
 
 /// Has so many clients send a datagram to a server, from a port each, and those that are heard another one to go on.
 fn knock(server: SocketAddr, clients: u32, heard: bool) {
-    let any: IpAddr = if server.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     for _ in 0..clients {
-        let socket = UdpSocket::bind((any, 0)).unwrap();
+        let socket = ask::udp_socket(server).unwrap();
         socket.set_read_timeout(Some(SOON)).unwrap();
         socket.connect(server).unwrap();
         socket.send(b"who").unwrap();

@@ -4,7 +4,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use weir_datapath::PinDir;
+use weir_abi::{self as abi, names};
+use weir_datapath::{Counters, PinDir};
 use weir_testbed::apiserver::{ApiServer, User};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, address, wait};
@@ -226,7 +227,7 @@ impl Agent {
             let dump = view.dump().unwrap();
             let named =
                 |id: u32| dump.service_names.iter().any(|(known, name)| *known == id && text(&name.name) == service);
-            let used = dump.backends.iter().filter(|(_, backend)| backend.flags & weir_abi::BACKEND_USED != 0);
+            let used = dump.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_USED != 0);
             let mut found: Vec<_> = used.filter(|(_, b)| named(b.service)).map(|(_, b)| b.addr.ip()).collect();
             found.sort();
             found
@@ -239,11 +240,27 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// Prints what may tell why a test failed: the log, and why packets left each hook. What cannot be read is left out.
+    pub(crate) fn testify(&self) {
+        eprintln!("---- log of the agent on node {}\n{}", self.node, self.log());
+        eprintln!("---- packets on node {}", self.node);
+        let Ok(counters) = Counters::open(PinDir::new(&self.pins)) else { return };
+        for (hook, reason) in (0..abi::HOOK_COUNT).flat_map(|hook| (0..abi::REASON_COUNT).map(move |reason| (hook, reason))) {
+            let packets = counters.counter(hook, reason).map_or(0, |counter| counter.packets);
+            if packets > 0 {
+                let hook = u32::try_from(hook).map_or("unknown", names::hook_name);
+                eprintln!("{hook} {}: {packets}", names::reason_name(reason));
+            }
+        }
+    }
+}
+
 impl Drop for Agent {
     fn drop(&mut self) {
         self.process = None;
         if std::thread::panicking() {
-            eprintln!("---- log of the agent on node {}\n{}", self.node, self.log());
+            self.testify();
         }
         if let Err(error) = PinDir::new(&self.pins).remove_all(false) {
             eprintln!("{error}");

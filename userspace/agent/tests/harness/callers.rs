@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use weir_testbed::ask::{Answer, PATIENCE};
+use weir_testbed::ask::{self, Answer, PATIENCE};
 use weir_testbed::connection::LongConnection;
 use weir_testbed::{Pod, address};
 
@@ -93,8 +93,7 @@ impl Cluster {
 
     /// A UDP socket of the caller for the family of `target`.
     pub(crate) fn socket(&self, caller: &Caller, target: SocketAddr) -> UdpSocket {
-        let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = self.run_as(caller, || UdpSocket::bind(any).unwrap());
+        let socket = self.run_as(caller, || ask::udp_socket(target).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         socket
     }

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::Cluster;
+use super::{Agent, Cluster};
 
 /// The place where tests meet. The cluster goes with the last test that has it.
 pub(crate) struct Shared {
@@ -48,9 +48,7 @@ impl Drop for Joined {
     fn drop(&mut self) {
         // The last one's agents tell by themselves.
         if std::thread::panicking() && Arc::strong_count(&self.0) > 1 {
-            for (agent, number) in self.0.agents.iter().zip(1..) {
-                eprintln!("---- log of the agent on node {number}\n{}", agent.log());
-            }
+            self.0.agents.iter().for_each(Agent::testify);
         }
     }
 }
