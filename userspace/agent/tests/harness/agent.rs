@@ -246,7 +246,9 @@ impl Agent {
         eprintln!("---- log of the agent on node {}\n{}", self.node, self.log());
         eprintln!("---- packets on node {}", self.node);
         let Ok(counters) = Counters::open(PinDir::new(&self.pins)) else { return };
-        for (hook, reason) in (0..abi::HOOK_COUNT).flat_map(|hook| (0..abi::REASON_COUNT).map(move |reason| (hook, reason))) {
+        for (hook, reason) in
+            (0..abi::HOOK_COUNT).flat_map(|hook| (0..abi::REASON_COUNT).map(move |reason| (hook, reason)))
+        {
             let packets = counters.counter(hook, reason).map_or(0, |counter| counter.packets);
             if packets > 0 {
                 let hook = u32::try_from(hook).map_or("unknown", names::hook_name);

@@ -148,7 +148,7 @@ impl Run<'_> {
     /// What earlier runs have measured, if this one is to go on with it.
     fn begin(&self) -> Result<Results> {
         let origin = Origin::of(self.options.command())?;
-        let none = Results { origin, rate: self.options.rate, records: Vec::new() };
+        let none = Results { origin, earlier: Vec::new(), rate: self.options.rate, records: Vec::new() };
         if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
     }
 

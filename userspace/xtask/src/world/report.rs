@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::claims;
 use super::plan::Figure;
-use super::results::{Record, Results};
+use super::results::{Part, Record, Results};
 use super::way::{Backend, Family, Path as To, Proxy, Way};
 use crate::claim;
 use crate::section;
@@ -39,11 +39,18 @@ pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
 /// # Errors
 /// None of a string.
 pub(super) fn tables(results: &Results) -> Result<String> {
-    let Results { origin, rate, records: _ } = results;
-    let mut text = format!(
-        "{origin}; medians of {}, with the least and the most. A fixed rate is {rate} connections/s.\n",
+    let Results { origin, earlier, rate, records } = results;
+    let mut text = format!("{origin}; ");
+    let mut first = 1;
+    for Part { kernel, date, records: last } in earlier {
+        write!(text, "figures {first} to {last} of {} on Linux {kernel}, {date}; ", records.len())?;
+        first = last + 1;
+    }
+    writeln!(
+        text,
+        "medians of {}, with the least and the most. A fixed rate is {rate} connections/s.",
         results.repetitions()
-    );
+    )?;
     claim::table(&mut text, &claims::of(results))?;
     Figure::ALL.into_iter().try_for_each(|figure| table(&mut text, figure, results))?;
     Ok(text)
@@ -154,6 +161,16 @@ mod tests {
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");
         assert!(!text.contains("Gbit/s"), "{text}");
+    }
+
+    #[test]
+    fn a_reader_is_told_which_kernel_each_part_of_the_figures_is_of() {
+        let mut all = results(vec![record(Figure::Cpu, Way::DIRECT, Backend::Local, 100.0); 5]);
+        let part = |kernel: &str, records| Part { kernel: kernel.into(), date: "2026-11-25".into(), records };
+        all.earlier = vec![part("6.18.44-1", 2), part("6.18.44-2", 4)];
+        let parts = "; figures 1 to 2 of 5 on Linux 6.18.44-1, 2026-11-25; figures 3 to 4 of 5 on Linux 6.18.44-2, 2026-11-25; medians of";
+        let text = tables(&all).unwrap();
+        assert!(text.contains(parts), "{text}");
     }
 
     #[test]

@@ -18,9 +18,23 @@ use crate::spread::Spread;
 pub(super) struct Results {
     #[serde(flatten)]
     pub(super) origin: Origin,
+    /// Parts of it that were measured before, the first one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) earlier: Vec<Part>,
     /// Short connections per second where their number is fixed.
     pub(super) rate: u32,
     pub(super) records: Vec<Record>,
+}
+
+/// What was measured up to a time at which somebody else went on.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) struct Part {
+    /// The kernel's release.
+    pub(super) kernel: String,
+    /// Of its end, in UTC, `2026-11-21`.
+    pub(super) date: String,
+    /// So many of all records there were by then.
+    pub(super) records: usize,
 }
 
 /// One number.
@@ -55,21 +69,27 @@ impl Record {
 }
 
 impl Results {
-    /// These, to be gone on with as `next` does it.
+    /// These, to be gone on with as `next` does it. What is compared is measured in one block, so that another build of the same kernel
+    /// may go on with the next one; who reads the figures is told of both.
     ///
     /// # Errors
-    /// When they were measured in another way, on another machine, or on another kernel.
+    /// When they were measured in another way, on another machine, or on another version of the kernel.
     pub(super) fn resumed(self, next: Self) -> Result<Self> {
         let way = |results: &Self| {
             let Origin { command, kernel, cpus, model, date: _ } = &results.origin;
-            (command.clone(), kernel.clone(), *cpus, model.clone(), results.rate)
+            let version = kernel.split('-').next().unwrap_or_default();
+            (command.clone(), version.to_owned(), *cpus, model.clone(), results.rate)
         };
         let (before, now) = (way(&self), way(&next));
         ensure!(
             before == now,
             "what was measured before is of {before:?}, now it would be {now:?}: begin anew, without --resume"
         );
-        Ok(Self { records: self.records, ..next })
+        let Self { origin: Origin { kernel, date, .. }, mut earlier, records, .. } = self;
+        if (&kernel, &date) != (&next.origin.kernel, &next.origin.date) {
+            earlier.push(Part { kernel, date, records: records.len() });
+        }
+        Ok(Self { earlier, records, ..next })
     }
 
     /// Whether a block had its turn in a repetition.
@@ -175,7 +195,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn results(records: Vec<Record>) -> Results {
-        Results { origin: Origin::default(), rate: 1000, records }
+        Results { origin: Origin::default(), earlier: Vec::new(), rate: 1000, records }
     }
 
     #[test]
@@ -209,6 +229,24 @@ pub(super) mod tests {
             change(&mut elsewhere.origin);
             assert!(before.clone().resumed(elsewhere).unwrap_err().to_string().contains("another"));
         }
+    }
+
+    #[test]
+    fn another_build_of_the_same_kernel_goes_on_and_is_named_beside_the_first() {
+        let of = |kernel: &str, date: &str, records| {
+            let origin = Origin { kernel: kernel.into(), date: date.into(), ..Origin::default() };
+            Results { origin, ..results(records) }
+        };
+        let measured = vec![record(Figure::Bulk, Way::DIRECT, Backend::Local, 1.0)];
+        let first = of("6.18.44-1", "2026-11-25", measured.clone());
+        let same = first.clone().resumed(of("6.18.44-1", "2026-11-25", Vec::new())).unwrap();
+        assert_eq!((same.earlier, same.records), (Vec::new(), measured));
+        let second = first.clone().resumed(of("6.18.44-2", "2026-11-25", Vec::new())).unwrap();
+        let part = |kernel: &str, date: &str| Part { kernel: kernel.into(), date: date.into(), records: 1 };
+        assert_eq!(second.earlier, [part("6.18.44-1", "2026-11-25")]);
+        let third = second.resumed(of("6.18.44-2", "2026-11-26", Vec::new())).unwrap();
+        assert_eq!(third.earlier, [part("6.18.44-1", "2026-11-25"), part("6.18.44-2", "2026-11-25")]);
+        assert!(first.resumed(of("6.18.45-1", "2026-11-25", Vec::new())).unwrap_err().to_string().contains("6.18.45"));
     }
 
     #[test]
