@@ -277,6 +277,9 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 		mark_translated(ctx, is_translated(reason) || reason == REASON_XDP_DONE);
 	if (reason >= REASON_NO_LOCAL_ENDPOINTS)
 		return TC_ACT_SHOT;
+	/* Only now, when nothing else needs the stack. */
+	if (hook == HOOK_POD_INGRESS && was_last_past_host(&p))
+		(void)take_back(&p);
 	return p.action ? p.action : TC_ACT_UNSPEC;
 }
 

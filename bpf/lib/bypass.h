@@ -129,6 +129,8 @@ static __always_inline int past_host(ctx_t *ctx, struct packet *p, struct reply 
 	if (error)
 		return -error;
 	p->action = take_shortcut(ctx, &fib, way);
+	if (is_last(p, reply->flags))
+		p->ending = v6 ? ENDING_LAST6 : ENDING_LAST4;
 	return REASON_BACK;
 }
 
@@ -143,6 +145,23 @@ static __always_inline int from_pod(ctx_t *ctx, struct packet *p, const bool v6)
 	/* What is to be dropped is dropped where it leaves. */
 	answered(p, &reply, v6);
 	return reply ? past_host(ctx, p, reply, v6) : REASON_NO_FRONTEND;
+}
+
+/* Whether a packet that past_host() has sent on is its flow's last. */
+static __always_inline bool was_last_past_host(const struct packet *p)
+{
+	return p->ending >= ENDING_LAST4;
+}
+
+/* Takes the flow of such a packet back to the tables that it began in. Returns nothing of use. */
+__noinline int take_back(const struct packet *p)
+{
+	const bool v6 = p && p->ending == ENDING_LAST6;
+	const struct reply *reply = !p ? NULL : v6 ? reply_lookup(p, true) : reply_lookup(p, false);
+
+	if (!reply)
+		return 0;
+	return v6 ? retire_answered6(reply, p->proto) : retire_answered4(reply, p->proto);
 }
 
 /* Functions of their own: each has its own stack. */

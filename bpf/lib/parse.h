@@ -97,6 +97,12 @@ enum piece {
 	PIECE_LATER = 2, /* without */
 };
 
+/* What sent a packet past the host's stack may note of it: it was its flow's last. */
+enum ending {
+	ENDING_LAST4 = 2, /* of IPv4 */
+	ENDING_LAST6 = 3, /* of IPv6 */
+};
+
 struct packet {
 	struct addr src;
 	struct addr dst;
@@ -109,7 +115,7 @@ struct packet {
 	__u8 tos;	     /* or traffic class */
 	__u8 syn;	     /* opens a connection: SYN without ACK, INIT */
 	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
-	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown */
+	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
 	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown */
 	__u8 vlan;	     /* the frame carries a tag */
 	__u8 hand_over;	     /* enum handover_kind: what XDP tells tc of it, or has told */

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 
 use weir_abi as abi;
+use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::{Mac, Packet};
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
+use crate::ended::{ack, fin, reset};
 use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
+use crate::openings::begins;
+use crate::talk::{NIC_IN, Talk, Way};
 
 const POD: (u8, u8) = (1, 1);
 /// Of the pod, and of the node's end of its interface.
@@ -61,6 +65,31 @@ fn a_clients_packet_goes_straight_to_the_pod_one_hop_older_and_with_the_pods_mac
         let mut expected = translated(case, &sent);
         (expected.source_mac, expected.destination_mac, expected.ttl) = (POD1_MAC, POD_MAC, sent.ttl - 1);
         node.send(Hook::NicIn, Device::Eth0, &sent).is(TC_REDIRECT, abi::REASON_TO_LOCAL, &expected);
+    }
+}
+
+#[test]
+fn the_endpoints_last_packet_takes_a_connection_back_to_those_that_begin() {
+    let Some(node) = node("the end of connections past the host", &BOTH) else { return };
+    let way = Way { client: CLIENT, endpoint: POD, to: NIC_IN, back: (Hook::PodIn, Device::Pod1) };
+    let established = |case| {
+        let talk = Talk::open(&node, case, way);
+        talk.accept();
+        talk.client_goes_on();
+        assert!(!begins(&talk));
+        talk
+    };
+    for case in cases(Protocol::Tcp) {
+        let talk = established(case);
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        talk.client_sends(&talk.client_tcp(fin()));
+        assert!(!begins(&talk), "the last ACK is still to come");
+        talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
+        assert!(begins(&talk));
+
+        let talk = established(case);
+        talk.endpoint_sends(&talk.endpoint_tcp(reset()));
+        assert!(begins(&talk));
     }
 }
 
