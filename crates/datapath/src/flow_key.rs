@@ -89,11 +89,29 @@ impl FlowKey for abi::FlowKey6 {
 pub(crate) trait Kept: Pod {
     /// Its tables, those of what begins behind the others.
     fn tables<K: FlowKey>() -> [&'static str; 2];
+
+    /// Of `enum flow_flags`.
+    fn flags(&mut self) -> &mut u16;
+
+    /// Whether any of these flags is set.
+    fn has(mut self, flags: u16) -> bool {
+        *self.flags() & flags != 0
+    }
+
+    /// The same as the tables of those that go on have it.
+    fn gone_on(mut self) -> Self {
+        *self.flags() &= !(abi::FLOW_OPENING | abi::FLOW_SETTLED);
+        self
+    }
 }
 
 impl Kept for abi::Flow {
     fn tables<K: FlowKey>() -> [&'static str; 2] {
         K::FLOWS
+    }
+
+    fn flags(&mut self) -> &mut u16 {
+        &mut self.flags
     }
 }
 
@@ -101,11 +119,19 @@ impl Kept for abi::Flow6 {
     fn tables<K: FlowKey>() -> [&'static str; 2] {
         K::FLOWS
     }
+
+    fn flags(&mut self) -> &mut u16 {
+        &mut self.flow.flags
+    }
 }
 
 impl Kept for abi::Reply {
     fn tables<K: FlowKey>() -> [&'static str; 2] {
         K::REPLIES
+    }
+
+    fn flags(&mut self) -> &mut u16 {
+        &mut self.flags
     }
 }
 

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya_obj::generated::bpf_map_type;
+use weir_abi as abi;
 
 use crate::error::{Error, Result};
 use crate::flow_key::{FlowKey, Kept};
@@ -128,13 +129,19 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         }
     }
 
-    /// Adds what another table of flows that begin has. What finds no room is left out.
+    /// Adds what another table of flows that begin has; `going` is that of those that go on. To that one goes what has settled, as its
+    /// client's next packet would have it: a set of another table may have no room for all that had settled in two. Of the rest what
+    /// finds no room is left out, what has ended before the others.
     ///
     /// # Errors
-    /// When a map cannot be read.
-    pub(crate) fn add_openings(&self, from: &Self, seed: u64) -> Result<()> {
-        let Entries::Opening(to) = &self.entries else { return Ok(()) };
-        from.entries()?.iter().try_for_each(|(key, value)| to.add(key, value, seed).map(drop))
+    /// When a map cannot be read or written.
+    pub(crate) fn add_openings(&self, from: &Self, going: &Self, seed: u64) -> Result<()> {
+        let (Entries::Opening(to), Entries::Going(going)) = (&self.entries, &going.entries) else { return Ok(()) };
+        let (settled, begin): (Vec<_>, Vec<_>) =
+            from.entries()?.into_iter().partition(|(_, value)| value.has(abi::FLOW_SETTLED));
+        settled.into_iter().try_for_each(|(key, value)| going.add(&key, &value.gone_on()).map(drop))?;
+        let (ended, open): (Vec<_>, Vec<_>) = begin.into_iter().partition(|(_, value)| value.has(abi::FLOW_ENDED));
+        open.iter().chain(&ended).try_for_each(|(key, value)| to.add(key, value, seed).map(drop))
     }
 }
 

@@ -230,10 +230,8 @@ impl Datapath {
     }
 
     fn copy_flows(&self) -> Result<()> {
-        self.resized.iter().try_for_each(|(spec, old)| {
-            let (new, _) = self.pins.open_map(spec, 0)?;
-            resize::copy(spec, old.as_fd(), new.as_fd(), false, self.config.get(0)?.hash_seed)
-        })
+        let seed = self.config.get(0)?.hash_seed;
+        self.resized.iter().try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), false, seed))
     }
 }
 
@@ -288,8 +286,7 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     if !resized.is_empty() {
         let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
         for (spec, old) in resized {
-            let (new, _) = pins.open_map(spec, 0)?;
-            resize::copy(spec, old.as_fd(), new.as_fd(), true, seed)?;
+            resize::copy(pins, spec, old.as_fd(), true, seed)?;
         }
     }
     kept::keep(pins, &programs)

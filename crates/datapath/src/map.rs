@@ -138,6 +138,20 @@ impl<K: Pod, V: Pod> Table<K, V> {
         })
     }
 
+    /// Writes an entry unless there is one with its key. Says whether it did: there may be no room, too.
+    ///
+    /// # Errors
+    /// When the system call fails.
+    pub(crate) fn add(&self, key: &K, value: &V) -> Result<bool> {
+        /// `BPF_NOEXIST`.
+        const NOEXIST: u64 = 1;
+        match sys::update(self.fd.as_fd(), key, value, NOEXIST) {
+            Ok(()) => Ok(true),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOSPC)) => Ok(false),
+            Err(e) => Err(self.error("write", e)),
+        }
+    }
+
     /// Removes an entry; says whether there was one.
     ///
     /// # Errors
