@@ -32,6 +32,12 @@ enum opening_marks {
 	OPENING_EACH = 0x1111, /* times a rank: all have it */
 };
 
+/*
+ * Numbers before the next one, of what is kept: far from those that look new, in either direction. Other CPUs count on while one that marks
+ * reads, and what it has marked may get its number from another one that began later.
+ */
+#define OPENING_LONG_AGO (1u << (32 - OPENING_NEXT - 2))
+
 /* Whether an entry was written since the others were marked: what was marked of it was the one's before. */
 static __always_inline bool opening_is_new(struct opening_head *head, __u32 way, __u32 marks)
 {
@@ -159,7 +165,7 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 		    !is_idle(now, seen, known & FLOW_ENDED ? OPENING_IDLE : open)) {
 			rank = OPENING_RANK_KEPT;
 			/* So many others are written in the meantime that its number would look like a new one. */
-			head->turn[way] = head->next - 1;
+			head->turn[way] = head->next - OPENING_LONG_AGO;
 		} else if (known & FLOW_ENDED) {
 			rank = OPENING_RANK_ENDED;
 		} else if (seen != head->born[way]) {

@@ -140,13 +140,15 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return promote_alone(p, flow, v6);
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6))
+	/* What is over stays where it is: its flow was met anew. */
+	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED || !reply_is_of(reply, p, flow, v6))
 		return false;
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))
 		return false;
 	reply->flags &= ~(FLOW_OPENING | FLOW_SETTLED);
-	flow->flags &= ~(FLOW_OPENING | FLOW_SETTLED);
+	/* Of one that was met in its middle this is not known yet. */
+	flow->flags = (flow->flags & ~(FLOW_OPENING | FLOW_SETTLED)) | FLOW_REPLIED;
 	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
 	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
 		/* It would hide the one that counts. */
@@ -188,6 +190,7 @@ static __always_inline bool is_young(const struct flow *flow)
 /*
  * Lets a connection that was answered and goes on stay where it is, if it has begun in this tick and few others of its sets have settled:
  * many are over before the next one, and moving there and back is what costs most of a short connection. No flow that begins takes its place.
+ * One that was met in its middle may be over, as what is known of its answers says, or be the rest of a flood's: that answer was its first.
  * Returns whether it does.
  */
 static __always_inline bool flow_settles(const struct packet *p, struct flow *flow, const bool v6)
@@ -208,11 +211,12 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 		return false;
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	if (!reply || !(reply->flags & FLOW_REPLIED) || !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
+	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_CLOSING | FLOW_ENDED)) != FLOW_REPLIED ||
+	    !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
 	    (v6 ? awaited6_settled(&key.v6) : awaited4_settled(&key.v4)) >= SETTLED_MOST)
 		return false;
 	reply->flags |= FLOW_SETTLED;
-	flow->flags |= FLOW_SETTLED;
+	flow->flags |= FLOW_SETTLED | FLOW_REPLIED;
 	return true;
 }
 

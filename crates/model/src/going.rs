@@ -63,9 +63,9 @@ impl Model {
     pub(crate) fn let_go_on(&mut self, p: &Packet, flow: Flow) -> (Stage, Flow) {
         let key = p.key();
         let known = if self.settle(&key, &flow, p.heard) {
-            (Stage::Opening, Flow { settled: true, ..flow })
+            (Stage::Opening, Flow { settled: true, replied: true, ..flow })
         } else if self.promote(&key, &flow, p.heard) {
-            (Stage::Going, Flow { opening: false, settled: false, ..flow })
+            (Stage::Going, Flow { opening: false, settled: false, replied: true, ..flow })
         } else {
             return (Stage::Opening, flow);
         };
@@ -168,7 +168,8 @@ impl Model {
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || !reply.is_of(key, flow) || !reply.was_heard(heard) {
+        let is_over = reply.closing || reply.ended;
+        if !reply.replied || is_over || !reply.is_of(key, flow) || !reply.was_heard(heard) {
             return false;
         }
         let (flow_set, reply_set) = (self.set_of(key), self.set_of(&at));
@@ -180,7 +181,7 @@ impl Model {
             return false;
         }
         self.tables.replies.put(Stage::Opening, at, Reply { settled: true, ..reply });
-        self.tables.flows.put(Stage::Opening, *key, Flow { settled: true, ..*flow });
+        self.tables.flows.put(Stage::Opening, *key, Flow { settled: true, replied: true, ..*flow });
         self.keep_port(key, flow);
         true
     }
@@ -195,13 +196,13 @@ impl Model {
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(heard)) {
+        if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(heard)) {
             return false;
         }
         self.tables.replies.forget(Stage::Opening, &at);
         self.tables.flows.forget(Stage::Opening, key);
         self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, ..reply });
-        self.tables.flows.put(Stage::Going, *key, Flow { opening: false, settled: false, ..*flow });
+        self.tables.flows.put(Stage::Going, *key, Flow { opening: false, settled: false, replied: true, ..*flow });
         self.keep_port(key, flow);
         true
     }

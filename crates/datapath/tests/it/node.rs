@@ -129,6 +129,18 @@ impl Node {
         Some(node)
     }
 
+    /// The same with tables of another size, as an agent makes them that starts with other options.
+    pub(crate) fn resized(self, capacity: Capacity) -> Self {
+        let Self { datapath, view: _, tables, cluster, config, client_port, pins, netns, _peers } = self;
+        // Two cannot have the pins.
+        drop(datapath);
+        let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
+        datapath.begin_switch().unwrap();
+        datapath.finish_switch().unwrap();
+        let view = View::open(pins.dir.clone()).unwrap();
+        Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers }
+    }
+
     /// Writes the configuration, and lets flows take the ports of a range.
     pub(crate) fn configure(&self, snat: (u16, u16), reset_stale: bool) {
         let config = abi::Config {

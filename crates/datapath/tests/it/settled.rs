@@ -10,9 +10,9 @@ use weir_core::ops::Capacity;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases};
 use crate::ended::{ack, fin, reset};
-use crate::entries::{age, write_more};
-use crate::node::{Node, web};
-use crate::openings::begins;
+use crate::entries::{age, evict, write_more};
+use crate::node::{Node, TC_UNSPEC, web};
+use crate::openings::{allow, begins, open_in_flood};
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS, Way, each_way};
 
@@ -143,6 +143,50 @@ fn a_reset_ends_a_connection_that_has_settled() {
 }
 
 #[test]
+fn a_connection_that_began_in_a_flood_settles_and_moves_as_any() {
+    let Some(mut node) = Node::new("connections that began in a flood") else { return };
+    node.settle();
+    for case in cases(Protocol::Tcp) {
+        for way in [WAYS[0], WAYS[1]] {
+            node.serve_anew(web(), &[way.endpoint]);
+            allow(&node, 1);
+            let talk = open_in_flood(&node, case, way);
+            // Its client goes on after the flood.
+            allow(&node, u32::MAX);
+            talk.accept();
+            talk.client_goes_on();
+            assert!(begins(&talk) && has_settled(&talk));
+            wait_for_a_tick(&talk);
+            talk.client_goes_on();
+            assert!(!begins(&talk) && !has_settled(&talk));
+            talk.endpoint_goes_on();
+        }
+    }
+}
+
+#[test]
+fn what_comes_late_of_a_connection_that_is_over_does_not_settle() {
+    let Some(mut node) = Node::new("late packets of connections that are over") else { return };
+    node.settle();
+    for case in cases(Protocol::Tcp) {
+        for way in [WAYS[0], WAYS[1]] {
+            node.serve_anew(web(), &[way.endpoint]);
+            let talk = established(&node, case, way);
+            talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+            talk.client_sends(&talk.client_tcp(fin()));
+            talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
+            evict(&node, talk.flows());
+            // Nothing is known of it but what was answered.
+            talk.client_sends(&talk.client_tcp(ack(1)));
+            assert!(begins(&talk) && !has_settled(&talk));
+            wait_for_a_tick(&talk);
+            talk.client_sends(&talk.client_tcp(ack(1)));
+            assert!(begins(&talk) && !has_settled(&talk));
+        }
+    }
+}
+
+#[test]
 fn its_port_of_the_nodes_is_no_other_flows() {
     let Some(mut node) = Node::new("source ports of connections that have settled") else { return };
     // As many ports as connections, and one for whoever comes on top.
@@ -193,6 +237,34 @@ fn no_flow_that_begins_takes_the_place_of_one_that_has_settled() {
                 talk.client_goes_on();
                 assert!(!begins(talk));
             }
+        }
+    }
+}
+
+#[test]
+fn connections_that_have_settled_stay_open_where_tables_become_smaller() {
+    let two_sets = Capacity { openings: 8, ..SMALL };
+    for case in cases(Protocol::Tcp) {
+        let Some(mut node) = Node::with_capacity("smaller tables", two_sets) else { return };
+        let way = WAYS[0];
+        node.settle();
+        node.serve(web(), &[way.endpoint]);
+        // As many as both sets may have, and more that begin than there is room for.
+        let mut open = Vec::new();
+        while open.len() < abi::OPENING_WAYS {
+            let talk = established(&node, case, way);
+            if has_settled(&talk) {
+                open.push((talk.first.clone(), talk.seen.clone()));
+            }
+        }
+        (0..8).for_each(|_| drop(Talk::open(&node, case, way)));
+        let node = node.resized(ONE_SET);
+        for (first, seen) in &open {
+            assert_eq!(node.flow_of(first).flags & (abi::FLOW_OPENING | abi::FLOW_SETTLED), 0);
+            let answer = case.later(seen.destination_socket(), seen.source_socket());
+            node.send(way.back.0, way.back.1, &answer).is_for(TC_UNSPEC, abi::REASON_BACK);
+            let next = case.later(first.source_socket(), first.destination_socket());
+            assert_eq!(node.send(way.to.0, way.to.1, &next).packet().destination, seen.destination);
         }
     }
 }

@@ -65,6 +65,11 @@ fn of_two_that_need_places_at_once_one_gets_that_of_a_flow_which_has_ended_and_t
 }
 
 #[test]
+fn two_that_need_places_at_once_leave_connections_theirs_that_have_settled() {
+    holds("settled");
+}
+
+#[test]
 fn what_is_being_written_is_found_whole_or_not_at_all() {
     holds("looks");
 }

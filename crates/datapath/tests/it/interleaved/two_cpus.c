@@ -137,12 +137,18 @@ static int store(__u32 number, __u32 value, __u64 flags)
 	return way.v6 ? openings6_store(&key6, &flow, flags) : openings4_store(&key4, &flow, flags);
 }
 
-/* The value of a key, or 0. */
-static int look(__u32 number)
+static struct flow *at(__u32 number)
 {
 	struct flow_key4 key4 = { .src = number };
 	struct flow_key6 key6 = { .src = { number } };
-	const struct flow *flow = way.v6 ? openings6_at(&key6) : openings4_at(&key4);
+
+	return way.v6 ? openings6_at(&key6) : openings4_at(&key4);
+}
+
+/* The value of a key, or 0. */
+static int look(__u32 number)
+{
+	const struct flow *flow = at(number);
 
 	return flow ? flow->backend : 0;
 }
@@ -192,18 +198,30 @@ static bool have_places(void)
 /* The first one's place is for anybody, once. */
 static void begin_full_of_one_that_ended(void)
 {
-	struct flow_key4 key4 = { .src = 1 };
-	struct flow_key6 key6 = { .src = { 1 } };
-	struct flow *flow;
-
 	begin_full();
-	flow = way.v6 ? openings6_at(&key6) : openings4_at(&key4);
-	flow->flags |= FLOW_ENDED;
+	at(1)->flags |= FLOW_ENDED;
 }
 
 static bool have_places_of_others(void)
 {
 	return have_places() && look(11) == 11 && look(12) == 12;
+}
+
+/* The first two are of connections that go on, the others of another service's. */
+static void begin_full_of_two_that_settled(void)
+{
+	begin_full();
+	for (__u32 number = 1; number <= OPENING_WAYS; number++) {
+		if (number <= SETTLED_MOST)
+			at(number)->flags |= FLOW_SETTLED;
+		else
+			at(number)->service = 1;
+	}
+}
+
+static bool settled_have_theirs(void)
+{
+	return have_places() && look(1) == 1 && look(SETTLED_MOST) == SETTLED_MOST;
 }
 
 static void other_looks(void)
@@ -232,6 +250,7 @@ static const struct scenario {
 	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
 	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },
 	{ "ended", begin_full_of_one_that_ended, one_needs_a_place, other_needs_a_place, have_places_of_others, true },
+	{ "settled", begin_full_of_two_that_settled, one_needs_a_place, other_needs_a_place, settled_have_theirs, true },
 	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
 	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
 };
