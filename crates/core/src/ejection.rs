@@ -1,6 +1,6 @@
 //! Passive ejection: endpoints that do not answer, or reset what they get, get nothing for a while.
 //!
-//! What counts are flows that failed in the datapath; nothing is probed. An endpoint that is out is tried again after a
+//! What counts are flows that failed in the datapath, those that were reset more than those that nobody answered; nothing is probed. An endpoint that is out is tried again after a
 //! time that doubles with each failure. Never more than half of a service's endpoints are out: if most fail, the fault
 //! is elsewhere, and the rest must not be drowned.
 
@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Failures without an answer between them until an endpoint is out: 3, so that one lost packet's retransmission or one
 /// client that hangs up is not enough.
 pub const FAILURES: u32 = 3;
+/// What a reset that answers a SYN counts for, in failures: nobody listens there, whereas a SYN that has no answer may have been lost on
+/// its way. Two of them are enough, and one is not: a server that starts anew, or a client that is not let in, has one soon.
+pub const REFUSAL: u32 = 2;
 /// How long an endpoint is out at first.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// How long it is out at most: Envoy's `max_ejection_time`, 300 s.
@@ -23,8 +26,10 @@ pub const TRIAL: Duration = Duration::from_secs(10);
 pub struct Outcome {
     /// Flows that it answered.
     pub answered: u32,
-    /// SYNs that it never answered, and flows that it reset at once.
-    pub failed: u32,
+    /// SYNs that it answered with a reset.
+    pub refused: u32,
+    /// SYNs that it had not answered when they came again.
+    pub unanswered: u32,
     /// Its node answers nobody any more: it is out for as long as that lasts.
     pub silent: bool,
 }
@@ -116,8 +121,12 @@ impl Standing {
             return self.silent();
         }
         let add = |failures: u32| {
+            let Outcome { answered, refused, unanswered, silent: _ } = outcome;
             // Who answers more than it fails is in order.
-            if outcome.answered > outcome.failed { 0 } else { failures.saturating_add(outcome.failed) }
+            if answered > refused.saturating_add(unanswered) {
+                return 0;
+            }
+            failures.saturating_add(unanswered).saturating_add(refused.saturating_mul(REFUSAL))
         };
         match self {
             Self::In { failures } => Self::In { failures: add(failures) },

@@ -169,7 +169,7 @@ impl Facts for World {
 
     fn backend(&self, slot: u32) -> BackendCounts {
         let flows = if slot <= self.in_use * ENDPOINTS { self.flows } else { 0 };
-        BackendCounts { flows, answered: flows, failed: 0 }
+        BackendCounts { flows, answered: flows, ..BackendCounts::default() }
     }
 
     fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {

@@ -266,8 +266,8 @@ impl<'a> Run<'a> {
             *fresh -= flows;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of a tick")]
             let flows = flows as u32;
-            let (answered, failed) = if self.sites[start + position].alive { (flows, 0) } else { (0, flows) };
-            FlowOutcome { answered, failed, ..FlowOutcome::default() }
+            let (answered, unanswered) = if self.sites[start + position].alive { (flows, 0) } else { (0, flows) };
+            FlowOutcome { answered, unanswered, ..FlowOutcome::default() }
         };
         self.flows.fresh[row].iter_mut().enumerate().map(outcome).collect()
     }

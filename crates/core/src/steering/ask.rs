@@ -185,7 +185,8 @@ fn outcome<F: Facts>(member: &Member, new: BackendCounts, moment: &Moment<'_, F>
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     Outcome {
         answered: number(new.answered),
-        failed: number(new.failed),
+        refused: new.refused,
+        unanswered: new.unanswered,
         silent: !member.local && moment.facts.is_silent(&member.node),
     }
 }

@@ -85,19 +85,31 @@ pub struct BackendCounts {
     pub flows: u64,
     /// Flows that it answered.
     pub answered: u64,
-    /// Flows that it reset at once, and SYNs that it did not answer before they came again.
-    pub failed: u64,
+    /// SYNs that it answered with a reset, modulo 2^32: there is one of these for each endpoint of each node.
+    pub refused: u32,
+    /// SYNs that it had not answered when they came again, modulo 2^32.
+    pub unanswered: u32,
 }
 
 impl BackendCounts {
     /// What came since `before`. A slot that began anew has all of it since then.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
-        let Self { flows, answered, failed } = self;
-        if flows < before.flows || answered < before.answered || failed < before.failed {
-            return self;
-        }
-        Self { flows: flows - before.flows, answered: answered - before.answered, failed: failed - before.failed }
+        let since = || {
+            Some(Self {
+                flows: self.flows.checked_sub(before.flows)?,
+                answered: self.answered.checked_sub(before.answered)?,
+                refused: self.refused.wrapping_sub(before.refused),
+                unanswered: self.unanswered.wrapping_sub(before.unanswered),
+            })
+        };
+        since().unwrap_or(self)
+    }
+
+    /// Flows that it did not take.
+    #[must_use]
+    pub fn failed(self) -> u64 {
+        u64::from(self.refused) + u64::from(self.unanswered)
     }
 }
 

@@ -149,7 +149,7 @@ impl Steered {
             (self.counted, self.recent) = (before, elapsed);
         }
         let mut members = self.target.members.iter().zip(&self.seen);
-        self.urgent = jumped || members.any(|(member, seen)| facts.backend(member.slot).failed != seen.failed);
+        self.urgent = jumped || members.any(|(member, seen)| facts.backend(member.slot).failed() != seen.failed());
     }
 
     /// Whether it is to be asked now. Each service has its own turn.

@@ -8,8 +8,13 @@ use weir_core::ejection::{Ejections, FAILURES, FIRST_BACKOFF, Outcome, TRIAL};
 
 use crate::policies_build::{TICK, endpoint};
 
-const FAILS: Outcome = Outcome { answered: 0, failed: FAILURES, silent: false };
-const ANSWERS: Outcome = Outcome { answered: 5, failed: 0, silent: false };
+const FAILS: Outcome = fails(FAILURES);
+const ANSWERS: Outcome = Outcome { answered: 5, ..fails(0) };
+
+/// Of an endpoint that does not answer so many SYNs.
+const fn fails(unanswered: u32) -> Outcome {
+    Outcome { answered: 0, refused: 0, unanswered, silent: false }
+}
 
 fn addresses(count: usize) -> Vec<SocketAddr> {
     (0..count).map(|backend| endpoint(backend, 0).address).collect()
@@ -28,10 +33,26 @@ fn time_out(ejections: &mut Ejections, endpoints: &[SocketAddr]) -> Duration {
 fn three_failures_without_an_answer_throw_an_endpoint_out() {
     let all = addresses(2);
     let mut ejections = Ejections::default();
-    let fails_once = Outcome { answered: 0, failed: 1, silent: false };
+    let fails_once = fails(1);
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [true, true]);
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [true, true]);
     assert_eq!(ejections.tick(TICK, &all, &[fails_once, ANSWERS]), [false, true]);
+}
+
+#[test]
+fn resets_throw_an_endpoint_out_sooner_than_silence() {
+    let all = addresses(2);
+    let refuses = |refused, unanswered| Outcome { refused, ..fails(unanswered) };
+    for (outcome, out) in [
+        (refuses(0, 2), false),
+        (refuses(1, 0), false),
+        (refuses(1, 1), true),
+        (refuses(2, 0), true),
+        (Outcome { answered: 2, ..refuses(2, 0) }, true),
+        (Outcome { answered: 3, ..refuses(2, 0) }, false),
+    ] {
+        assert_eq!(Ejections::default().tick(TICK, &all, &[outcome, ANSWERS]), [!out, true], "{outcome:?}");
+    }
 }
 
 #[test]
@@ -39,14 +60,8 @@ fn an_answer_forgives_failures_before_it() {
     let all = addresses(2);
     let mut ejections = Ejections::default();
     for _ in 0..10 {
-        assert_eq!(
-            ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 2, silent: false }, ANSWERS]),
-            [true, true]
-        );
-        assert_eq!(
-            ejections.tick(TICK, &all, &[Outcome { answered: 2, failed: 1, silent: false }, ANSWERS]),
-            [true, true]
-        );
+        assert_eq!(ejections.tick(TICK, &all, &[fails(2), ANSWERS]), [true, true]);
+        assert_eq!(ejections.tick(TICK, &all, &[Outcome { answered: 2, ..fails(1) }, ANSWERS]), [true, true]);
     }
 }
 
@@ -54,7 +69,7 @@ fn an_answer_forgives_failures_before_it() {
 fn never_more_than_half_are_out_and_the_worst_go_first() {
     let all = addresses(5);
     let mut ejections = Ejections::default();
-    let outcomes = [3, 9, 4, 8, 5].map(|failed| Outcome { answered: 0, failed, silent: false });
+    let outcomes = [3, 9, 4, 8, 5].map(fails);
     assert_eq!(ejections.tick(TICK, &all, &outcomes), [true, false, true, false, true]);
     assert_eq!(ejections.tick(TICK, &all[..1], &outcomes), [true], "the only one is never out");
 }
@@ -76,10 +91,7 @@ fn a_failure_on_trial_doubles_the_time_and_a_trial_that_holds_forgets_it() {
     ejections.tick(TICK, &all, &[FAILS, ANSWERS]);
     assert_eq!(time_out(&mut ejections, &all), FIRST_BACKOFF - TICK);
     assert_eq!(ejections.trial(&all[0]), Some(Duration::ZERO));
-    assert_eq!(
-        ejections.tick(TICK, &all, &[Outcome { answered: 0, failed: 1, silent: false }, ANSWERS]),
-        [false, true]
-    );
+    assert_eq!(ejections.tick(TICK, &all, &[fails(1), ANSWERS]), [false, true]);
     assert_eq!(time_out(&mut ejections, &all), 2 * FIRST_BACKOFF - TICK);
 
     ejections.tick(TRIAL, &all, &[ANSWERS, ANSWERS]);
@@ -97,7 +109,7 @@ proptest! {
         let mut ejections = Ejections::default();
         for (count, outcomes) in ticks {
             let outcomes: Vec<_> =
-                outcomes.into_iter().map(|(answered, failed)| Outcome { answered, failed, silent: false }).collect();
+                outcomes.into_iter().map(|(answered, failed)| Outcome { answered, ..fails(failed) }).collect();
             let within = ejections.tick(TICK, &all[..count], &outcomes);
             prop_assert!(within.iter().filter(|within| **within).count() >= count.div_ceil(2));
         }

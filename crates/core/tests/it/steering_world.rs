@@ -49,12 +49,12 @@ impl World {
         selected.remote += (remote * TICK.as_secs_f64()) as u64;
     }
 
-    pub(crate) fn flows(&self, backend: u32, new: u64, failed: u64) {
+    pub(crate) fn flows(&self, backend: u32, new: u64, failed: u32) {
         let mut counts = self.counts.borrow_mut();
         let count = counts.entry(backend).or_default();
         count.flows += new;
-        count.answered += new - failed;
-        count.failed += failed;
+        count.answered += new - u64::from(failed);
+        count.unanswered += failed;
     }
 }
 

@@ -19,7 +19,9 @@ impl DatapathCounters {
     pub(super) fn counts(&self, slot: u32) -> BackendCounts {
         let Ok(counters) = self.0.backend_counters(slot) else { return BackendCounts::default() };
         let abi::BackendCounters { flows, answered, refused, unanswered, .. } = counters;
-        BackendCounts { flows, answered, failed: refused.wrapping_add(unanswered) }
+        #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+        let low = |count: u64| count as u32;
+        BackendCounts { flows, answered, refused: low(refused), unanswered: low(unanswered) }
     }
 
     /// The balance of a backend's connections; 0 of a slot that does not exist.

@@ -130,7 +130,8 @@ impl Port {
         for member in &target.members {
             let id = (member.slot, member.generation);
             let counts = counted.backend(member.slot);
-            let BackendCounts { flows, answered: _, failed } = counts.since(before.get(&id).copied().unwrap_or(counts));
+            let new = counts.since(before.get(&id).copied().unwrap_or(counts));
+            let (flows, failed) = (new.flows, new.failed());
             self.backends.insert(id, counts);
             if flows == 0 && failed == 0 {
                 continue;
@@ -173,14 +174,14 @@ mod tests {
     }
 
     impl Counters {
-        fn add(&mut self, service: u32, (local, remote): (u64, u64), backends: [(u32, u64, u64); 2]) {
+        fn add(&mut self, service: u32, (local, remote): (u64, u64), backends: [(u32, u64, u32); 2]) {
             let counts = self.services.entry(service).or_default();
             counts.local += local;
             counts.remote += remote;
             for (slot, flows, failed) in backends {
                 let counts = self.backends.entry(slot).or_default();
                 counts.flows += flows;
-                counts.failed += failed;
+                counts.unanswered += failed;
             }
         }
     }

@@ -49,7 +49,8 @@ pub(crate) struct Bed {
     // Agents go before the namespaces that they live in.
     pub(crate) agents: Vec<Agent>,
     pub(crate) machines: Vec<Machine>,
-    _servers: Vec<Server>,
+    /// Of each node's pod, node 1 first.
+    pub(crate) servers: Vec<Vec<Server>>,
     files: Vec<PathBuf>,
     pub(crate) world: World,
 }
@@ -65,7 +66,7 @@ impl Bed {
         bpffs::ensure_mounted().unwrap();
         let world = World::builder().nodes(3).pods_per_node(1).delay(NEAR).build().unwrap();
         world.node(3).link().unwrap().set_delay((FAR - NEAR / 2) / 2);
-        let servers = world.nodes().iter().flat_map(|node| serve_in(&node.pod(1))).collect();
+        let servers = world.nodes().iter().map(|node| serve_in(&node.pod(1)).into()).collect();
         let file = |suffix: &str, text: &str| {
             let file = std::env::temp_dir().join(format!("{}{suffix}", world.prefix()));
             fs::write(&file, text).unwrap();
@@ -84,7 +85,7 @@ impl Bed {
             agents.push(agent);
             machines.push(machine);
         }
-        let bed = Self { agents, machines, _servers: servers, files: vec![source, key], world };
+        let bed = Self { agents, machines, servers, files: vec![source, key], world };
         for agent in &bed.agents {
             agent.await_ready(&bed.world);
             agent.await_peers(2);

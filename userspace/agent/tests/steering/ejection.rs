@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_testbed::load::Load;
 
 use crate::bed::{Bed, SETTLED, Web};
+use crate::harness::serve_in;
 
 /// Within which new flows must stay away.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -52,27 +53,45 @@ fn a_node_whose_link_is_cut_gets_no_new_flow_after_two_seconds_and_gets_some_whe
     drop(asked);
 }
 
-#[test]
-fn an_endpoint_that_answers_no_syn_gets_no_new_flow_after_two_seconds_and_is_tried_again_later() {
+/// Asserts that the endpoint on node 2 gets nothing while it fails, beside others, and flows again when it no longer does.
+fn assert_out_while_it_fails(what: &str, fail: impl FnOnce(&mut Bed), recover: impl FnOnce(&mut Bed)) {
     let web = Web::new("web", 1);
-    let Some(bed) = Bed::start("a dead endpoint", std::slice::from_ref(&web), &["--spread=random"]) else { return };
+    let Some(mut bed) = Bed::start(what, std::slice::from_ref(&web), &["--spread=random"]) else { return };
     // Longer than a client waits until it sends its SYN again.
     let load = Load::http(web.http()).concurrency(128).rate(60).timeout(Duration::from_secs(3));
     let asked = load.start(bed.world.node(1).pod(1).netns()).unwrap();
-    let flows = || bed.flows_to(1, "web", 2);
-    let before = flows();
-    bed.await_that("flows to node 2", SETTLED, || if flows() > before + 20 { Ok(()) } else { Err(String::new()) });
+    let await_flows = |bed: &Bed, before: u64| {
+        let flows = || bed.flows_to(1, "web", 2);
+        bed.await_that("flows to node 2", SETTLED, || if flows() > before + 20 { Ok(()) } else { Err(String::new()) });
+    };
+    await_flows(&bed, bed.flows_to(1, "web", 2));
 
-    bed.world.node(2).pod(1).netns().ip("route replace blackhole 10.244.1.0/24").unwrap();
+    fail(&mut bed);
     let after_that = await_out(&bed, 2);
     await_more(&bed, 1, 60);
-    assert_eq!(flows(), after_that, "new flows to an endpoint that is dead");
+    assert_eq!(bed.flows_to(1, "web", 2), after_that, "new flows to an endpoint that fails");
     let metric = |name: &str| bed.agents[0].metric(&bed.world, name);
     assert_eq!((metric("weir_ejected_endpoints"), metric("weir_ejections_total")), (1.0, 1.0));
 
-    bed.world.node(2).pod(1).netns().ip("route del blackhole 10.244.1.0/24").unwrap();
-    bed.await_that("flows to node 2 again", SETTLED, || {
-        if flows() > after_that + 20 { Ok(()) } else { Err(format!("{}", flows())) }
-    });
+    recover(&mut bed);
+    await_flows(&bed, after_that);
     drop(asked);
+}
+
+#[test]
+fn an_endpoint_that_answers_no_syn_gets_no_new_flow_after_two_seconds_and_is_tried_again_later() {
+    let route = |bed: &mut Bed, change: &str| {
+        let pod = bed.world.node(2).pod(1);
+        pod.netns().ip(&format!("route {change} blackhole 10.244.1.0/24")).unwrap();
+    };
+    assert_out_while_it_fails("a dead endpoint", |bed| route(bed, "replace"), |bed| route(bed, "del"));
+}
+
+#[test]
+fn an_endpoint_that_refuses_connections_gets_no_new_flow_after_two_seconds_and_is_tried_again_later() {
+    assert_out_while_it_fails(
+        "an endpoint without its server",
+        |bed| bed.servers[1].clear(),
+        |bed| bed.servers[1] = serve_in(&bed.world.node(2).pod(1)).into(),
+    );
 }
