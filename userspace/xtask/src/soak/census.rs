@@ -1,12 +1,15 @@
 //! What a node has of everything that can leak.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use nix::time::{ClockId, clock_getres, clock_gettime};
 use serde::Serialize;
 use weir_abi as abi;
+use weir_abi::ticks::TickClock;
+use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::View;
 
 use crate::guard;
@@ -54,7 +57,7 @@ impl Census {
             ("source ranges", dump.source_ranges.len()),
             ("pods with socket hooks", view.hooked_pods()?.len()),
             ("devices", view.devices()?.len()),
-            ("source ports", view.source_ports()?.len() as usize),
+            ("source ports that may be given out", view.source_ports()?.len() as usize),
             ("pinned objects", entries_of(&pins.maps())? + entries_of(&pins.links())?),
         ]);
         let remembered = BTreeMap::from([
@@ -72,6 +75,49 @@ impl Census {
         let now = self.owned.iter().map(|(name, now)| (*name, before.owned.get(name).copied().unwrap_or(0), *now));
         now.filter(|(_, then, now)| then != now).collect()
     }
+}
+
+/// What open flows hold on a node at a moment.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Held {
+    pub(super) node: u8,
+    pub(super) flows: usize,
+    /// The node's own, which flows to other nodes leave from.
+    pub(super) source_ports: usize,
+}
+
+impl Held {
+    /// Counts. Entries of flows that are over stay where they are, and hold nothing.
+    ///
+    /// # Errors
+    /// When the maps or the clocks cannot be read.
+    pub(super) fn count(node: u8) -> Result<Self> {
+        let view = View::open(guard::pin_dir(node))?;
+        let backends = view.dump()?.backends.into_iter().filter(|(_, b)| b.flags & abi::BACKEND_USED != 0);
+        let generations: HashMap<u32, u32> = backends.map(|(id, backend)| (id, backend.generation)).collect();
+        let (limits, tick) = (IdleLimits::of(&view.config()?), tick()?);
+        let mut held = Self { node, flows: 0, source_ports: 0 };
+        for entry in view.flows()? {
+            let is_there = generations.get(&entry.flow.backend) == Some(&entry.flow.generation);
+            if is_there && limits.is_open(entry.protocol, &entry.flow, tick) {
+                held.flows += 1;
+                held.source_ports += usize::from(entry.flow.snat_port.get() != 0);
+            }
+        }
+        Ok(held)
+    }
+
+    /// Whether no more is held than before.
+    pub(super) const fn is_within(&self, before: &Self) -> bool {
+        self.flows <= before.flows && self.source_ports <= before.source_ports
+    }
+}
+
+/// The tick that it is on the programs' clock.
+fn tick() -> Result<u32> {
+    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
+    Ok(TickClock::new(jiffy.into()).at(now.into()))
 }
 
 impl Process {

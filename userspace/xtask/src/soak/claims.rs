@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::census::Census;
+use super::census::{Census, Held};
 use super::churn::Gone;
 use super::traffic::{Asked, Endpoint, Failure};
 use crate::claim::{Bound, Claim};
@@ -26,6 +26,8 @@ pub(super) struct Seen<'a> {
     pub(super) late: usize,
     /// Of each node: at first, and at last.
     pub(super) nodes: &'a [[Census; 2]],
+    /// The same of what flows hold, before all traffic and after it.
+    pub(super) held: &'a [[Held; 2]],
     /// Lines of agents' logs that name a panic.
     pub(super) panics: usize,
 }
@@ -63,7 +65,7 @@ fn is_due_to(failure: &Failure, gone: &Gone) -> bool {
 
 /// All claims.
 pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
-    let Seen { seconds, asked, failures, late, nodes, panics } = seen;
+    let Seen { seconds, asked, failures, late, nodes, held, panics } = seen;
     let unexplained = failures.iter().filter(|judged| judged.pod.is_none()).count();
     let Asked { http, udp, lost: _, lines } = asked;
     let none = |text: &str, seen: usize| Claim { text: text.into(), seen: seen as f64, bound: Bound::AtMost(0.0) };
@@ -95,6 +97,17 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
         claims.push(agent("more MiB of memory", memory, MEMORY));
         claims.push(agent("more open files", last.agent.files as f64 - first.agent.files as f64, FILES));
         claims.push(agent("more threads", last.agent.threads as f64 - first.agent.threads as f64, THREADS));
+    }
+    for [before, after] in *held {
+        let node = before.node;
+        claims.push(none(
+            &format!("node {node}: more flows open than before all traffic"),
+            after.flows.saturating_sub(before.flows),
+        ));
+        claims.push(none(
+            &format!("node {node}: more source ports held than before all traffic"),
+            after.source_ports.saturating_sub(before.source_ports),
+        ));
     }
     claims
 }
@@ -149,15 +162,18 @@ mod tests {
             owned: BTreeMap::from([("services", services)]),
             remembered: BTreeMap::new(),
         };
-        let of = |last: Census| {
+        let broken = |last: Census, source_ports| {
             let asked = Asked { http: 5000, ..Asked::default() };
             let nodes = [[census(10_000, 3), last]];
-            of(&Seen { seconds: 60.0, asked, failures: &[], late: 0, nodes: &nodes, panics: 0 })
+            let held = [[0, source_ports].map(|source_ports| Held { node: 2, flows: 1, source_ports })];
+            let claims =
+                of(&Seen { seconds: 60.0, asked, failures: &[], late: 0, nodes: &nodes, held: &held, panics: 0 });
+            claims.into_iter().filter(|claim| !claim.holds()).map(|claim| claim.text).collect::<Vec<_>>()
         };
-        assert!(of(census(12_000, 3)).iter().all(Claim::holds));
-        let broken: Vec<String> =
-            of(census(15_000, 4)).into_iter().filter(|claim| !claim.holds()).map(|claim| claim.text).collect();
-        assert_eq!(broken.len(), 2, "{broken:?}");
-        assert!(broken[0].ends_with("changed: services 3 to 4") && broken[1].contains("memory"), "{broken:?}");
+        assert_eq!(broken(census(12_000, 3), 0), Vec::<String>::new());
+        let all = broken(census(15_000, 4), 7);
+        assert_eq!(all.len(), 3, "{all:?}");
+        assert!(all[0].ends_with("changed: services 3 to 4") && all[1].contains("memory"), "{all:?}");
+        assert_eq!(all[2], "node 2: more source ports held than before all traffic");
     }
 }

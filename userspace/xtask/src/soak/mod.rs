@@ -24,7 +24,7 @@ use crate::origin::Origin;
 use crate::progress::Step;
 use crate::requirements::{self, Programs};
 use crate::section;
-use census::Census;
+use census::{Census, Held};
 use churn::{Churn, Gone, Happened};
 use claims::{Judged, Seen};
 use cluster::Cluster;
@@ -38,6 +38,8 @@ const SETTLE: Duration = Duration::from_secs(15);
 const SAMPLE: Duration = Duration::from_secs(10);
 /// How soon everything must be as before.
 const GIVEN_BACK: Duration = Duration::from_secs(120);
+/// How soon flows must be over when there is no more traffic: datagrams' are after the two minutes of `--udp-idle`.
+const FORGOTTEN: Duration = Duration::from_secs(150);
 /// What agents that are done with all changes do by themselves.
 const CALM: Duration = Duration::from_secs(5);
 
@@ -71,6 +73,8 @@ struct Figures {
     gone: Vec<Gone>,
     /// Of each node: the first count and the last.
     nodes: Vec<[Census; 2]>,
+    /// The same of what flows hold, before all traffic and after it.
+    held: Vec<[Held; 2]>,
     samples: Vec<Census>,
     claims: Vec<Claim>,
 }
@@ -95,6 +99,7 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     let step = Step::begin("building nodes, pods and an API server");
     let mut cluster = Cluster::build(&programs.agent, directory)?;
     step.done();
+    let before = held(&cluster)?;
     let begin = Instant::now();
     let mut traffic = Traffic::start(&cluster, begin)?;
     stop.sleep(SETTLE)?;
@@ -116,7 +121,10 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     churn.restore(&mut cluster)?;
     traffic.look_after(&cluster.world);
     let last = await_first(&first, &cluster, begin, stop)?;
+    let seconds = begin.elapsed().as_secs_f64();
     let (asked, failures) = traffic.stop(&cluster.world);
+    let after = await_forgotten(&before, &cluster, stop)?;
+    let held: Vec<[Held; 2]> = before.into_iter().zip(after).map(|(before, after)| [before, after]).collect();
     samples.extend(last.clone());
     let mut panics = 0;
     for agent in &cluster.agents {
@@ -125,10 +133,9 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     let Churn { gone, happened, late, .. } = churn;
     let failures = claims::judge(failures, &gone);
     let nodes: Vec<[Census; 2]> = first.into_iter().zip(last).map(|(first, last)| [first, last]).collect();
-    let seconds = begin.elapsed().as_secs_f64();
-    let seen = Seen { seconds, asked, failures: &failures, late: late.len(), nodes: &nodes, panics };
+    let seen = Seen { seconds, asked, failures: &failures, late: late.len(), nodes: &nodes, held: &held, panics };
     let claims = claims::of(&seen);
-    Ok(Figures { origin, minutes: *minutes, asked, happened, failures, late, gone, nodes, samples, claims })
+    Ok(Figures { origin, minutes: *minutes, asked, happened, failures, late, gone, nodes, held, samples, claims })
 }
 
 /// Counts on both nodes.
@@ -136,6 +143,25 @@ fn count(cluster: &Cluster, begin: Instant) -> Result<Vec<Census>> {
     let at = begin.elapsed().as_secs_f64();
     let nodes = cluster.world.nodes().iter().zip(&cluster.agents);
     nodes.map(|(node, agent)| Census::take(node.number(), agent.id()?, at)).collect()
+}
+
+/// Counts what flows hold on both nodes.
+fn held(cluster: &Cluster) -> Result<Vec<Held>> {
+    cluster.world.nodes().iter().map(|node| Held::count(node.number())).collect()
+}
+
+/// Waits until flows hold no more than before, as long as that may take, and counts.
+fn await_forgotten(before: &[Held], cluster: &Cluster, stop: &Stop) -> Result<Vec<Held>> {
+    let step = Step::begin("waiting for flows to be over");
+    let since = Instant::now();
+    loop {
+        stop.sleep(CALM)?;
+        let now = held(cluster)?;
+        if now.iter().zip(before).all(|(now, before)| now.is_within(before)) || since.elapsed() > FORGOTTEN {
+            step.done();
+            return Ok(now);
+        }
+    }
 }
 
 /// Waits until everything is as it was at first, as long as that may take, and counts.
