@@ -37,7 +37,8 @@ pub(crate) fn serve(socket: &UdpSocket, name: &str, stop: &EventFd) -> io::Resul
             return Ok(());
         }
         while let Some(arrival) = receive(socket, &mut buffer)? {
-            answer(socket, name, &arrival, &buffer[..arrival.length])?;
+            // UDP promises nothing: an answer that cannot be sent is lost, as from an address that went meanwhile, and the server lives on.
+            let _ = answer(socket, name, &arrival, &buffer[..arrival.length]);
         }
     }
 }
@@ -64,35 +65,56 @@ fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<Arrival>>
 }
 
 /// Sends the answer from the address that was asked: a host has several, and the client waits for that one.
-fn answer(socket: &UdpSocket, name: &str, arrival: &Arrival, words: &[u8]) -> io::Result<()> {
+fn answer(socket: &UdpSocket, name: &str, arrival: &Arrival, words: &[u8]) -> nix::Result<()> {
     let client = canonical(SocketAddr::V6(arrival.client));
     let text = [format!("{name} {client} ").as_bytes(), words].concat();
     // The interface is left to routing: the way back may be another one.
     let source = libc::in6_pktinfo { ipi6_addr: arrival.asked.ipi6_addr, ipi6_ifindex: 0 };
     let control = [ControlMessage::Ipv6PacketInfo(&source)];
     let target = SockaddrIn6::from(arrival.client);
-    match sendmsg(socket.as_raw_fd(), &[IoSlice::new(&text)], &control, MsgFlags::empty(), Some(&target)) {
-        Ok(_) => Ok(()),
-        Err(nix::Error::EBADF) => Err(io::Error::last_os_error()),
-        // UDP promises nothing: an answer that cannot be sent is lost, as from an address that went meanwhile, and the server lives on.
-        Err(_) => Ok(()),
-    }
+    sendmsg(socket.as_raw_fd(), &[IoSlice::new(&text)], &control, MsgFlags::empty(), Some(&target)).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::Ipv6Addr;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::{Netns, require_root};
 
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(2);
+
     #[test]
-    fn an_answer_from_an_address_that_is_gone_is_lost_and_ends_no_server() {
-        let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
-        let client = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 9, 0, 0);
-        // RFC 3849: nobody has it.
-        let gone = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).octets();
-        let asked = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: gone }, ipi6_ifindex: 0 };
-        let arrival = Arrival { length: 4, client, asked };
-        answer(&socket, "pod", &arrival, b"here").unwrap();
+    fn a_server_lives_on_when_an_address_is_gone_that_was_asked() {
+        if !require_root("a UDP server whose address goes") {
+            return;
+        }
+        let netns = Netns::create(&format!("w{}-udp", std::process::id())).unwrap();
+        // RFC 3849: nobody else has it.
+        let gone = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        netns.ip(&format!("addr add {gone}/128 dev lo nodad")).unwrap();
+        netns.await_own(gone.into(), LIMIT).unwrap();
+        let socket = || netns.enter(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap());
+        let (server, client, stop) = (socket(), socket(), EventFd::new().unwrap());
+        server.set_nonblocking(true).unwrap();
+        setsockopt(&server, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
+        let port = server.local_addr().unwrap().port();
+        client.send_to(b"first", (gone, port)).unwrap();
+        netns.ip(&format!("addr del {gone}/128 dev lo")).unwrap();
+        client.send_to(b"second", (Ipv6Addr::LOCALHOST, port)).unwrap();
+
+        let mut buffer = [0; 64];
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        thread::scope(|scope| {
+            let served = scope.spawn(|| serve(&server, "pod", &stop));
+            let heard = client.recv(&mut buffer).map(|length| &buffer[..length]);
+            stop.write(1).unwrap();
+            served.join().unwrap().unwrap();
+            let heard = String::from_utf8_lossy(heard.unwrap());
+            assert!(heard.starts_with("pod ") && heard.ends_with(" second"), "{heard}");
+        });
     }
 }
