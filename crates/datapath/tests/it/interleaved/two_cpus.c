@@ -250,7 +250,8 @@ static const struct scenario {
 	{ "adds", begin_nothing, one_adds, other_adds, is_nobodys_or_ones, true },
 	{ "needs", begin_full, one_needs_a_place, other_needs_a_place, have_places, true },
 	{ "ended", begin_full_of_one_that_ended, one_needs_a_place, other_needs_a_place, have_places_of_others, true },
-	{ "settled", begin_full_of_two_that_settled, one_needs_a_place, other_needs_a_place, settled_have_theirs, true },
+	{ "settled", begin_full_of_two_that_settled, one_needs_a_place, other_needs_a_place, settled_have_theirs,
+	  true },
 	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
 	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
 };
