@@ -56,11 +56,11 @@ static __always_inline struct socket_key socket_key_of(ctx_t *ctx, const struct 
 }
 
 /*
- * The backend of a socket's earlier datagrams to the same frontend, or NULL if it has none, that one is gone, or the
+ * Whom a socket's earlier datagrams to the same frontend were sent to, or NULL if there were none, that backend is gone, or the
  * frontend is another service's by now.
  */
-static __always_inline const struct backend *known_backend(const struct socket_key *key,
-							   const struct frontend *frontend)
+static __always_inline const struct socket_peer *known_peer(const struct socket_key *key,
+							    const struct frontend *frontend)
 {
 	const struct socket_peer *peer = bpf_map_lookup_elem(&socket_peers, key);
 	const struct backend *backend;
@@ -70,7 +70,7 @@ static __always_inline const struct backend *known_backend(const struct socket_k
 	backend = bpf_map_lookup_elem(&backends, &peer->backend);
 	if (!backend || backend->generation != peer->generation || backend->service != frontend->service)
 		return NULL;
-	return backend;
+	return peer;
 }
 
 /* The pod that the calling process is in, if its sockets are translated, else NULL. Its containers are groups below. */
@@ -139,18 +139,31 @@ static __always_inline struct request request_of(const struct frontend *frontend
 	};
 }
 
-/* Remembers both directions: where the socket's datagrams go, and which address its owner believes to talk to. */
-static __always_inline void remember(ctx_t *ctx, const struct socket_key *key, const struct backend *backend, __u32 id)
+/*
+ * Remembers which address the socket's owner believes to talk to. Its datagrams may go to one backend by two frontends: what comes
+ * back is most likely an answer to the latest.
+ */
+static __always_inline void remember_here(ctx_t *ctx, const struct socket_key *key, const struct backend *backend,
+					  __u32 id)
 {
 	struct socket_key back = socket_key_of(ctx, &backend->addr, backend->port);
-	struct socket_peer there = {
-		.addr = backend->addr, .port = backend->port, .backend = id, .generation = backend->generation
-	};
+	const struct socket_peer *known = bpf_map_lookup_elem(&socket_peers, &back);
 	struct socket_peer here = {
 		.addr = key->addr, .port = key->port, .backend = id, .generation = backend->generation
 	};
 
-	bpf_map_update_elem(&socket_peers, &back, &here, BPF_ANY);
+	if (!known || known->port != here.port || !addr_equal(&known->addr, &here.addr, true) || known->backend != id ||
+	    known->generation != here.generation)
+		bpf_map_update_elem(&socket_peers, &back, &here, BPF_ANY);
+}
+
+/* Remembers where the socket's datagrams go. */
+static __always_inline void remember_there(const struct socket_key *key, const struct backend *backend, __u32 id)
+{
+	struct socket_peer there = {
+		.addr = backend->addr, .port = backend->port, .backend = id, .generation = backend->generation
+	};
+
 	if (key->proto == IPPROTO_UDP)
 		bpf_map_update_elem(&socket_peers, key, &there, BPF_ANY);
 }
@@ -170,8 +183,10 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 				     const struct caller *caller, const bool service_v6, const bool v6)
 {
 	const struct frontend *frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
+	const struct socket_peer *known;
 	const struct backend *backend;
 	struct request request;
+	__u32 id = 0;
 	int error;
 
 	if (!frontend && is_unused_port(&key->addr, service_v6))
@@ -180,8 +195,10 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);
 		return ALLOW;
 	}
-	backend = key->proto == IPPROTO_UDP ? known_backend(key, frontend) : NULL;
-	if (!backend) {
+	known = key->proto == IPPROTO_UDP ? known_peer(key, frontend) : NULL;
+	if (known) {
+		id = known->backend;
+	} else {
 		request = request_of(frontend, key, caller->client, config, service_v6);
 		/* A socket keeps its pod's address; a packet can be given the node's. */
 		if (caller->is_pod && masquerades(config, &request, false, service_v6))
@@ -191,11 +208,14 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 			count_refusal(request.service, -error);
 			return refuse(-error);
 		}
-		backend = bpf_map_lookup_elem(&backends, &request.backend);
-		if (!backend)
-			return refuse(REASON_BROKEN_TABLE);
-		remember(ctx, key, backend, request.backend);
+		id = request.backend;
 	}
+	backend = bpf_map_lookup_elem(&backends, &id);
+	if (!backend)
+		return refuse(REASON_BROKEN_TABLE);
+	remember_here(ctx, key, backend, id);
+	if (!known)
+		remember_there(key, backend, id);
 	set_user_addr(ctx, &backend->addr, backend->port, v6);
 	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);
 	return ALLOW;

@@ -170,13 +170,6 @@ static __always_inline bool is_opening(__u16 flags)
 	return (flags & (FLOW_OPENING | FLOW_SETTLED)) == FLOW_OPENING;
 }
 
-static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
-{
-	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))
-		return false;
-	return a->word[3] == b->word[3];
-}
-
 /* Whether a backend is a process of this node. */
 static __always_inline bool is_here(const struct backend *backend)
 {

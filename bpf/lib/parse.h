@@ -131,6 +131,13 @@ struct packet {
 	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 
+static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
+{
+	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))
+		return false;
+	return a->word[3] == b->word[3];
+}
+
 struct cursor {
 	void *start;
 	void *pos;

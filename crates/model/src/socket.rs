@@ -136,6 +136,7 @@ impl Model {
                 Err(reason) => return refused(reason),
             },
         };
+        self.remember(socket, to, slot, known.is_none());
         let backend = self.control.backend(slot);
         let reason = if is_local(&backend) { abi::REASON_TO_LOCAL } else { abi::REASON_TO_REMOTE };
         Called { reason: Some(reason), result: Ok(SocketAddr::new(backend.addr.ip(), backend.port.get())) }
@@ -149,7 +150,7 @@ impl Model {
         is_same.then_some(peer.backend)
     }
 
-    /// Chooses, and remembers where the socket was sent to and which address its owner believes to talk to.
+    /// Chooses for a socket.
     fn choose_for(
         &mut self,
         socket: &Socket,
@@ -161,15 +162,18 @@ impl Model {
         let request =
             Request::of_socket(self.config.hash_seed, socket.cookie, (family, socket.protocol, to), client, frontend);
         let choice = self.choose(request, &[]).inspect_err(|reason| self.count_refusal(frontend.service, *reason))?;
-        let backend = self.control.backend(choice.backend);
-        let peer =
-            |addr, port| abi::SocketPeer { addr, port, pad: 0, backend: choice.backend, generation: choice.generation };
+        Ok(choice.backend)
+    }
+
+    /// Remembers which address a socket's owner believes to talk to, and where its datagrams go, if that is new.
+    fn remember(&mut self, socket: &Socket, to: End, slot: u32, is_new: bool) {
+        let backend = self.control.backend(slot);
+        let peer = |addr, port| abi::SocketPeer { addr, port, pad: 0, backend: slot, generation: backend.generation };
         let back = socket.key(End { addr: backend.addr, port: backend.port.get() });
         self.tables.sockets.insert(back, peer(to.addr, abi::Be16::new(to.port)));
-        if socket.protocol == UDP {
+        if is_new && socket.protocol == UDP {
             self.tables.sockets.insert(socket.key(to), peer(backend.addr, backend.port));
         }
-        Ok(choice.backend)
     }
 }
 

@@ -118,6 +118,22 @@ fn the_node_is_the_client_that_source_ranges_ask_for() {
 }
 
 #[test]
+fn a_socket_that_goes_back_to_an_earlier_frontend_of_the_same_endpoint_sees_that_one_again() {
+    let Some(mut host) = Host::new("sockets by two frontends") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        let [one, other] = [CLUSTER_IP, BALANCER_IP].map(|ip| case.at(ip, PORT));
+        host.enter(|| {
+            let socket = udp(one);
+            for to in [one, other, one, one, other] {
+                socket.connect(to).unwrap();
+                assert_eq!(socket.peer_addr().unwrap(), to);
+            }
+        });
+    }
+}
+
+#[test]
 fn all_sockets_of_the_node_are_one_client_that_keeps_its_backend() {
     let Some(mut host) = Host::new("sockets with affinity") else { return };
     let endpoints: Vec<_> = (1..=20).map(|pod| (1, pod)).collect();
