@@ -234,7 +234,9 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	answer = may_be_snat(p, config, v6);
 	if (answer != SNAT_NO) {
 		struct reply *reply = reply_of_answer(p, v6);
-		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE;
+		/* The host may give any port to what it masquerades itself: who agrees to a connection there answers that one. */
+		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE ||
+			      (p->syn_ack && reply && reply->flags & FLOW_ENDED);
 
 		if (reply && reply->flags & FLOW_SNAT && !(shared && may_be_anothers(p, reply) && is_anothers(p, v6))) {
 			if (reply->flags & FLOW_MOVED)

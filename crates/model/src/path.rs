@@ -89,7 +89,8 @@ impl Model {
             return None;
         }
         let found = self.reply_to(p).filter(|(_, reply)| reply.snat)?;
-        let shared = arrival == Arrival::Left || self.has(abi::CONFIG_BESIDE);
+        let agrees_to_another = p.syn_ack && found.1.ended;
+        let shared = arrival == Arrival::Left || self.has(abi::CONFIG_BESIDE) || agrees_to_another;
         (!(shared && self.is_anothers(p))).then_some(found)
     }
 

@@ -10,7 +10,9 @@ use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::ended::{ack, fin};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_TX, web};
+use crate::talk::{Talk, WAYS};
 
 fn to_service(node: &Node, case: Case) -> Packet {
     case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))
@@ -70,6 +72,27 @@ fn the_port_of_a_connection_that_both_sides_closed_is_used_again() {
             node.send(Hook::NicIn, Device::Eth0, &to).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
             let back = tcp(seen.destination_socket(), seen.source_socket(), fin);
             node.send(Hook::NicIn, Device::Eth0, &back).is_for(TC_REDIRECT, abi::REASON_BACK);
+        }
+    }
+}
+
+#[test]
+fn who_agrees_to_a_connection_at_the_port_of_one_that_is_over_answers_the_host() {
+    let Some(mut node) = Node::new("what the host masquerades to an endpoint") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in [WAYS[2], WAYS[3]] {
+            node.serve_anew(web(), &[way.endpoint]);
+            let talk = Talk::open(&node, case, way);
+            talk.accept();
+            talk.client_goes_on();
+            talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+            talk.client_sends(&talk.client_tcp(fin()));
+            talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
+            let [agreed, next] = [TcpHeader { syn: true, ..ack(1) }, ack(2)].map(|header| talk.endpoint_tcp(header));
+            for packet in [agreed, next] {
+                let outcome = node.send(way.back.0, way.back.1, &packet);
+                assert_eq!((outcome.reason, outcome.packet()), (abi::REASON_NO_FRONTEND, packet), "{way:?}");
+            }
         }
     }
 }
