@@ -13,7 +13,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 6,
+	ABI_VERSION = 7,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -33,6 +33,8 @@ enum abi {
 	OPENING_BUSY = 1,
 	/* Bytes of its client's after which a connection need not be a short one: a few requests. */
 	SETTLED_BYTES = 4096,
+	/* ICMP errors that a CPU tells in a tick: what Linux sends in a second (icmp_msgs_per_sec). RFC 4443, 2.4: there must be a bound. */
+	ERRORS_TOLD = 1000,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */
@@ -405,7 +407,7 @@ ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
 ABI_SIZE(flow6, 40);
 ABI_SIZE(reply, 64);
-ABI_SIZE(pace, 24);
+ABI_SIZE(pace, 32);
 ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 12);
 ABI_SIZE(held_piece, 1656);

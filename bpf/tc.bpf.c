@@ -74,6 +74,8 @@ static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, cons
 {
 	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4). */
 	if (reason == REASON_TOO_BIG && !is_icmp(p, v6)) {
+		if (!may_tell())
+			return REASON_UNTOLD;
 		p->action = on_its_way(ctx, p, v6 ? too_big6(ctx, p) : too_big4(ctx, p));
 		return p->action < 0 ? reason : REASON_TOO_BIG_TOLD;
 	}
@@ -81,6 +83,9 @@ static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, cons
 		return v6 ? echo6(ctx, p) : echo4(ctx, p);
 	if (!wants_answer(reason))
 		return reason;
+	/* A reset is no error: it is no longer than what it answers. */
+	if (p->proto == IPPROTO_UDP && !may_tell())
+		return REASON_UNTOLD;
 	p->action = on_its_way(ctx, p, v6 ? reject6(ctx, p) : reject4(ctx, p));
 	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
 }

@@ -138,10 +138,12 @@ struct first_syns {
 	__u8 tag[FIRST_SYNS];
 };
 
-/* How many flows have begun on a CPU, and what it saw missing of those that go on. */
+/* How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on. */
 struct pace {
 	__u32 tick;  /* HOST, of the last one */
 	__u32 flows; /* HOST, in that tick */
+	__u32 told;  /* HOST, in that tick */
+	__u32 pad;   /* zero */
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
 	__u64 adopted; /* HOST, connections that were met in their middle and got an endpoint by their hash */
 };

@@ -58,6 +58,7 @@ enum reason {
 	REASON_FRAGMENT_LOST = 60, /* to a cluster IP, as REASON_FRAGMENT */
 	REASON_FRAGMENT_HELD = 61, /* to a cluster IP: it comes again, behind the first one, and is counted then */
 	REASON_FIRST_SYN = 62,	   /* in a flood for an endpoint on another node: its flow begins with the next one */
+	REASON_UNTOLD = 63,	   /* as REASON_NO_ENDPOINTS and the like, and its sender is one too many to be told */
 	REASON_COUNT = 64,
 };
 

@@ -8,6 +8,7 @@
 
 #include "choose.h"
 #include "direct.h"
+#include "pace.h"
 #include "place.h"
 #include "step.h"
 
@@ -45,15 +46,10 @@ static __always_inline bool is_flood(const struct config *config)
 /* Counts a new flow of this tick, and whether it is a connection that began long ago. */
 static __always_inline void count_pace(const struct packet *p)
 {
-	__u32 first = 0, now = now_ticks();
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+	struct pace *pace = pace_now();
 
 	if (!pace)
 		return;
-	if (pace->tick != now) {
-		pace->tick = now;
-		pace->flows = 0;
-	}
 	pace->flows++;
 	if (!p->syn && p->proto != IPPROTO_UDP)
 		pace->adopted++;

@@ -9,6 +9,7 @@
 
 #include "csum.h"
 #include "ctx_tc.h"
+#include "pace.h"
 
 #define REPLY_TTL 64
 /* RFC 792 asks for eight bytes behind the header that is quoted; they hold both ports. */
@@ -240,6 +241,20 @@ static __always_inline long reject(ctx_t *ctx, const struct packet *p, const boo
 	default:
 		return TC_ACT_SHOT;
 	}
+}
+
+/*
+ * Whether one more ICMP error may be told: whoever forges a client's address would have the node send him as many as he likes. Counts
+ * it. A function of its own, for the stack's sake.
+ */
+__noinline int may_tell(void)
+{
+	struct pace *pace = pace_now();
+
+	if (!pace || pace->told >= ERRORS_TOLD)
+		return false;
+	pace->told++;
+	return true;
 }
 
 /* Answers a packet that nobody will serve. Functions of their own, for the stack's sake. Return the verdict, or an error below 0. */

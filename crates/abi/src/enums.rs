@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -23,6 +23,8 @@ pub const OPENING_FREE: u32 = 0;
 pub const OPENING_BUSY: u32 = 1;
 /// Bytes of its client's after which a connection need not be a short one.
 pub const SETTLED_BYTES: u32 = 4096;
+/// ICMP errors that a CPU tells in a tick, at most.
+pub const ERRORS_TOLD: u32 = 1000;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.
@@ -275,5 +277,7 @@ pub const REASON_FRAGMENT_LOST: u32 = 60;
 pub const REASON_FRAGMENT_HELD: u32 = 61;
 /// In a flood for an endpoint on another node: its flow begins with the next one.
 pub const REASON_FIRST_SYN: u32 = 62;
+/// As `REASON_NO_ENDPOINTS` and the like, and its sender is one too many to be told.
+pub const REASON_UNTOLD: u32 = 63;
 /// `REASON_COUNT` of `enum reason`.
 pub const REASON_COUNT: usize = 64;

@@ -188,7 +188,7 @@ pub struct FirstSyns {
     pub tag: [u8; FIRST_SYNS],
 }
 
-/// How many flows have begun on a CPU, and what it saw missing of those that go on.
+/// How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Pace {
@@ -196,6 +196,10 @@ pub struct Pace {
     pub tick: u32,
     /// In that tick.
     pub flows: u32,
+    /// In that tick.
+    pub told: u32,
+    /// Zero.
+    pub pad: u32,
     /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
     pub lost: u64,
     /// Connections that were met in their middle and got an endpoint by their hash.

@@ -46,6 +46,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         60 => "fragment_lost",
         61 => "fragment_held",
         62 => "first_syn",
+        63 => "untold",
         _ => "unknown",
     }
 }
@@ -142,6 +143,6 @@ mod tests {
 
     #[test]
     fn numbers_that_are_not_given_out_are_unknown() {
-        assert_eq!((reason_name(63), hook_name(9), kind_name(0)), ("unknown", "unknown", "unknown"));
+        assert_eq!((reason_name(47), hook_name(9), kind_name(0)), ("unknown", "unknown", "unknown"));
     }
 }

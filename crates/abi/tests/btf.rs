@@ -78,7 +78,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }
         AwaitedSet6 = "awaited_set6" { head, key, value }
-        Pace = "pace" { tick, flows, lost, adopted }
+        Pace = "pace" { tick, flows, told, pad, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
         HeldPiece = "held_piece" { key, last_seen, state, length, pad, bytes }
@@ -117,6 +117,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         OPENING_FREE,
         OPENING_BUSY,
         SETTLED_BYTES,
+        ERRORS_TOLD,
         DELAY_SHIFT,
         SNAT_COUNTERS,
         FIRST_SYNS,
@@ -225,6 +226,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_FRAGMENT_LOST,
         REASON_FRAGMENT_HELD,
         REASON_FIRST_SYN,
+        REASON_UNTOLD,
         REASON_COUNT
     ]
 }

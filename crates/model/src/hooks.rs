@@ -111,15 +111,25 @@ impl Model {
                     frame: answer::echo(frame, p),
                     hand_over: false,
                 },
-                Err(reason) if inward => answered(frame, p, reason),
+                Err(reason) if inward => self.answered(frame, p, reason),
                 Err(reason) => Outcome::untouched(reason, frame),
             };
         }
         match self.way_of(p, read, inward, place) {
             Ok((reason, how)) => translated(frame, p, reason, &how, place),
-            Err(reason) if inward => answered(frame, p, reason),
+            Err(reason) if inward => self.answered(frame, p, reason),
             Err(reason) => Outcome::untouched(reason, frame),
         }
+    }
+
+    /// Answers a packet whose reason asks for it, unless it would be one error too many; others leave as they came.
+    fn answered(&mut self, frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
+        let is_error =
+            if reason == abi::REASON_TOO_BIG { !p.is_whole_icmp() } else { is_answered(reason) && p.protocol == UDP };
+        if is_error && !self.may_tell() {
+            return Outcome { verdict: Verdict::Drop, ..Outcome::untouched(abi::REASON_UNTOLD, frame) };
+        }
+        answered(frame, p, reason)
     }
 
     fn way_of(&mut self, p: &mut Packet, read: Result<(), Reason>, inward: bool, place: &Place<'_>) -> Left {

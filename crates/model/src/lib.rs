@@ -165,7 +165,7 @@ impl Model {
     }
 
     /// As if no flow had begun in this tick.
-    pub const fn calm(&mut self) {
-        self.tables.pace.1 = 0;
+    pub fn calm(&mut self) {
+        self.tables.pace = pace::Pace::default();
     }
 }

@@ -1,21 +1,47 @@
-//! How many flows begin in a tick: whether there is a flood.
+//! How many flows begin in a tick, whether there is a flood, and how many errors are told.
 
 use weir_abi as abi;
 
 use crate::Model;
 
+/// What was done in a tick.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    pub(crate) tick: u32,
+    /// New flows.
+    pub(crate) flows: u32,
+    /// ICMP errors.
+    pub(crate) told: u32,
+}
+
 impl Model {
     /// Whether there were more new flows in this tick than anybody's clients make.
     pub(crate) fn is_flood(&self) -> bool {
-        let (tick, flows) = self.tables.pace;
+        let Pace { tick, flows, told: _ } = self.tables.pace;
         let bound = self.config.flood;
         bound != 0 && !self.has(abi::CONFIG_BESIDE) && tick == self.now.ticks && flows >= bound
     }
 
     /// Counts a new flow of this tick.
     pub(crate) fn count_pace(&mut self) {
-        let (tick, flows) = self.tables.pace;
-        let before = if tick == self.now.ticks { flows } else { 0 };
-        self.tables.pace = (self.now.ticks, before.wrapping_add(1));
+        let pace = self.pace_now();
+        pace.flows = pace.flows.wrapping_add(1);
+    }
+
+    /// Whether one more ICMP error may be told. Counts it.
+    pub(crate) fn may_tell(&mut self) -> bool {
+        let pace = self.pace_now();
+        let may = pace.told < abi::ERRORS_TOLD;
+        pace.told += u32::from(may);
+        may
+    }
+
+    /// The numbers of this tick.
+    fn pace_now(&mut self) -> &mut Pace {
+        let (pace, tick) = (&mut self.tables.pace, self.now.ticks);
+        if pace.tick != tick {
+            *pace = Pace { tick, flows: 0, told: 0 };
+        }
+        pace
     }
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use weir_abi as abi;
 use weir_abi::Addr;
 
+use crate::pace::Pace;
 use crate::packet::{End, Key};
 
 /// In which pair of tables an entry is.
@@ -250,7 +251,7 @@ pub struct Tables {
     /// Entries for answers of flows that go on which were gone, and were written anew.
     pub lost: u64,
     /// New flows in the tick that has the last one.
-    pub(crate) pace: (u32, u32),
+    pub(crate) pace: Pace,
 }
 
 impl Tables {

@@ -1,11 +1,14 @@
 //! Packets to services that cannot serve them, and packets that may not go on.
 
+use std::time::Duration;
+
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Packet, Transport};
+use weir_testbed::wait;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, cases, tcp};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, web};
@@ -59,6 +62,28 @@ fn without_endpoints_tc_answers_out_of_the_same_interface_and_xdp_leaves_it_to_t
                 outcome.is(TC_REDIRECT, abi::REASON_NO_ENDPOINTS, &refusal(&sent));
             }
         }
+    }
+}
+
+#[test]
+fn a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are() {
+    for case in cases(Protocol::Udp) {
+        let Some(mut node) = Node::new("more errors than are told") else { return };
+        node.serve(web(), &[]);
+        let sent = to_service(&node, case, CLIENT);
+        let refuse = || node.send(Hook::NicIn, Device::Eth0, &sent);
+        // Ticks pass meanwhile, and this runs on any CPU.
+        let tries = 64 * abi::ERRORS_TOLD;
+        let told = (0..tries).take_while(|_| refuse().reason == abi::REASON_NO_ENDPOINTS).count();
+        assert!((abi::ERRORS_TOLD as usize..tries as usize).contains(&told), "{told}");
+        let untold = (0..tries).map(|_| refuse()).find(|outcome| outcome.reason != abi::REASON_NO_ENDPOINTS);
+        untold.unwrap().is_untouched(TC_SHOT, abi::REASON_UNTOLD, &sent.to_bytes());
+        for connects in cases(Protocol::Tcp) {
+            let sent = to_service(&node, connects, CLIENT);
+            node.send(Hook::NicIn, Device::Eth0, &sent).is(TC_REDIRECT, abi::REASON_NO_ENDPOINTS, &refusal(&sent));
+        }
+        wait::until("errors to be told again", Duration::from_secs(10), || refuse().reason == abi::REASON_NO_ENDPOINTS)
+            .unwrap();
     }
 }
 

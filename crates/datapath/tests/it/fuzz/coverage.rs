@@ -46,6 +46,13 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
             "a_flood_from_one_source_fills_its_own_entries_and_none_is_taken_from_a_piece_that_waits",
         ),
     ),
+    (
+        abi::REASON_UNTOLD,
+        Elsewhere::Test(
+            "crates/datapath/tests/it/refusals.rs",
+            "a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are",
+        ),
+    ),
 ];
 
 /// Asserts that no reason is forgotten, and that none is excused for nothing.

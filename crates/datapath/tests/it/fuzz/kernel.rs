@@ -1,6 +1,7 @@
 //! The programs in the kernel: run on frames, their tables made older and emptied.
 
 use std::fs;
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 
 use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray, PerCpuValues};
@@ -138,23 +139,26 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     calm(node);
 }
 
+/// Bytes of a CPU's pace.
+const PACE: usize = size_of::<abi::Pace>();
+
 /// Sets the first bytes of each CPU's pace to zero.
 fn zero_paces(node: &Node, bytes: usize) {
-    let mut paces: PerCpuArray<_, [u8; 24]> = map(node, "paces").try_into().unwrap();
-    let mut values: Vec<[u8; 24]> = paces.get(&0, 0).unwrap().to_vec();
+    let mut paces: PerCpuArray<_, [u8; PACE]> = map(node, "paces").try_into().unwrap();
+    let mut values: Vec<[u8; PACE]> = paces.get(&0, 0).unwrap().to_vec();
     values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
     paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
 }
 
-/// No flow has begun in this tick.
+/// No flow has begun in this tick, and no error was told.
 fn calm(node: &Node) {
-    zero_paces(node, 8);
+    zero_paces(node, offset_of!(abi::Pace, lost));
 }
 
 /// Entries that were missing and written anew, on any CPU.
 pub(super) fn lost(node: &Node) -> u64 {
-    let paces: PerCpuArray<_, [u8; 24]> = map(node, "paces").try_into().unwrap();
-    let lost = |pace: &[u8; 24]| u64::from_ne_bytes(pace[8..16].try_into().unwrap());
+    let paces: PerCpuArray<_, [u8; PACE]> = map(node, "paces").try_into().unwrap();
+    let lost = |pace: &[u8; PACE]| u64::from_ne_bytes(pace[offset_of!(abi::Pace, lost)..][..8].try_into().unwrap());
     paces.get(&0, 0).unwrap().iter().map(lost).sum()
 }
 
@@ -213,7 +217,7 @@ pub(super) fn reset(node: &mut Node) {
     zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
     zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
     zero::<16>(node, "snat_ports");
-    zero_paces(node, 24);
+    zero_paces(node, PACE);
     let dump = node.view.dump().unwrap();
     let mut ops: Vec<_> = dump.frontends.iter().map(|(key, _)| MapOp::DeleteFrontend { key: *key }).collect();
     ops.extend(dump.source_ranges.iter().map(|range| MapOp::DeleteSourceRange { range: *range }));
