@@ -26,8 +26,8 @@ pub(super) struct Seen<'a> {
     pub(super) late: usize,
     /// Of each node: at first, and at last.
     pub(super) nodes: &'a [[Census; 2]],
-    /// The same of what flows hold, before all traffic and after it.
-    pub(super) held: &'a [[Held; 2]],
+    /// What flows hold: before all traffic, with it and after it.
+    pub(super) held: &'a [[Held; 3]],
     /// Lines of agents' logs that name a panic.
     pub(super) panics: usize,
 }
@@ -98,8 +98,13 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
         claims.push(agent("more open files", last.agent.files as f64 - first.agent.files as f64, FILES));
         claims.push(agent("more threads", last.agent.threads as f64 - first.agent.threads as f64, THREADS));
     }
-    for [before, after] in *held {
+    for [before, during, after] in *held {
         let node = before.node;
+        claims.push(Claim {
+            text: format!("node {node}: flows open with all traffic"),
+            seen: during.flows as f64,
+            bound: Bound::AtLeast(1.0),
+        });
         claims.push(none(
             &format!("node {node}: more flows open than before all traffic"),
             after.flows.saturating_sub(before.flows),
@@ -165,7 +170,7 @@ mod tests {
         let broken = |last: Census, source_ports| {
             let asked = Asked { http: 5000, ..Asked::default() };
             let nodes = [[census(10_000, 3), last]];
-            let held = [[0, source_ports].map(|source_ports| Held { node: 2, flows: 1, source_ports })];
+            let held = [[0, 9, source_ports].map(|source_ports| Held { node: 2, flows: 1, source_ports })];
             let claims =
                 of(&Seen { seconds: 60.0, asked, failures: &[], late: 0, nodes: &nodes, held: &held, panics: 0 });
             claims.into_iter().filter(|claim| !claim.holds()).map(|claim| claim.text).collect::<Vec<_>>()

@@ -73,8 +73,8 @@ struct Figures {
     gone: Vec<Gone>,
     /// Of each node: the first count and the last.
     nodes: Vec<[Census; 2]>,
-    /// The same of what flows hold, before all traffic and after it.
-    held: Vec<[Held; 2]>,
+    /// What flows hold: before all traffic, with it and after it.
+    held: Vec<[Held; 3]>,
     samples: Vec<Census>,
     claims: Vec<Claim>,
 }
@@ -121,10 +121,11 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     churn.restore(&mut cluster)?;
     traffic.look_after(&cluster.world);
     let last = await_first(&first, &cluster, begin, stop)?;
-    let seconds = begin.elapsed().as_secs_f64();
+    let (seconds, during) = (begin.elapsed().as_secs_f64(), held(&cluster)?);
     let (asked, failures) = traffic.stop(&cluster.world);
     let after = await_forgotten(&before, &cluster, stop)?;
-    let held: Vec<[Held; 2]> = before.into_iter().zip(after).map(|(before, after)| [before, after]).collect();
+    let held = before.into_iter().zip(during).zip(after);
+    let held: Vec<[Held; 3]> = held.map(|((before, during), after)| [before, during, after]).collect();
     samples.extend(last.clone());
     let mut panics = 0;
     for agent in &cluster.agents {

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::Figures;
-use super::census::Census;
+use super::census::{Census, Held};
 use super::churn::tally;
 use super::claims::Judged;
 use super::traffic::Asked;
@@ -41,11 +41,13 @@ impl Section for Figures {
         writeln!(text, "| requests and connections that were at a pod when it went | {at_killed} |")?;
         writeln!(text, "\n| | node | at first | in the end |\n| --- | --- | --- | --- |")?;
         nodes.iter().try_for_each(|counts| node(text, counts))?;
-        for [before, after] in held {
-            let node = before.node;
-            writeln!(text, "| without traffic: open flows | {node} | {} | {} |", before.flows, after.flows)?;
-            let (before, after) = (before.source_ports, after.source_ports);
-            writeln!(text, "| without traffic: source ports held | {node} | {before} | {after} |")?;
+        for [Held { node, flows, source_ports }, with, after] in held {
+            writeln!(text, "| open flows; {} with all traffic | {node} | {flows} | {} |", with.flows, after.flows)?;
+            writeln!(
+                text,
+                "| source ports held; {} with all traffic | {node} | {source_ports} | {} |",
+                with.source_ports, after.source_ports
+            )?;
         }
         let unexcused = failures.iter().filter(|judged| judged.pod.is_none());
         unexcused.take(QUOTED).try_for_each(|judged| failure(text, judged))?;
@@ -86,7 +88,7 @@ fn rows(text: &mut String, first: &Census, last: &Census, of: fn(&Census) -> &Co
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::census::{Held, Process};
+    use super::super::census::Process;
     use super::super::churn::Happened;
     use super::super::traffic::{Endpoint, Failure};
     use super::*;
@@ -127,7 +129,7 @@ mod tests {
             late: vec!["10.96.0.11 did not answer".into()],
             gone: Vec::new(),
             nodes: vec![[census(10_000, 3), census(12_000, 4)]],
-            held: vec![[1, 2].map(|flows| Held { node: 2, flows, source_ports: 0 })],
+            held: vec![[1, 80, 2].map(|flows| Held { node: 2, flows, source_ports: 0 })],
             samples: Vec::new(),
             claims: vec![Claim { text: "failures".into(), seen: 1.0, bound: Bound::AtMost(0.0) }],
         }
@@ -139,8 +141,8 @@ mod tests {
             "| requests and connections that were at a pod when it went | 1 |",
             "| agent: of that neither files nor maps | 2 | 10000 | 12000 |",
             "| services | 2 | 3 | 4 |",
-            "| without traffic: open flows | 2 | 1 | 2 |",
-            "| without traffic: source ports held | 2 | 0 | 0 |",
+            "| open flows; 80 with all traffic | 2 | 1 | 2 |",
+            "| source ports held; 0 with all traffic | 2 | 0 | 0 |",
             "* 12.0 to 12.5 s, http of the client at 10.96.0.10:80: timed out (Unknown)",
             "* 10.96.0.11 did not answer",
         ] {
