@@ -130,7 +130,7 @@ behind `×`, the median of what neighbours have to each other, is nearer to the 
   the difference to `no service`. Client and servers are on different CPUs then, as on different machines. A
   repetition of this consists of six rounds of a second.
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for three rounds of a second or, sustained, for a
-  minute. For so long kube-proxy is measured at node ports with the fewest services alone: a repetition of everything takes more than an hour.
+  minute. For so long kube-proxy is measured over IPv4, at node ports with the fewest services alone: a repetition of everything takes more than an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
 * The time to connect is that of the connections at the fixed rate, as the client sees it.
 * *weir host-bypass* is an agent with `--host-bypass` ([ADR 31](adr/0031-host-bypass.md)), which is about local pods alone; it is
