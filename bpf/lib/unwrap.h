@@ -71,12 +71,13 @@ static __always_inline __u32 endpoint_of(const struct packet *outer, const struc
  */
 static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 {
+	const struct config *config = config_get();
 	const __u32 size = wrapper_size(v6);
 	struct packet inner = { .frame = p->frame - size };
 	struct cursor cursor = ctx_cursor(ctx);
 	int error;
 
-	if (!lookup_by(&other_nodes, p->src))
+	if (!config || !(config->flags & CONFIG_UNWRAP) || !lookup_by(&other_nodes, p->src))
 		return -REASON_NOT_TRANSPORT;
 	cursor.pos += sizeof(struct ethhdr) + size;
 	if (cursor.pos > cursor.end)

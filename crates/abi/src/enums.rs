@@ -177,6 +177,8 @@ pub const CONFIG_ECHO: u32 = 64;
 pub const CONFIG_HOST_BYPASS: u32 = 128;
 /// Connections that go on stay where they began for the rest of that tick: [`FLOW_SETTLED`].
 pub const CONFIG_SETTLE: u32 = 256;
+/// What other nodes wrap is opened: direct server return is in use here, or was.
+pub const CONFIG_UNWRAP: u32 = 512;
 
 // enum shortcut_kind
 /// To whoever the kernel's neighbour table says: what leads outside, and taps.

@@ -179,6 +179,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         CONFIG_ECHO,
         CONFIG_HOST_BYPASS,
         CONFIG_SETTLE,
+        CONFIG_UNWRAP,
         SHORTCUT_NEIGHBOUR,
         SHORTCUT_PEER,
         SHORTCUT_BRIDGE,

@@ -32,7 +32,7 @@ impl Model {
     /// Takes the wrapper off a packet that is for us.
     pub(crate) fn unwrap(&self, frame: &[u8], outer: &Packet) -> Option<Opened> {
         let size = wrapper_of(outer)?;
-        if !self.other_nodes.contains(&outer.src) {
+        if !self.has(abi::CONFIG_UNWRAP) || !self.other_nodes.contains(&outer.src) {
             return None;
         }
         let frame = [&frame[..ETHERNET], &frame[ETHERNET + size..]].concat();

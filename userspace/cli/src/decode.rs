@@ -99,7 +99,7 @@ fn flags(value: u32, names: &[(u32, &str)]) -> Value {
     word(set.join("|"))
 }
 
-const CONFIG_FLAGS: [(u32, &str); 8] = [
+const CONFIG_FLAGS: [(u32, &str); 9] = [
     (abi::CONFIG_RESET_STALE, "reset_stale"),
     (abi::CONFIG_HOLD, "hold"),
     (abi::CONFIG_BESIDE, "beside"),
@@ -108,6 +108,7 @@ const CONFIG_FLAGS: [(u32, &str); 8] = [
     (abi::CONFIG_ECHO, "echo"),
     (abi::CONFIG_HOST_BYPASS, "host_bypass"),
     (abi::CONFIG_SETTLE, "settle"),
+    (abi::CONFIG_UNWRAP, "unwrap"),
 ];
 
 fn shown(network: abi::Network) -> String {

@@ -147,7 +147,7 @@ impl Node {
             hash_seed: SEED,
             node4: address::node(1).v4.into(),
             node6: address::node(1).v6.into(),
-            flags: if reset_stale { abi::CONFIG_RESET_STALE } else { 0 },
+            flags: abi::CONFIG_UNWRAP | if reset_stale { abi::CONFIG_RESET_STALE } else { 0 },
             ..abi::Config::PLAIN
         };
         self.datapath.configure(&config).unwrap();

@@ -54,6 +54,18 @@ fn what_a_node_has_wrapped_reaches_the_endpoint_and_the_answer_leaves_for_the_cl
 }
 
 #[test]
+fn where_direct_server_return_was_never_in_use_nothing_is_opened() {
+    let Some(node) = serving("wrapped packets to a node that takes no part") else { return };
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flags: config.flags & !abi::CONFIG_UNWRAP, ..config }).unwrap();
+    for case in CASES {
+        let outer = by_entry(case, &first(&node, case, EXTERNAL_IP, PORT));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &outer);
+        outcome.is_untouched(TC_UNSPEC, abi::REASON_NOT_TRANSPORT, &outer.to_bytes());
+    }
+}
+
+#[test]
 fn the_backend_counts_the_flow_and_its_answer_and_the_service_leaves_that_to_who_was_asked() {
     let Some(node) = serving("counters of unwrapped flows") else { return };
     for case in cases(Protocol::Udp) {

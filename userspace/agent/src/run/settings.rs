@@ -91,6 +91,9 @@ pub(super) fn of(
                 | flag(pod_sockets == PodSocketsArg::On, abi::CONFIG_POD_SOCKETS)
                 | flag(host_bypass, abi::CONFIG_HOST_BYPASS)
                 | abi::CONFIG_SETTLE
+                // What came wrapped before the option was changed goes on.
+                | flag(options.service.external_mode == ExternalModeArg::Dsr, abi::CONFIG_UNWRAP)
+                | (datapath.config()?.flags & abi::CONFIG_UNWRAP)
                 | options.service.masquerade.flags(),
             udp_idle: idle(udp_idle),
             tcp_idle: idle(tcp_idle),

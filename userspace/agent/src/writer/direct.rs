@@ -25,8 +25,8 @@ impl Writer {
         self.apply(&ops)
     }
 
-    /// Takes over the addresses of the other nodes. What came wrapped before an option was changed goes on, so these are
-    /// written whatever it says.
+    /// Takes over the addresses of the other nodes. What came wrapped before an option was changed goes on, and ports of theirs are not
+    /// ours to judge, so these are written whatever it says.
     pub(super) fn update_other_nodes(&self) {
         let others = self.cluster.nodes().filter(|node| node.name != self.settings.plan.node);
         let addresses = others.flat_map(|node| firsts(&node.addresses)).collect();

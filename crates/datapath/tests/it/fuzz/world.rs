@@ -110,7 +110,7 @@ impl World {
             hash_seed,
             node4: node(u, address::node(1).v4.into())?,
             node6: node(u, address::node(1).v6.into())?,
-            flags: flags(u)? | settle,
+            flags: flags(u)? | settle | abi::CONFIG_UNWRAP,
             service_networks: u.int_in_range(0..=2)?,
             flood: if u.ratio(1, 4)? { u.int_in_range(1..=3)? } else { 0 },
             tcp_half_closed: 60,
