@@ -25,6 +25,9 @@
 #define TRANSLATED 0x5700
 #define TRANSLATED_MASK 0xff00
 
+/* Of a tag: the VLAN that it names, or 0 where it only says how urgent the frame is (IEEE 802.1Q). */
+#define VLAN_ID 0x0fff
+
 /* Bytes up to the end of the transport header, by its protocol, of a header of IP without anything between; LINEAR_BYTES: it is another. */
 static __always_inline __u32 headers_of(__u32 network, __u8 proto)
 {
@@ -219,8 +222,8 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	/* In registers it would be on the stack twice. */
 	in_memory(p);
 	error = parse_ip(cursor, p, v6);
-	/* A tag that the card took off the frame is a tag. */
-	p->vlan |= ctx->vlan_present;
+	/* A tag that the card took off the frame is a tag, unless it names no VLAN: the host takes that frame for its own. */
+	p->vlan |= ctx->vlan_present && ctx->vlan_tci & VLAN_ID;
 	return settle(ctx, p, error, hook, is_egress(hook), v6);
 }
 

@@ -22,6 +22,7 @@ mod path_mtu;
 mod pieces;
 mod ping;
 mod pod_sockets;
+mod priority_tags;
 mod sctp;
 mod service_networks;
 mod settings;

@@ -3,9 +3,12 @@
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, sendto, socket};
 use socket2::{Domain, Protocol, Socket, Type};
 use weir_testbed::address::{self, Pair};
 use weir_testbed::ask::{Answer, PATIENCE};
@@ -75,6 +78,19 @@ pub(crate) fn send_raw(packet: &Packet, neighbour: IpAddr) -> io::Result<()> {
     // IPPROTO_RAW: whoever sends brings the header along.
     let socket = Socket::new(Domain::for_address(target), Type::RAW, Some(Protocol::from(255)))?;
     socket.send_to(&packet.ip_bytes(), &target.into()).map(drop)
+}
+
+/// The link layer's address of an interface of the calling thread's namespace.
+pub(crate) fn link_of(interface: &str) -> nix::Result<LinkAddr> {
+    let mut all = getifaddrs()?.filter(|one| one.interface_name == interface);
+    all.find_map(|one| one.address?.as_link_addr().copied()).ok_or(nix::Error::ENODEV)
+}
+
+/// Sends a frame as it is out of an interface of the calling thread's namespace.
+pub(crate) fn send_frame(interface: &str, frame: &[u8]) -> nix::Result<()> {
+    let link = link_of(interface)?;
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+    sendto(socket.as_raw_fd(), frame, &link, MsgFlags::empty()).map(drop)
 }
 
 impl Cluster {
