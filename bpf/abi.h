@@ -314,8 +314,8 @@ enum config_flags {
 	CONFIG_POD_SOCKETS = 32,  /* hooked_pods is in force */
 	CONFIG_ECHO = 64,	  /* echo requests to addresses of services are answered */
 	CONFIG_HOST_BYPASS = 128, /* shortcuts are in force */
-	CONFIG_UNWRAP = 512, /* what other nodes wrap is opened: direct server return is in use here, or was */
 	CONFIG_SETTLE = 256, /* connections that go on stay where they began for the rest of that tick: FLOW_SETTLED */
+	CONFIG_UNWRAP = 512, /* what other nodes wrap is opened: direct server return is in use here, or was */
 };
 
 /* Addresses that equal addr in the bits of mask. IPv4 networks are v4-mapped, with at least 96 bits of mask. */
