@@ -157,6 +157,8 @@ fn what_is_wrong_in_a_static_file_is_told_with_line_and_column_and_the_old_state
     node.write(&both);
     node.agent.await_ready(&node.world);
     node.agent.await_log("the file of services is good again");
+    // It is read; what it says is written a moment later.
+    new.sockets().iter().for_each(|socket| node.agent.await_frontend(socket.ip(), socket.port(), true));
     [&old, &new].iter().for_each(|service| node.assert_served(service));
 
     fs::remove_file(&node.file).unwrap();
