@@ -23,6 +23,7 @@ mod sim;
 mod soak;
 mod spread;
 mod steering;
+mod ticks;
 mod world;
 
 use std::process::ExitCode;

@@ -9,11 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
-use nix::time::{ClockId, clock_getres};
 use serde::Serialize;
-use weir_abi::ticks::TickClock;
 use weir_datapath::View;
 use weir_testbed::load::Load;
 use weir_testbed::{Node, World, address};
@@ -28,6 +26,7 @@ use crate::section;
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT, external};
 use crate::steering::Holder;
+use crate::ticks;
 use counts::Counts;
 
 /// Where an endpoint is, seen from the node that connections come to.
@@ -217,8 +216,7 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
 
 /// New flows per second on a CPU above which SYNs are not remembered; 0: they always are.
 fn stateless_above(view: &View) -> Result<f64> {
-    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
-    let tick = TickClock::new(jiffy.into()).duration(1);
+    let tick = ticks::clock()?.duration(1);
     Ok(f64::from(view.config()?.flood) / tick.as_secs_f64())
 }
 

@@ -5,14 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use nix::time::{ClockId, clock_getres, clock_gettime};
 use serde::Serialize;
 use weir_abi as abi;
-use weir_abi::ticks::TickClock;
 use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::View;
 
-use crate::guard;
+use crate::{guard, ticks};
 
 /// A count of a node at a moment.
 #[derive(Clone, Debug, Serialize)]
@@ -95,7 +93,7 @@ impl Held {
         let view = View::open(guard::pin_dir(node))?;
         let backends = view.dump()?.backends.into_iter().filter(|(_, b)| b.flags & abi::BACKEND_USED != 0);
         let generations: HashMap<u32, u32> = backends.map(|(id, backend)| (id, backend.generation)).collect();
-        let (limits, tick) = (IdleLimits::of(&view.config()?), tick()?);
+        let (limits, tick) = (IdleLimits::of(&view.config()?), ticks::now()?);
         let mut held = Self { node, flows: 0, source_ports: 0 };
         for entry in view.flows()? {
             let is_there = generations.get(&entry.flow.backend) == Some(&entry.flow.generation);
@@ -111,13 +109,6 @@ impl Held {
     pub(super) const fn is_within(&self, before: &Self) -> bool {
         self.flows <= before.flows && self.source_ports <= before.source_ports
     }
-}
-
-/// The tick that it is on the programs' clock.
-fn tick() -> Result<u32> {
-    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    Ok(TickClock::new(jiffy.into()).at(now.into()))
 }
 
 impl Process {

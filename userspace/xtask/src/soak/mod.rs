@@ -120,10 +120,13 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     step.done();
     churn.restore(&mut cluster)?;
     traffic.look_after(&cluster.world);
-    let last = await_first(&first, &cluster, begin, stop)?;
+    let given_back = ("waiting for everything to be as before", GIVEN_BACK);
+    let same = |now: &Census, first: &Census| now.differences(first).is_empty();
+    let last = await_before(given_back, &first, stop, || count(&cluster, begin), same)?;
     let (seconds, during) = (begin.elapsed().as_secs_f64(), held(&cluster)?);
     let (asked, failures) = traffic.stop(&cluster.world);
-    let after = await_forgotten(&before, &cluster, stop)?;
+    let forgotten = ("waiting for flows to be over", FORGOTTEN);
+    let after = await_before(forgotten, &before, stop, || held(&cluster), Held::is_within)?;
     let held = before.into_iter().zip(during).zip(after);
     let held: Vec<[Held; 3]> = held.map(|((before, during), after)| [before, during, after]).collect();
     samples.extend(last.clone());
@@ -151,29 +154,20 @@ fn held(cluster: &Cluster) -> Result<Vec<Held>> {
     cluster.world.nodes().iter().map(|node| Held::count(node.number())).collect()
 }
 
-/// Waits until flows hold no more than before, as long as that may take, and counts.
-fn await_forgotten(before: &[Held], cluster: &Cluster, stop: &Stop) -> Result<Vec<Held>> {
-    let step = Step::begin("waiting for flows to be over");
+/// Counts again and again until each node's count is as the one before, as long as that may take. Returns the last one.
+fn await_before<T>(
+    (what, limit): (&'static str, Duration),
+    before: &[T],
+    stop: &Stop,
+    count: impl Fn() -> Result<Vec<T>>,
+    is_as: impl Fn(&T, &T) -> bool,
+) -> Result<Vec<T>> {
+    let step = Step::begin(what);
     let since = Instant::now();
     loop {
         stop.sleep(CALM)?;
-        let now = held(cluster)?;
-        if now.iter().zip(before).all(|(now, before)| now.is_within(before)) || since.elapsed() > FORGOTTEN {
-            step.done();
-            return Ok(now);
-        }
-    }
-}
-
-/// Waits until everything is as it was at first, as long as that may take, and counts.
-fn await_first(first: &[Census], cluster: &Cluster, begin: Instant, stop: &Stop) -> Result<Vec<Census>> {
-    let step = Step::begin("waiting for everything to be as before");
-    let since = Instant::now();
-    loop {
-        stop.sleep(CALM)?;
-        let now = count(cluster, begin)?;
-        let same = first.iter().zip(&now).all(|(first, now)| now.differences(first).is_empty());
-        if same || since.elapsed() > GIVEN_BACK {
+        let now = count()?;
+        if now.iter().zip(before).all(|(now, before)| is_as(now, before)) || since.elapsed() > limit {
             step.done();
             return Ok(now);
         }
