@@ -143,11 +143,9 @@ impl<K: Pod, V: Pod> Table<K, V> {
     /// # Errors
     /// When the system call fails.
     pub(crate) fn add(&self, key: &K, value: &V) -> Result<bool> {
-        /// `BPF_NOEXIST`.
-        const NOEXIST: u64 = 1;
-        match sys::update(self.fd.as_fd(), key, value, NOEXIST) {
+        match sys::update(self.fd.as_fd(), key, value, sys::NOEXIST) {
             Ok(()) => Ok(true),
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOSPC)) => Ok(false),
+            Err(e) if sys::is_left_out(&e) => Ok(false),
             Err(e) => Err(self.error("write", e)),
         }
     }

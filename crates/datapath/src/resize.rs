@@ -12,7 +12,6 @@ use crate::layout::MapSpec;
 use crate::pins::PinDir;
 use crate::sys;
 
-const NOEXIST: u64 = 1;
 const BATCH: usize = 1024;
 
 /// Flows that begin have another place where there are more or fewer sets; `seed` is that of the configuration.
@@ -41,7 +40,7 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, first: bo
     if !first && !kernels_own {
         return Ok(());
     }
-    let flags = if first { 0 } else { NOEXIST };
+    let flags = if first { 0 } else { sys::NOEXIST };
     let mut keys = vec![0u8; spec.key * BATCH];
     let mut values = vec![0u8; spec.value * BATCH];
     let mut token = None;
@@ -49,9 +48,7 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, first: bo
         let (count, next) = sys::lookup_batch_bytes(old, token, &mut keys, &mut values, BATCH).map_err(failed)?;
         for (key, value) in keys.chunks_exact(spec.key).zip(values.chunks_exact(spec.value)).take(count) {
             match sys::update(new.as_fd(), &key[0], &value[0], flags) {
-                Err(e) if !matches!(e.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOSPC)) => {
-                    return Err(failed(e));
-                }
+                Err(e) if !sys::is_left_out(&e) => return Err(failed(e)),
                 Ok(()) | Err(_) => {}
             }
         }

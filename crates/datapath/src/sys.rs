@@ -131,6 +131,14 @@ pub(crate) fn lookup<K, V>(map: BorrowedFd<'_>, key: &K, value: &mut [V]) -> io:
     found(bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr))
 }
 
+/// `BPF_NOEXIST`: an entry that is there stays.
+pub(crate) const NOEXIST: u64 = 1;
+
+/// Whether an entry was not written as there is one with its key, or no room.
+pub(crate) fn is_left_out(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EEXIST | libc::E2BIG | libc::ENOSPC))
+}
+
 /// Writes an entry.
 pub(crate) fn update<K, V>(map: BorrowedFd<'_>, key: &K, value: &V, flags: u64) -> io::Result<()> {
     let mut attr = attr();

@@ -164,7 +164,7 @@ impl Model {
         self.control.set_source_ports(usable);
     }
 
-    /// As if no flow had begun in this tick.
+    /// As if no flow had begun in this tick, and no error had been told.
     pub fn calm(&mut self) {
         self.tables.pace = pace::Pace::default();
     }

@@ -250,7 +250,7 @@ pub struct Tables {
     pub service_counters: HashMap<u32, abi::ServiceCounters>,
     /// Entries for answers of flows that go on which were gone, and were written anew.
     pub lost: u64,
-    /// New flows in the tick that has the last one.
+    /// What was done in the tick that has the last new flow or error.
     pub(crate) pace: Pace,
 }
 
