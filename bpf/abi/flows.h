@@ -24,7 +24,7 @@ struct flow_key6 {
 };
 
 enum flow_flags {
-	FLOW_SNAT = 1,	  /* the backend sees the node's address and snat_port */
+	FLOW_SNAT = 1,	  /* the backend sees an address of the node's and snat_port */
 	FLOW_CLOSING = 2, /* the client sent FIN or RST; in a reply: the backend did */
 	FLOW_REPLIED = 4, /* an answer was seen; in a flow: while it was among the openings */
 	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
@@ -44,6 +44,8 @@ enum flow_flags {
 	FLOW_KEPT = 2048,
 	/* With FLOW_OPENING: it goes on, but has only just begun and may be over soon. No flow that begins takes its place. */
 	FLOW_SETTLED = 4096,
+	/* With FLOW_SNAT: that address is the tunnel's, by which the backend is reached; else the node's own. */
+	FLOW_TUNNEL = 8192,
 };
 
 /* From client to frontend. Keyed by the packet as the client sent it. */

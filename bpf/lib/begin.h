@@ -11,6 +11,7 @@
 #include "pace.h"
 #include "place.h"
 #include "step.h"
+#include "tunnel.h"
 
 /* Whether a reason asks for an answer in the service's name. */
 static __always_inline bool wants_answer(int reason)
@@ -277,7 +278,8 @@ static __always_inline bool note(const struct packet *p, enum silence silence, c
 }
 
 /* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
-static __always_inline int flow_write(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				      const bool v6)
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
 
@@ -296,6 +298,8 @@ static __always_inline int flow_write(const struct packet *p, struct flow *flow,
 		(void)keep_backend(p, flow);
 		return 0;
 	}
+	if (v6 ? leaves_by_tunnel6(ctx, p, flow) : leaves_by_tunnel4(ctx, p, flow))
+		flow->flags |= FLOW_TUNNEL;
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
@@ -323,7 +327,7 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 	if (error)
 		return error;
 	if (!avoid) {
-		error = flow_write(p, flow, from_outside, v6);
+		error = flow_write(ctx, p, flow, from_outside, v6);
 		if (error != FLOW_AGAIN)
 			return error;
 		/* It is left as if it had been known. */
@@ -340,7 +344,7 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 	/* It has answered meanwhile. */
 	if (!note(p, SILENCE_LEFT, v6))
 		return FLOW_STAYS;
-	if (!flow_write(p, flow, from_outside, v6))
+	if (!flow_write(ctx, p, flow, from_outside, v6))
 		return 0;
 	(void)note(p, SILENCE_BACK, v6);
 	return FLOW_STAYS;

@@ -44,20 +44,16 @@ static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, cons
 {
 	const struct config *config = config_get();
 	const struct backend *backend = lookup_by(&backends, flow->backend);
-	struct bpf_fib_lookup fib = {};
-	struct ends to = {};
-	long found;
+	const struct addr *node;
+	__u32 way;
 
 	if (!config || !backend)
 		return false;
-	to.src = v6 ? config->node6 : config->node4;
-	to.dst = backend->addr;
-	if (!is_set(&to.src) || !is_known_elsewhere(p, &to.src, v6) || lookup_by(&other_nodes, p->src))
+	node = v6 ? &config->node6 : &config->node4;
+	if (!is_set(node) || !is_known_elsewhere(p, node, v6) || lookup_by(&other_nodes, p->src))
 		return false;
-	/* Of any size. */
-	found = route_ask(ctx, p, &to, &fib, 1, v6);
-	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) &&
-	       bpf_map_lookup_elem(&nics, &fib.ifindex);
+	way = way_to(ctx, p, &backend->addr, config, v6);
+	return way && bpf_map_lookup_elem(&nics, &way);
 }
 
 /* Functions of their own: few flows ask, and a route needs room on the stack. */

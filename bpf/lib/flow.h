@@ -178,12 +178,20 @@ static __always_inline bool is_here(const struct backend *backend)
 	return (backend->flags & here) == here;
 }
 
+/* The node's address that the backend sees of a flow with these flags, or of answers with them. */
+static __always_inline const struct addr *source_of(const struct config *config, __u16 flags, const bool v6)
+{
+	if (flags & FLOW_TUNNEL)
+		return v6 ? &config->tunnel6.addr : &config->tunnel4.addr;
+	return v6 ? &config->node6 : &config->node4;
+}
+
 /* Key of the answers to a flow's packets: they go to the client, or to the node in its stead. */
 static __always_inline void answer_key(union flow_key *key, const struct packet *p, const struct flow *flow,
 				       const struct backend *backend, const struct config *config, const bool v6)
 {
 	if (flow->flags & FLOW_SNAT)
-		reply_key(key, backend, v6 ? &config->node6 : &config->node4, flow->snat_port, v6);
+		reply_key(key, backend, source_of(config, flow->flags, v6), flow->snat_port, v6);
 	else
 		reply_key(key, backend, &p->src, p->sport, v6);
 }

@@ -35,6 +35,19 @@ static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const 
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
+/* The interface by which the node itself gets to an address, whatever the size; 0: by none. */
+static __always_inline __u32 way_to(ctx_t *ctx, const struct packet *p, const struct addr *dst,
+				    const struct config *config, const bool v6)
+{
+	struct bpf_fib_lookup fib = {};
+	struct ends to = { .dst = *dst };
+	long found;
+
+	to.src = v6 ? config->node6 : config->node4;
+	found = route_ask(ctx, p, &to, &fib, 1, v6);
+	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
+}
+
 /*
  * Finds the way for a packet of so many bytes before anything is written to it.
  * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot

@@ -158,7 +158,7 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 	turn->quoted_dst = quoted->dst;
 	turn->quoted_dport = quoted->dport;
 	if (turn->forward) {
-		turn->from = turn->quoted_dst = v6 ? config->node6 : config->node4;
+		turn->from = turn->quoted_dst = *source_of(config, flow->flags, v6);
 		turn->quoted_dport = flow->snat_port;
 	}
 	return true;

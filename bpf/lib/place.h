@@ -165,7 +165,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 	config = port ? config_get() : NULL;
 	if (!config)
 		return 0;
-	reply_key(&key, search->backend, v6 ? &config->node6 : &config->node4, port, v6);
+	reply_key(&key, search->backend, source_of(config, search->reply.flags, v6), port, v6);
 	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
 		if (!snat_yields(old, search, port, v6))
@@ -203,7 +203,7 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 					       const struct backend *backend, struct snat_counter *counter,
 					       const struct config *config, const bool v6)
 {
-	const struct addr *node = v6 ? &config->node6 : &config->node4;
+	const struct addr *node = source_of(config, flow->flags, v6);
 	struct snat_search search;
 	__u32 rounds;
 

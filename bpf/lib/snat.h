@@ -21,7 +21,7 @@ static __always_inline int snat_to(ctx_t *ctx, struct packet *p, const struct fl
 
 	if (!config)
 		return -REASON_BROKEN_TABLE;
-	to.src = v6 ? config->node6 : config->node4;
+	to.src = *source_of(config, flow->flags, v6);
 	error = route_find(ctx, p, &to, &fib, v6);
 	return error ?: send(ctx, p, &to, &fib, v6);
 }
@@ -70,15 +70,16 @@ enum snat_answer {
 	SNAT_LEFT = 2, /* it may be one, or the host's own by now */
 };
 
-/* Few packets are for the node itself, so that the others pay for one comparison. SCTP flows keep their client's port. */
+/* Few packets are for the node itself, so that the others pay for two comparisons. SCTP flows keep their client's port. */
 static __always_inline enum snat_answer may_be_snat(const struct packet *p, const struct config *config, const bool v6)
 {
+	const struct tunnel *tunnel = v6 ? &config->tunnel6 : &config->tunnel4;
 	const struct addr *node = v6 ? &config->node6 : &config->node4;
 	__u16 port = bpf_ntohs(p->dport);
 	__u32 slot = port >> SNAT_WORD_BITS, bit = port & ((1 << SNAT_WORD_BITS) - 1);
 	const struct snat_ports *ports;
 
-	if (p->dst.word[3] != node->word[3])
+	if (p->dst.word[3] != node->word[3] && p->dst.word[3] != tunnel->addr.word[3])
 		return SNAT_NO;
 	if (p->proto == IPPROTO_SCTP)
 		return SNAT_MAYBE;

@@ -1,6 +1,11 @@
 //! What a configuration begins with that is not an agent's.
 
-use crate::{ABI_VERSION, Addr, Config, Network, SERVICE_NETWORKS};
+use crate::{ABI_VERSION, Addr, Config, Network, SERVICE_NETWORKS, Tunnel};
+
+impl Tunnel {
+    /// There is none.
+    pub const NONE: Self = Self { addr: Addr::UNSET, ifindex: 0, pad: 0 };
+}
 
 impl Config {
     /// A node without addresses, networks and flags, on which nothing is ever a flood and no piece is held. Times are those that
@@ -10,6 +15,8 @@ impl Config {
         hash_seed: 0,
         node4: Addr::UNSET,
         node6: Addr::UNSET,
+        tunnel4: Tunnel::NONE,
+        tunnel6: Tunnel::NONE,
         flags: 0,
         udp_idle: 300,
         tcp_idle: 7200,

@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -107,7 +107,7 @@ pub const BACKEND_CLASS: u8 = 8;
 pub const BACKEND_DIRECT: u8 = 64;
 
 // enum flow_flags
-/// The backend sees the node's address and snat_port.
+/// The backend sees an address of the node's and snat_port.
 pub const FLOW_SNAT: u16 = 1;
 /// The client sent FIN or RST; in a reply: the backend did.
 pub const FLOW_CLOSING: u16 = 2;
@@ -127,6 +127,8 @@ pub const FLOW_BY_HASH: u16 = 1024;
 pub const FLOW_KEPT: u16 = 2048;
 /// With [`FLOW_OPENING`]: it goes on, but began in this tick, and may be over soon.
 pub const FLOW_SETTLED: u16 = 4096;
+/// With [`FLOW_SNAT`]: that address is the tunnel's, by which the backend is reached; else the node's own.
+pub const FLOW_TUNNEL: u16 = 8192;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has settled or ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.

@@ -283,7 +283,19 @@ pub struct Network {
     pub mask: Addr,
 }
 
-/// See `struct config` in `bpf/abi.h`.
+/// A way to other nodes' pods that is not one of the node's interfaces, and has an address of its own: an overlay network's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Tunnel {
+    /// Source of SNAT by that way; zero: there is none.
+    pub addr: Addr,
+    /// Index of the interface.
+    pub ifindex: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// See `struct config` in `bpf/abi/config.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Config {
@@ -295,6 +307,10 @@ pub struct Config {
     pub node4: Addr,
     /// Source of SNAT; zero: no IPv6.
     pub node6: Addr,
+    /// Of IPv4.
+    pub tunnel4: Tunnel,
+    /// Of IPv6.
+    pub tunnel6: Tunnel,
     /// Enum config_flags.
     pub flags: u32,
     /// Ticks of silence of both sides after which a UDP flow is selected anew.

@@ -16,6 +16,7 @@ use weir_abi as abi;
 /// The header and its parts.
 const HEADER: &str = concat!(
     include_str!("../../../bpf/abi.h"),
+    include_str!("../../../bpf/abi/config.h"),
     include_str!("../../../bpf/abi/flows.h"),
     include_str!("../../../bpf/abi/reasons.h")
 );
@@ -85,8 +86,9 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         HookedPod = "hooked_pod" { addr4, addr6 }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
+        Config = "config" { netns_cookie, hash_seed, node4, node6, tunnel4, tunnel6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
         Network = "network" { addr, mask }
+        Tunnel = "tunnel" { addr, ifindex, pad }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }
         NodeName = "node_name" { name, zone }
         Counter = "counter" { packets, bytes }
@@ -159,6 +161,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_BY_HASH,
         FLOW_KEPT,
         FLOW_SETTLED,
+        FLOW_TUNNEL,
         FLOW_ENDED,
         FLOW_DIRECT,
         FRAGMENT_AWAITED,

@@ -61,7 +61,7 @@ impl Model {
     /// A new flow for a packet.
     pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Begun, Reason> {
         let started = self.start(p, None, from_outside, place)?;
-        match self.write(p, started, from_outside)? {
+        match self.write(p, started, from_outside, place)? {
             Written::Flow(flow) => Ok(Begun::Flow(flow)),
             // It is left as if it had been known.
             Written::Again(flow) => self.begin_elsewhere(p, flow, from_outside, place),
@@ -82,7 +82,7 @@ impl Model {
             return Ok(Begun::Stays);
         }
         self.note_silence(p, crate::going::Silence::Left);
-        Ok(match self.write(p, started, from_outside) {
+        Ok(match self.write(p, started, from_outside, place) {
             Ok(Written::Flow(flow)) => Begun::Flow(flow),
             // One that went elsewhere is written in any case.
             Ok(Written::Again(_)) | Err(_) => {
@@ -149,6 +149,7 @@ impl Model {
             generation: self.control.backend(backend).generation,
             service,
             snat: None,
+            tunnel: false,
             direct: false,
             closing: false,
             ended: false,
@@ -175,6 +176,13 @@ impl Model {
             && place.network.route(ip_of(p.family, backend.addr)).is_some_and(|route| route.is_nic)
     }
 
+    /// Whether the way to a backend on another node is a tunnel that has an address of its own.
+    fn leaves_by_tunnel(&self, family: Family, backend: &abi::Backend, place: &Place<'_>) -> bool {
+        let tunnel = self.tunnel(family);
+        let way = || place.network.route(ip_of(family, backend.addr));
+        !is_local(backend) && is_set(tunnel.addr) && way().is_some_and(|route| route.device == tunnel.ifindex)
+    }
+
     /// Whether kube-proxy would have the backend see the node's address.
     pub(crate) fn masquerades(&self, family: Family, frontend: abi::Frontend, from_outside: bool) -> bool {
         if !is_set(self.node(family)) {
@@ -189,7 +197,13 @@ impl Model {
     }
 
     /// Both entries of a flow.
-    fn write(&mut self, p: &Packet, started: Started, from_outside: bool) -> Result<Written, Reason> {
+    fn write(
+        &mut self,
+        p: &Packet,
+        started: Started,
+        from_outside: bool,
+        place: &Place<'_>,
+    ) -> Result<Written, Reason> {
         let Started { mut flow, masquerade, direct } = started;
         let backend = self.control.backend(flow.backend);
         let flood = self.is_flood() && p.syn && flow.retries == 0;
@@ -226,6 +240,7 @@ impl Model {
                 }
             };
         if !keeps_client {
+            flow.tunnel = self.leaves_by_tunnel(p.family, &backend, place);
             if self.is_held_back(p, &flow, &backend) {
                 return Err(abi::REASON_FIRST_SYN);
             }
@@ -256,6 +271,7 @@ impl Model {
             frontend: p.destination(),
             client: p.source(),
             snat: flow.snat.is_some(),
+            tunnel: flow.tunnel,
             closing: false,
             ended: false,
             heard: 0,
@@ -313,7 +329,7 @@ impl Model {
 
     /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
     fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
-        let node = self.node(p.family);
+        let node = self.source(p.family, flow.tunnel);
         if !is_set(node) {
             return None;
         }

@@ -80,7 +80,7 @@ impl Model {
 
     /// How the answers to a flow's packets are keyed.
     pub(crate) fn reply_key_of(&self, p: &Packet, flow: &Flow) -> Key {
-        let peer = flow.snat.map_or(p.source(), |port| End { addr: self.node(p.family), port });
+        let peer = flow.snat.map_or(p.source(), |port| End { addr: self.source(p.family, flow.tunnel), port });
         reply_key(p, &self.control.backend(flow.backend), peer)
     }
 
@@ -209,7 +209,7 @@ impl Model {
 
     /// How the answers to a flow of this key are keyed.
     pub(crate) fn answers_to(&self, key: &Key, flow: &Flow) -> Key {
-        let peer = flow.snat.map_or(key.from, |port| End { addr: self.node(key.family), port });
+        let peer = flow.snat.map_or(key.from, |port| End { addr: self.source(key.family, flow.tunnel), port });
         let from = crate::control::backend_end(&self.control.backend(flow.backend));
         Key { family: key.family, protocol: key.protocol, from, to: peer }
     }

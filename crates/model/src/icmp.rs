@@ -145,7 +145,7 @@ impl Model {
             return None;
         }
         let backend = backend_end(&self.control.backend(flow.backend));
-        let node = self.node(p.family);
+        let node = self.source(p.family, flow.tunnel);
         let (teller, peer) = match flow.snat {
             Some(port) => (node, End { addr: node, port }),
             None => (p.src, to),

@@ -15,7 +15,7 @@ impl Model {
         if self.control.port_from(port) != Some(port) {
             return None;
         }
-        let key = reply_key(p, backend, End { addr: self.node(p.family), port });
+        let key = reply_key(p, backend, End { addr: self.source(p.family, flow.tunnel), port });
         if let Some((_, old)) = self.tables.replies.find(&key) {
             let same = old.client == p.source() && old.frontend == p.destination();
             if !same || !self.is_over(&key, &old, Some(port), Claim::Only) {

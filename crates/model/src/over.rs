@@ -216,7 +216,8 @@ impl Model {
         if backend.generation == reply.generation && frontend.is_some_and(|to| to.service == backend.service) {
             let (created, last_seen) = (reply.last_seen, reply.last_seen);
             let flow = self.new_flow(reply.backend, backend.service);
-            self.tables.flows.put(Stage::Opening, key, Flow { snat, replied: true, created, last_seen, ..flow });
+            let tunnel = reply.tunnel;
+            self.tables.flows.put(Stage::Opening, key, Flow { snat, tunnel, replied: true, created, last_seen, ..flow });
         }
         true
     }

@@ -80,7 +80,7 @@ impl Model {
 
     /// The reply entry of a packet to one of the node's ports, if it is a flow's.
     fn answer_to_node(&mut self, p: &Packet) -> Option<(Stage, Reply)> {
-        if p.dst != self.node(p.family) {
+        if p.dst != self.node(p.family) && p.dst != self.tunnel(p.family).addr {
             return None;
         }
         // SCTP flows keep their client's port.
@@ -153,7 +153,7 @@ impl Model {
             return Ok((reason, Translated::Destination { to, hand_over: is_in_host_network(&backend) }));
         };
         let reason = if p.src == backend.addr { abi::REASON_HAIRPIN } else { reason };
-        let from = End { addr: self.node(p.family), port };
+        let from = End { addr: self.source(p.family, flow.tunnel), port };
         let route = place.route(p, to.addr)?;
         Ok((reason, Translated::Both { from, to, route }))
     }

@@ -43,8 +43,10 @@ pub struct Flow {
     pub generation: u32,
     /// Slot of its service.
     pub service: u32,
-    /// The backend sees the node's address with this port.
+    /// The backend sees an address of the node's with this port.
     pub snat: Option<u16>,
+    /// It is the tunnel's.
+    pub tunnel: bool,
     /// Its packets go wrapped to the backend's node, which answers the client itself.
     pub direct: bool,
     /// The client has closed its direction.
@@ -78,6 +80,8 @@ pub struct Reply {
     pub client: End,
     /// They come to the node in the client's stead.
     pub snat: bool,
+    /// It is the tunnel's address that they come to.
+    pub tunnel: bool,
     /// The backend has closed its direction.
     pub closing: bool,
     /// Both sides have closed theirs, or one has reset it.

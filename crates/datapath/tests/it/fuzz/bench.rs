@@ -11,7 +11,7 @@ use weir_datapath::MapStore;
 use weir_model::{Hook, Key, Model, Network, Now, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
-use super::places::{client, wrapper};
+use super::places::{client, tunnel_ip, wrapper};
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
 use super::{compare, frame, kernel};
@@ -114,8 +114,10 @@ impl<'a> Bench<'a> {
     pub(super) fn play(node: &'a mut Node, devices: Devices, scenario: &Scenario) -> (Self, End) {
         kernel::reset(node);
         let world = scenario.world.clone();
-        let mut model = Model::new(world.config, BEGIN, kernel::opening_sets(node));
-        node.datapath.configure(&world.config).unwrap();
+        // It is not a card of the node's, and node 4 is behind it.
+        let config = world.config_with_tunnel(devices.eth[2]);
+        let mut model = Model::new(config, BEGIN, kernel::opening_sets(node));
+        node.datapath.configure(&config).unwrap();
         node.datapath.set_source_ports(&world.ports).unwrap();
         model.set_source_ports(&world.ports);
         let nodes = world.other_nodes();
@@ -272,7 +274,7 @@ impl<'a> Bench<'a> {
         let key = sent.turned();
         let to = frame::socket(key.family, key.to).ip();
         let is = |pair: address::Pair| pair.like(to) == to;
-        let usual = if is(address::node(1)) {
+        let usual = if is(address::node(1)) || to == tunnel_ip(key.family) {
             if key.to.port.is_multiple_of(2) { Hook::Xdp } else { Hook::NicIn }
         } else if address::pod_ips().iter().any(|net| net.contains(&to)) {
             Hook::PodOut

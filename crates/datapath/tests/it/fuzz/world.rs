@@ -10,7 +10,7 @@ use weir_core::ops::{FrontendKey, MapOp, SourceRange};
 use weir_core::source_ports::PortSet;
 use weir_testbed::address;
 
-use super::places::{LOCALHOST, SHARED_IP, of, place};
+use super::places::{LOCALHOST, SHARED_IP, of, place, tunnel_ip};
 
 /// Endpoints that a service may have.
 pub(super) const ENDPOINTS: usize = 8;
@@ -70,6 +70,8 @@ pub(super) struct World {
     pub(super) config: abi::Config,
     pub(super) ports: PortSet,
     pub(super) services: Vec<Served>,
+    /// One of the node's devices is the tunnel of an overlay network.
+    pub(super) has_tunnels: bool,
 }
 
 pub(super) fn ports(u: &mut Unstructured<'_>) -> Result<PortSet> {
@@ -104,8 +106,9 @@ impl World {
             Ok(if u.ratio(1, 12)? { abi::Addr::UNSET } else { abi::Addr::from(ip) })
         };
         let hash_seed: u64 = u.arbitrary()?;
-        // Entries of the corpus have no byte for it.
+        // Entries of the corpus have no bytes for these.
         let settle = if hash_seed.is_multiple_of(2) { 0 } else { abi::CONFIG_SETTLE };
+        let has_tunnels = hash_seed & 2 != 0;
         let config = abi::Config {
             hash_seed,
             node4: node(u, address::node(1).v4.into())?,
@@ -122,7 +125,16 @@ impl World {
         let ports = ports(u)?;
         let count = u.int_in_range(1..=4)?;
         let services = (0..count).map(|number| Served::decode(u, number)).collect::<Result<_>>()?;
-        Ok(Self { config, ports, services })
+        Ok(Self { config, ports, services, has_tunnels })
+    }
+
+    /// The configuration on a node that has this device for a tunnel.
+    pub(super) fn config_with_tunnel(&self, device: u32) -> abi::Config {
+        let tunnel = |family| match self.has_tunnels {
+            true => abi::Tunnel { addr: tunnel_ip(family).into(), ifindex: device, pad: 0 },
+            false => abi::Tunnel::NONE,
+        };
+        abi::Config { tunnel4: tunnel(Family::V4), tunnel6: tunnel(Family::V6), ..self.config }
     }
 
     /// Those that take clients' packets as they are, and answer them.
