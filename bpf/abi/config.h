@@ -32,8 +32,8 @@ struct network {
 
 /* A way to other nodes' pods that is not one of the node's interfaces, and has an address of its own: an overlay network's. */
 struct tunnel {
-	struct addr addr; /* source of SNAT by that way; zero: there is none */
-	__u32 ifindex;	  /* HOST */
+	struct addr addr; /* source of SNAT by that way, of flows from before it went, too; zero: there was none */
+	__u32 ifindex;	  /* HOST; 0: there is none, so that no new flow takes it */
 	__u32 pad;
 };
 

@@ -287,9 +287,9 @@ pub struct Network {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Tunnel {
-    /// Source of SNAT by that way; zero: there is none.
+    /// Source of SNAT by that way, of flows from before it went, too; zero: there was none.
     pub addr: Addr,
-    /// Index of the interface.
+    /// Index of the interface; 0: there is none, so that no new flow takes it.
     pub ifindex: u32,
     /// Zero.
     pub pad: u32,

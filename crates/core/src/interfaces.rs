@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::model::Family;
+
 /// One interface, as netlink reports it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Interface {
@@ -34,6 +36,19 @@ pub enum Attachment {
     Nic,
     /// One pod.
     Pod,
+    /// Pods of other nodes, by an overlay network.
+    Tunnel,
+}
+
+/// Kinds of interfaces that carry Ethernet frames between nodes, as CNIs have them for overlay networks.
+const TUNNELS: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
+
+impl Interface {
+    /// Whether it leads to other nodes' pods and has an address of its own, so that it is no bridge's port and not waiting for one.
+    #[must_use]
+    pub fn is_tunnel(&self) -> bool {
+        TUNNELS.contains(&self.kind.as_str()) && !self.addresses.is_empty() && self.master.is_none()
+    }
 }
 
 /// What people say about it. Patterns are names in which a `*` at the end stands for any rest.
@@ -57,7 +72,8 @@ fn matches(patterns: &[String], name: &str) -> bool {
 /// Decides for one interface; `node` are the node's own addresses.
 ///
 /// Found as the node's is what carries one of its addresses or a default route. Found as a pod's is a veth whose peer
-/// lives in another network namespace, unless it is the node's itself, as in a node that is a container.
+/// lives in another network namespace, unless it is the node's itself, as in a node that is a container. Found as a tunnel is one
+/// that has an address of its own and is neither.
 #[must_use]
 pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -> Option<Attachment> {
     let name = interface.name.as_str();
@@ -74,7 +90,24 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
     if patterns.nics.is_empty() && (carries_node || interface.default_route) {
         return Some(Attachment::Nic);
     }
+    if interface.is_tunnel() && !carries_node {
+        return Some(Attachment::Tunnel);
+    }
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
+}
+
+/// The tunnel by which pods of other nodes are reached in a family, and its address: of several the first one.
+pub fn tunnel(
+    interfaces: &[Interface],
+    attached: impl Fn(u32) -> Option<Attachment>,
+    family: Family,
+) -> Option<(&Interface, IpAddr)> {
+    let tunnels = interfaces.iter().filter(|interface| attached(interface.index) == Some(Attachment::Tunnel));
+    let with_address = tunnels.filter_map(|tunnel| {
+        let address = tunnel.addresses.iter().find(|address| Family::of(**address) == family);
+        Some((tunnel, *address?))
+    });
+    with_address.min_by_key(|(tunnel, _)| tunnel.index)
 }
 
 /// Whether XDP may run on an interface. Packets that reach a veth from the same machine carry partial checksums, as if a card
@@ -130,6 +163,52 @@ mod tests {
     fn interfaces_without_ethernet_headers_are_left_alone() {
         let tunnel = Interface { headerless: true, default_route: true, ..veth("wg0") };
         assert_eq!(attachment(&tunnel, &node(), &Patterns::default()), None);
+    }
+
+    fn overlay(index: u32, name: &str, addresses: &[&str]) -> Interface {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Interface { index, name: name.to_owned(), kind: "vxlan".to_owned(), addresses, ..Interface::default() }
+    }
+
+    #[test]
+    fn an_overlay_networks_interface_with_an_address_leads_to_other_nodes_pods() {
+        let flannel = overlay(4, "flannel.1", &["10.42.0.0"]);
+        assert_eq!(attachment(&flannel, &node(), &Patterns::default()), Some(Attachment::Tunnel));
+        let named = Patterns { nics: vec!["eth0".to_owned()], ..Patterns::default() };
+        assert_eq!(
+            attachment(&flannel, &node(), &named),
+            Some(Attachment::Tunnel),
+            "named cards say nothing of tunnels"
+        );
+        let ignored = Patterns { ignored: vec!["flannel.*".to_owned()], ..Patterns::default() };
+        assert_eq!(attachment(&flannel, &node(), &ignored), None);
+    }
+
+    #[test]
+    fn a_tunnel_without_an_address_on_a_bridge_or_with_the_nodes_own_is_no_overlay_of_pods() {
+        assert_eq!(attachment(&overlay(4, "vxlan0", &[]), &node(), &Patterns::default()), None);
+        let port = Interface { master: Some(7), ..overlay(4, "vxlan0", &["10.0.0.1"]) };
+        assert_eq!(attachment(&port, &node(), &Patterns::default()), None);
+        let cable = overlay(4, "vxlan0", &["172.30.0.10"]);
+        assert_eq!(attachment(&cable, &node(), &Patterns::default()), Some(Attachment::Nic));
+        let uplink = Interface { default_route: true, ..overlay(4, "vxlan0", &["10.0.0.1"]) };
+        assert_eq!(attachment(&uplink, &node(), &Patterns::default()), Some(Attachment::Nic));
+    }
+
+    #[test]
+    fn each_family_has_the_first_attached_tunnel_with_an_address_of_it() {
+        let all = [
+            overlay(5, "flannel-v6.1", &["fd42::"]),
+            overlay(4, "flannel.1", &["10.42.0.0"]),
+            overlay(6, "vxlan9", &["10.9.0.1", "fd09::1"]),
+            overlay(3, "unattached", &["10.3.0.1"]),
+        ];
+        let attached = |index| Some(if index == 3 { Attachment::Nic } else { Attachment::Tunnel });
+        let found =
+            |family| tunnel(&all, attached, family).map(|(tunnel, address)| (tunnel.index, address.to_string()));
+        assert_eq!(found(Family::V4), Some((4, "10.42.0.0".to_owned())));
+        assert_eq!(found(Family::V6), Some((5, "fd42::".to_owned())));
+        assert_eq!(tunnel(&all[..2], |_| None, Family::V4), None);
     }
 
     #[test]

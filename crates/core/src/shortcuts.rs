@@ -31,7 +31,7 @@ pub fn shortcuts(
             Attachment::Pod if interface.peer_elsewhere && PAIRS.contains(&interface.kind.as_str()) => {
                 abi::SHORTCUT_PEER
             }
-            Attachment::Pod | Attachment::Nic => abi::SHORTCUT_NEIGHBOUR,
+            Attachment::Pod | Attachment::Nic | Attachment::Tunnel => abi::SHORTCUT_NEIGHBOUR,
         };
         all.insert(interface.index, abi::Shortcut { kind, bridge: bridge.unwrap_or(0) });
         if attachment == Attachment::Pod
@@ -58,13 +58,25 @@ mod tests {
     }
 
     #[test]
-    fn cards_lead_outside_and_pairs_to_their_pod() {
-        let all = [interface(2, "", None, false), interface(3, "veth", None, true), interface(4, "netkit", None, true)];
-        let attached = |index| Some(if index == 2 { Attachment::Nic } else { Attachment::Pod });
+    fn cards_and_tunnels_lead_outside_and_pairs_to_their_pod() {
+        let all = [
+            interface(2, "", None, false),
+            interface(3, "veth", None, true),
+            interface(4, "netkit", None, true),
+            interface(5, "vxlan", None, false),
+        ];
+        let attached = |index| {
+            Some(match index {
+                2 => Attachment::Nic,
+                5 => Attachment::Tunnel,
+                _ => Attachment::Pod,
+            })
+        };
         let expected = [
             (2, entry(abi::SHORTCUT_NEIGHBOUR, 0)),
             (3, entry(abi::SHORTCUT_PEER, 0)),
             (4, entry(abi::SHORTCUT_PEER, 0)),
+            (5, entry(abi::SHORTCUT_NEIGHBOUR, 0)),
         ];
         assert_eq!(shortcuts(&all, attached), BTreeMap::from(expected));
     }

@@ -35,6 +35,8 @@ pub enum Role {
     Nic,
     /// One pod.
     Pod,
+    /// Pods of other nodes, by an overlay network: as of a card, but no client's packet is wrapped once more to go by it.
+    Tunnel,
 }
 
 /// How programs are attached.
@@ -71,12 +73,12 @@ impl Datapath {
         const NIC: (Hook, Hook) = (Hook::NicIn, Hook::NicOut);
         const POD: (Hook, Hook) = (Hook::PodIn, Hook::PodOut);
         let ((ingress, egress), former) = match role {
-            Role::Nic => (NIC, POD),
+            Role::Nic | Role::Tunnel => (NIC, POD),
             Role::Pod => (POD, NIC),
         };
         match role {
             Role::Nic => self.nics.put(&index, &1, 0)?,
-            Role::Pod => drop(self.nics.remove(&index)?),
+            Role::Pod | Role::Tunnel => drop(self.nics.remove(&index)?),
         }
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;

@@ -176,13 +176,6 @@ impl Model {
             && place.network.route(ip_of(p.family, backend.addr)).is_some_and(|route| route.is_nic)
     }
 
-    /// Whether the way to a backend on another node is a tunnel that has an address of its own.
-    fn leaves_by_tunnel(&self, family: Family, backend: &abi::Backend, place: &Place<'_>) -> bool {
-        let tunnel = self.tunnel(family);
-        let way = || place.network.route(ip_of(family, backend.addr));
-        !is_local(backend) && is_set(tunnel.addr) && way().is_some_and(|route| route.device == tunnel.ifindex)
-    }
-
     /// Whether kube-proxy would have the backend see the node's address.
     pub(crate) fn masquerades(&self, family: Family, frontend: abi::Frontend, from_outside: bool) -> bool {
         if !is_set(self.node(family)) {

@@ -192,19 +192,6 @@ impl Model {
         }
     }
 
-    /// The tunnel by which other nodes' pods are reached, if there is one.
-    pub(crate) const fn tunnel(&self, family: Family) -> abi::Tunnel {
-        match family {
-            Family::V4 => self.config.tunnel4,
-            Family::V6 => self.config.tunnel6,
-        }
-    }
-
-    /// The node's address that backends see in their clients' stead.
-    pub(crate) const fn source(&self, family: Family, tunnel: bool) -> abi::Addr {
-        if tunnel { self.tunnel(family).addr } else { self.node(family) }
-    }
-
     pub(crate) const fn has(&self, flag: u32) -> bool {
         self.config.flags & flag != 0
     }

@@ -23,6 +23,7 @@ mod packet;
 mod path;
 mod socket;
 mod tables;
+mod tunnel;
 mod unwrap;
 
 use std::collections::{HashMap, HashSet};

@@ -217,7 +217,11 @@ impl Model {
             let (created, last_seen) = (reply.last_seen, reply.last_seen);
             let flow = self.new_flow(reply.backend, backend.service);
             let tunnel = reply.tunnel;
-            self.tables.flows.put(Stage::Opening, key, Flow { snat, tunnel, replied: true, created, last_seen, ..flow });
+            self.tables.flows.put(
+                Stage::Opening,
+                key,
+                Flow { snat, tunnel, replied: true, created, last_seen, ..flow },
+            );
         }
         true
     }

@@ -57,6 +57,7 @@ mod shortcuts;
 mod source_ports;
 mod stage;
 mod steered;
+mod tunnels;
 mod waiting;
 
 /// How long a slot rests before somebody else may own it: longer than any packet stays in a program or a queue.
@@ -178,6 +179,7 @@ impl Writer {
         let known = writer.datapath.config()?;
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
         writer.adopt_service_networks(&known);
+        writer.adopt_tunnels(&known);
         // Programs that serve read the flags all the time: not a packet of former ones' connections may come in between.
         if adopted {
             writer.keep_former()?;
@@ -227,7 +229,7 @@ impl Writer {
                     }
                     self.interfaces = interfaces.borrow_and_update().clone();
                     self.node_changed()?;
-                    self.attach();
+                    self.attach()?;
                     if self.synced {
                         self.write(Instant::now())?;
                     }
@@ -247,7 +249,7 @@ impl Writer {
                     self.retry()?;
                     self.end_former()?;
                     if !self.unattached.is_empty() {
-                        self.attach();
+                        self.attach()?;
                     }
                 }
                 () = stop.cancelled() => return Ok(()),
@@ -285,7 +287,7 @@ impl Writer {
         let dirty = std::mem::take(&mut self.dirty);
         if dirty.nodes {
             self.node_changed()?;
-            self.attach();
+            self.attach()?;
         }
         if dirty.nodes || dirty.service_networks {
             self.update_service_networks()?;
@@ -328,7 +330,7 @@ impl Writer {
             self.datapath.begin_serving()?;
             self.attach_sockets()?;
         }
-        self.attach();
+        self.attach()?;
         let took = received.elapsed();
         self.metrics.synced(took);
         self.settle(received);

@@ -17,6 +17,7 @@ use weir_datapath::RawEntry;
 use crate::index::{protocol_name, text};
 use crate::output::NONE;
 use crate::services::{CLASSES, reference};
+use direct::tunnel;
 pub(crate) use direct::{local_endpoint, nic, other_node};
 pub(crate) use flows::{affinity, flow, fragment, held_piece, hooked_pod, reply, reply_key, socket};
 
@@ -122,6 +123,8 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         hash_seed,
         node4,
         node6,
+        tunnel4,
+        tunnel6,
         flags: bits,
         udp_idle,
         tcp_idle,
@@ -141,6 +144,8 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("hashSeed", word(format!("{hash_seed:#018x}"))),
         ("node4", address(*node4)),
         ("node6", address(*node6)),
+        ("tunnel4", tunnel(*tunnel4)),
+        ("tunnel6", tunnel(*tunnel6)),
         ("flags", flags(*bits, &CONFIG_FLAGS)),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),

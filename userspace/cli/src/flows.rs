@@ -144,19 +144,13 @@ const fn socket(ip: IpAddr, port: abi::Be16) -> SocketAddr {
     SocketAddr::new(ip, port.get())
 }
 
-/// Addresses that SNAT puts in place of the client's.
-#[derive(Clone, Copy, Debug)]
-struct NodeAddresses {
-    v4: abi::Addr,
-    v6: abi::Addr,
-}
-
-impl NodeAddresses {
-    const fn of(&self, client: IpAddr) -> abi::Addr {
-        match client {
-            IpAddr::V4(_) => self.v4,
-            IpAddr::V6(_) => self.v6,
-        }
+/// The address that SNAT puts in place of a flow's client's.
+const fn source_of(config: &abi::Config, client: IpAddr, flags: u16) -> abi::Addr {
+    match (client, flags & abi::FLOW_TUNNEL != 0) {
+        (IpAddr::V4(_), false) => config.node4,
+        (IpAddr::V6(_), false) => config.node6,
+        (IpAddr::V4(_), true) => config.tunnel4.addr,
+        (IpAddr::V6(_), true) => config.tunnel6.addr,
     }
 }
 
@@ -165,13 +159,13 @@ fn rows(
     filter: Option<&Filter>,
     flows: &[FlowEntry],
     replies: &Replies,
-    nodes: NodeAddresses,
+    config: &abi::Config,
     now: Now,
 ) -> Vec<FlowRow> {
     let admitted = |entry: &&FlowEntry| {
         filter.is_none_or(|filter| index.ports.get(&entry.flow.service).is_some_and(|port| filter.admits(port)))
     };
-    flows.iter().filter(admitted).map(|entry| row(index, entry, replies, nodes, now)).collect()
+    flows.iter().filter(admitted).map(|entry| row(index, entry, replies, config, now)).collect()
 }
 
 /// Whether a flow goes on whose answers do not come by here.
@@ -179,14 +173,14 @@ const fn is_going_direct(flags: u16) -> bool {
     flags & (abi::FLOW_DIRECT | abi::FLOW_OPENING) == abi::FLOW_DIRECT
 }
 
-fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, nodes: NodeAddresses, now: Now) -> FlowRow {
+fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, config: &abi::Config, now: Now) -> FlowRow {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
     let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen, bytes: _, held: _ } = flow;
     let live = index.backends.get(id).copied().filter(|backend| backend.generation == *generation);
     // A slot keeps its address until its next owner comes, with a generation one higher.
     let gone = || index.vacant.get(id).copied().filter(|slot| slot.generation == generation.wrapping_add(1));
     let backend = live.or_else(gone);
-    let node_address = nodes.of(client.ip());
+    let node_address = source_of(config, client.ip(), *flags);
     let reply = backend.and_then(|backend| replies.of(entry, backend, node_address));
     let answers = reply.map_or(0, |reply| reply.flags);
     let state = if live.is_none() {
@@ -228,16 +222,14 @@ pub(crate) fn frame(view: &View, args: &FlowsArgs, output: &Output) -> Result<St
         filter.require(&index)?;
     }
     let config = view.config()?;
-    let nodes = NodeAddresses { v4: config.node4, v6: config.node6 };
-    let rows = rows(&index, filter.as_ref(), &view.flows()?, &Replies::read(view)?, nodes, Now::read()?);
+    let rows = rows(&index, filter.as_ref(), &view.flows()?, &Replies::read(view)?, &config, Now::read()?);
     output.list(&rows)
 }
 
 /// How many flows there are in each state, for `status`.
 pub(crate) fn states(view: &View, index: &Index<'_>) -> Result<BTreeMap<&'static str, usize>> {
     let config = view.config()?;
-    let nodes = NodeAddresses { v4: config.node4, v6: config.node6 };
-    let rows = rows(index, None, &view.flows()?, &Replies::read(view)?, nodes, Now::read()?);
+    let rows = rows(index, None, &view.flows()?, &Replies::read(view)?, &config, Now::read()?);
     let mut states = BTreeMap::new();
     for row in rows {
         *states.entry(row.state.name()).or_default() += 1;
@@ -261,8 +253,6 @@ mod tests {
     use crate::args::Format;
     use crate::output::tests::plain;
     use crate::sample::{self, ip};
-
-    const NODES: NodeAddresses = NodeAddresses { v4: abi::Addr::UNSET, v6: abi::Addr::UNSET };
 
     fn flow(client: &str, frontend: &str, service: u32, backend: u32, generation: u32, flags: u16) -> FlowEntry {
         let (client, frontend): (SocketAddr, SocketAddr) = (client.parse().unwrap(), frontend.parse().unwrap());
@@ -322,9 +312,9 @@ mod tests {
             reply(&answered, "10.244.1.5:8080", "10.244.1.40:5000", abi::FLOW_REPLIED),
             reply(&other, "10.244.2.6:8080", "192.168.0.11:40001", abi::FLOW_SNAT | abi::FLOW_REPLIED),
         ]));
-        let nodes = NodeAddresses { v4: ip("192.168.0.11").into(), ..NODES };
+        let config = abi::Config { node4: ip("192.168.0.11").into(), ..abi::Config::PLAIN };
         let flows = [answered, snat, v6, ended, gone, retaken, unanswered];
-        let rows = rows(&Index::new(&dump), filter, &flows, &replies, nodes, sample::now());
+        let rows = rows(&Index::new(&dump), filter, &flows, &replies, &config, sample::now());
         anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
     }
 
@@ -332,6 +322,19 @@ mod tests {
     fn a_flow_whose_answers_do_not_come_by_goes_on_when_its_client_does() {
         let flags = [abi::FLOW_DIRECT, abi::FLOW_DIRECT | abi::FLOW_OPENING, abi::FLOW_SNAT];
         assert_eq!(flags.map(is_going_direct), [true, false, false]);
+    }
+
+    #[test]
+    fn what_leaves_by_a_tunnel_has_its_address_and_everything_else_the_nodes() {
+        let tunnel = |addr: &str| abi::Tunnel { addr: ip(addr).into(), ifindex: 0, pad: 0 };
+        let (node4, node6) = (ip("192.168.0.11").into(), ip("fd00::11").into());
+        let (tunnel4, tunnel6) = (tunnel("10.42.0.0"), tunnel("fd42::"));
+        let config = abi::Config { node4, node6, tunnel4, tunnel6, ..abi::Config::PLAIN };
+        let seen = |client, flags| source_of(&config, ip(client), flags).ip().to_string();
+        let clients = ["198.51.100.9", "2001:db8::9"];
+        assert_eq!(clients.map(|client| seen(client, abi::FLOW_SNAT)), ["192.168.0.11", "fd00::11"]);
+        let by_tunnel = abi::FLOW_SNAT | abi::FLOW_TUNNEL;
+        assert_eq!(clients.map(|client| seen(client, by_tunnel)), ["10.42.0.0", "fd42::"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, 
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A router on somebody's way.
-const ROUTER: Pair = address::node(3);
+pub(crate) const ROUTER: Pair = address::node(3);
 const FRONTENDS: [(Pair, u16); 4] =
     [(CLUSTER_IP, PORT), (address::node(1), NODE_PORT), (BALANCER_IP, PORT), (EXTERNAL_IP, PORT)];
 /// Bytes of the transport header that are quoted at least: both ports and four more, and of UDP the checksum.
@@ -37,13 +37,13 @@ fn quote(packet: &Packet) -> Vec<u8> {
 }
 
 /// An error that somebody tells the sender of a packet.
-fn error(case: Case, from: IpAddr, about: &Packet) -> Packet {
+pub(crate) fn error(case: Case, from: IpAddr, about: &Packet) -> Packet {
     icmp(from, about.source, too_big(case.family), quote(about))
 }
 
 /// Asserts that an error comes out as told by one about a packet, whose checksums but that of its transport are right.
 #[track_caller]
-fn assert_told(told: &Packet, from: IpAddr, about: &Packet) {
+pub(crate) fn assert_told(told: &Packet, from: IpAddr, about: &Packet) {
     assert_eq!((told.source, told.destination), (from, about.source));
     let Transport::Icmp { body, .. } = &told.transport else { panic!("{told:?}") };
     let expected = quote(about);

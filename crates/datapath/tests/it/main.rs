@@ -46,6 +46,7 @@ mod stack;
 mod store;
 mod talk;
 mod tcp_state;
+mod tunnels;
 mod turns;
 mod untouched;
 mod unused_ports;

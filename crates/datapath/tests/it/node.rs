@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
 use weir_datapath::{AttachOptions, Datapath, FlowEntry, Hook, MapStore, Role, View};
 use weir_testbed::Netns;
-use weir_testbed::address;
+use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
 use weir_testbed::prog_run::{Context, prog_run};
 
@@ -53,11 +53,16 @@ pub(crate) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 2, 1]);
 pub(crate) const NODE2_MAC: Mac = Mac([2, 0, 0, 0, 2, 2]);
 pub(crate) const NODE3_MAC: Mac = Mac([2, 0, 0, 0, 2, 3]);
 
+/// The address of the tunnel to other nodes, which is the first one of this node's pods, as flannel has it.
+pub(crate) const TUNNEL_IP: Pair =
+    Pair { v4: Ipv4Addr::new(10, 244, 1, 0), v6: Ipv6Addr::new(0xfd00, 0x244, 1, 0, 0, 0, 0, 0) };
+
 /// A device of the node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Device {
     Eth0,
     Eth1,
+    Eth2,
     Pod1,
 }
 
@@ -67,6 +72,7 @@ impl Device {
         let name = match self {
             Self::Eth0 => "eth0",
             Self::Eth1 => "eth1",
+            Self::Eth2 => "eth2",
             Self::Pod1 => "pod1",
         };
         nix::net::if_::if_nametoindex(name).unwrap()
@@ -167,6 +173,14 @@ impl Node {
     pub(crate) fn settle(&self) {
         let config = self.datapath.config().unwrap();
         self.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_SETTLE, ..config }).unwrap();
+    }
+
+    /// Has a device for the tunnel of an overlay network, or none any more.
+    pub(crate) fn tunnel(&self, device: Option<Device>) {
+        let ifindex = device.map_or(0, |device| self.netns.enter(|| device.index()));
+        let [tunnel4, tunnel6] = TUNNEL_IP.both().map(|ip| abi::Tunnel { addr: ip.into(), ifindex, pad: 0 });
+        let config = self.datapath.config().unwrap();
+        self.datapath.configure(&abi::Config { tunnel4, tunnel6, ..config }).unwrap();
     }
 
     /// Answers echo requests to addresses of services.

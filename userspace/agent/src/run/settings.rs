@@ -85,6 +85,8 @@ pub(super) fn of(
             hash_seed: hash_seed(datapath)?,
             node4: abi::Addr::UNSET,
             node6: abi::Addr::UNSET,
+            tunnel4: abi::Tunnel::NONE,
+            tunnel6: abi::Tunnel::NONE,
             flags: flag(!drop_stale, abi::CONFIG_RESET_STALE)
                 | flag(beside, abi::CONFIG_BESIDE)
                 | flag(options.service.echo_replies, abi::CONFIG_ECHO)

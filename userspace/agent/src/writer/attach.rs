@@ -23,9 +23,9 @@ impl Writer {
 
     /// Attaches to interfaces that came, and cleans up after those that went. Not before the maps hold what is to be served: programs
     /// of another ABI version may be serving it there.
-    pub(super) fn attach(&mut self) {
+    pub(super) fn attach(&mut self) -> Result<()> {
         if self.interfaces.is_empty() || !(self.synced || self.adopted) {
-            return;
+            return Ok(());
         }
         let wanted = self.wanted();
         self.unattached.retain(|index, _| wanted.contains_key(index));
@@ -39,6 +39,7 @@ impl Writer {
             let role = match kind {
                 Attachment::Nic => Role::Nic,
                 Attachment::Pod => Role::Pod,
+                Attachment::Tunnel => Role::Tunnel,
             };
             let options = self.attach_options(*index);
             match self.datapath.attach_interface(*index, name, role, options) {
@@ -60,6 +61,7 @@ impl Writer {
         }
         self.detach_all_but(&wanted);
         self.update_shortcuts();
+        self.update_tunnels()?;
         if let Err(cause) = self.datapath.finish_switch() {
             error!(%cause, "flows were left behind in maps of the old size");
         }
@@ -75,6 +77,7 @@ impl Writer {
         );
         self.complaints.lacking(&self.settings.plan.node, missing(&facts));
         self.publish();
+        Ok(())
     }
 
     /// Whether our programs are wherever they are wanted.
@@ -121,11 +124,13 @@ impl Writer {
     }
 }
 
-/// The host's end of a pod's interface, and the bridge of pods, may carry the pods' gateway address: it may serve node
-/// ports, but no client from outside comes this way.
+/// The host's end of a pod's interface, the bridge of pods and a tunnel to other nodes' may carry an address that serves node ports,
+/// but no client from outside comes this way.
 fn leads_to_pods(interface: &Interface, all: &[Interface]) -> bool {
     let mut ports = all.iter().filter(|port| port.master == Some(interface.index));
-    interface.peer_elsewhere || (interface.kind == "bridge" && ports.all(|port| port.peer_elsewhere))
+    interface.peer_elsewhere
+        || interface.is_tunnel()
+        || (interface.kind == "bridge" && ports.all(|port| port.peer_elsewhere))
 }
 
 #[cfg(test)]

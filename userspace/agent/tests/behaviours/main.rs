@@ -17,6 +17,7 @@ mod metrics_server;
 mod news;
 mod node_ports;
 mod out_of_window;
+mod overlay;
 mod page;
 mod path_mtu;
 mod pieces;

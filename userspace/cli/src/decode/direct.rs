@@ -1,8 +1,8 @@
-//! The maps of direct server return.
+//! The maps of direct server return, and ways to other nodes.
 
 use weir_abi as abi;
 
-use super::{Value, number, word};
+use super::{Value, address, number, word};
 
 /// Key and value of `local_endpoints`.
 pub(crate) fn local_endpoint(key: &abi::LocalKey, endpoint: &abi::LocalEndpoint) -> (Value, Value) {
@@ -21,4 +21,10 @@ pub(crate) fn other_node(address: abi::Addr, node: &abi::OtherNode) -> (Value, V
 /// Key and value of `nics`.
 pub(crate) fn nic(index: u32) -> (Value, Value) {
     (number(index), Value::Fields(vec![("ifindex", number(index))]))
+}
+
+/// Of `tunnel4` and `tunnel6` in `config`.
+pub(crate) fn tunnel(tunnel: abi::Tunnel) -> Value {
+    let abi::Tunnel { addr, ifindex, pad: _ } = tunnel;
+    Value::Fields(vec![("address", address(addr)), ("ifindex", number(ifindex))])
 }

@@ -21,6 +21,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_BY_HASH, "by-hash"),
         (abi::FLOW_KEPT, "kept"),
         (abi::FLOW_SETTLED, "settled"),
+        (abi::FLOW_TUNNEL, "tunnel"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

@@ -11,11 +11,11 @@ use weir_datapath::MapStore;
 use weir_model::{Hook, Key, Model, Network, Now, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
-use super::places::{client, tunnel_ip, wrapper};
+use super::places::{client, wrapper};
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
 use super::{compare, frame, kernel};
-use crate::node::Node;
+use crate::node::{Node, TUNNEL_IP};
 
 /// Within this time no SYN is one that comes again, but after [`Step::Pass`]. Later kernel and model may differ about when.
 const FAST: Duration = Duration::from_millis(80);
@@ -274,7 +274,7 @@ impl<'a> Bench<'a> {
         let key = sent.turned();
         let to = frame::socket(key.family, key.to).ip();
         let is = |pair: address::Pair| pair.like(to) == to;
-        let usual = if is(address::node(1)) || to == tunnel_ip(key.family) {
+        let usual = if is(address::node(1)) || is(TUNNEL_IP) {
             if key.to.port.is_multiple_of(2) { Hook::Xdp } else { Hook::NicIn }
         } else if address::pod_ips().iter().any(|net| net.contains(&to)) {
             Hook::PodOut

@@ -20,15 +20,6 @@ pub(super) fn of(family: Family, pair: Pair) -> IpAddr {
     }
 }
 
-/// The address of the node's tunnel to other nodes, which is the first one of its pods' network, as flannel has it.
-pub(super) fn tunnel_ip(family: Family) -> IpAddr {
-    let [v4, v6] = address::pod_cidrs(1);
-    match family {
-        Family::V4 => v4.addr(),
-        Family::V6 => v6.addr(),
-    }
-}
-
 /// Address and flags of an endpoint. Those of several services are the same.
 pub(super) fn place(family: Family, endpoint: usize) -> (IpAddr, u8) {
     let here = abi::BACKEND_LOCAL;

@@ -10,7 +10,8 @@ use weir_core::ops::{FrontendKey, MapOp, SourceRange};
 use weir_core::source_ports::PortSet;
 use weir_testbed::address;
 
-use super::places::{LOCALHOST, SHARED_IP, of, place, tunnel_ip};
+use super::places::{LOCALHOST, SHARED_IP, of, place};
+use crate::node::TUNNEL_IP;
 
 /// Endpoints that a service may have.
 pub(super) const ENDPOINTS: usize = 8;
@@ -131,7 +132,7 @@ impl World {
     /// The configuration on a node that has this device for a tunnel.
     pub(super) fn config_with_tunnel(&self, device: u32) -> abi::Config {
         let tunnel = |family| match self.has_tunnels {
-            true => abi::Tunnel { addr: tunnel_ip(family).into(), ifindex: device, pad: 0 },
+            true => abi::Tunnel { addr: of(family, TUNNEL_IP).into(), ifindex: device, pad: 0 },
             false => abi::Tunnel::NONE,
         };
         abi::Config { tunnel4: tunnel(Family::V4), tunnel6: tunnel(Family::V6), ..self.config }

@@ -1,0 +1,126 @@
+//! An overlay network as flannel has it: pods of other nodes are reached by VXLAN devices, one of each family, which have the first
+//! address of their node's pods.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use weir_testbed::connection::LongConnection;
+use weir_testbed::{Node, address, wait};
+
+use crate::harness::echo::{Echo, Member, Talk, echo};
+use crate::harness::{self, Cluster, SOON};
+
+/// Of each family.
+const DEVICES: [&str; 2] = ["flannel.1", "flannel-v6.1"];
+/// How often an open connection asks.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// What the devices of a node have for addresses.
+fn tunnel_ips(node: u8) -> [IpAddr; 2] {
+    address::pod_cidrs(node).map(|cidr| cidr.addr())
+}
+
+/// Has a node reach the pods of another one by its overlay.
+fn join(node: &Node, peer: &Node) {
+    let mac = |number: u8, family: usize| format!("0e:00:00:00:{family:02x}:{number:02x}");
+    let [ours, theirs] = [node, peer].map(|node| (node.number(), node.address().both()));
+    let mut script = String::new();
+    for (family, name) in DEVICES.into_iter().enumerate() {
+        let (here, there) = (tunnel_ips(ours.0)[family], tunnel_ips(theirs.0)[family]);
+        let (pods, length) = (address::pod_cidrs(theirs.0)[family], if here.is_ipv4() { 32 } else { 128 });
+        script += &format!(
+            "link add {name} address {} type vxlan id {} local {} remote {} dstport 8472 nolearning
+            link set {name} mtu 1450 up
+            addr add {here}/{length} dev {name}
+            neigh add {there} lladdr {} dev {name} nud permanent
+            route del {pods}
+            route add {pods} via {there} dev {name} onlink\n",
+            mac(ours.0, family),
+            family + 1,
+            ours.1[family],
+            theirs.1[family],
+            mac(theirs.0, family),
+        );
+    }
+    node.netns().ip(&script).unwrap();
+}
+
+/// Two nodes; the pods of the second one are reached by an overlay that comes when agents run.
+fn overlaid(what: &str, options: &[&str]) -> Option<(Cluster, Echo)> {
+    if !harness::can_run(what) {
+        return None;
+    }
+    let cluster = Cluster::start(2, 1, options);
+    let [one, other] = [1, 2].map(|number| cluster.world.node(number));
+    join(one, other);
+    join(other, one);
+    await_tunnels(&cluster, true);
+    let served = cluster.serve_echo(&echo("far", "NodePort"), &[Member::ready(&other.pod(1))]);
+    Some((cluster, served))
+}
+
+/// Waits until the first node's programs know of its tunnels, or that they are gone.
+fn await_tunnels(cluster: &Cluster, there: bool) {
+    let known = || {
+        let config = cluster.agents[0].view().config().unwrap();
+        [config.tunnel4, config.tunnel6].iter().all(|tunnel| (tunnel.ifindex != 0) == there)
+    };
+    wait::until("the programs know of the tunnels", SOON, known).unwrap_or_else(|error| {
+        panic!("{error}\n{}", cluster.agents[0].log());
+    });
+}
+
+/// Asks from outside at each of the first node's node ports; endpoints must see these addresses.
+#[track_caller]
+fn assert_seen_as(cluster: &Cluster, served: &Echo, seen: [IpAddr; 2]) {
+    for talk in Talk::ALL {
+        for (target, seen) in served.node_ports(cluster.world.node(1), talk).into_iter().zip(seen) {
+            let answer = cluster.world.client().enter(|| talk.ask(target, SOON));
+            let answer = answer.unwrap_or_else(|error| panic!("{talk:?} at {target}: {error}"));
+            assert_eq!((answer.name.as_str(), answer.client.ip()), ("node2-pod1", seen), "{talk:?} at {target}");
+        }
+    }
+}
+
+#[test]
+fn endpoints_behind_an_overlay_see_the_tunnels_address_as_with_kube_proxy_and_answer_through_it() {
+    let Some((cluster, served)) = overlaid("an overlay network", &[]) else { return };
+    assert_seen_as(&cluster, &served, tunnel_ips(1));
+}
+
+#[test]
+fn xdp_leaves_what_goes_by_a_tunnel_to_tc() {
+    let Some((cluster, served)) = overlaid("an overlay network with XDP", &["--xdp-on-veth"]) else { return };
+    assert_seen_as(&cluster, &served, tunnel_ips(1));
+}
+
+#[test]
+fn an_open_connection_by_the_tunnel_does_not_notice_that_the_agent_starts_again() {
+    let Some((mut cluster, served)) = overlaid("a restart beside an overlay network", &[]) else { return };
+    let open = |target: SocketAddr| LongConnection::open(cluster.world.client(), target, INTERVAL, SOON).unwrap();
+    let connections = served.node_ports(cluster.world.node(1), Talk::Tcp).map(open);
+    cluster.agents[0].kill();
+    cluster.agents[0].start_again(&cluster.world);
+    cluster.agents[0].await_ready(&cluster.world);
+    for connection in connections {
+        let so_far = connection.history().exchanges;
+        connection.await_exchanges(so_far + 10, SOON).unwrap();
+        assert_eq!(connection.close().error, None);
+    }
+}
+
+#[test]
+fn without_its_tunnels_a_node_has_its_own_address_again() {
+    let Some((cluster, served)) = overlaid("an overlay network that goes", &[]) else { return };
+    for node in cluster.world.nodes() {
+        let peer = cluster.world.node(3 - node.number());
+        let mut script = String::new();
+        for (family, name) in DEVICES.into_iter().enumerate() {
+            let (pods, via) = (address::pod_cidrs(peer.number())[family], peer.address().both()[family]);
+            script += &format!("link del {name}\nroute add {pods} via {via}\n");
+        }
+        node.netns().ip(&script).unwrap();
+    }
+    await_tunnels(&cluster, false);
+    assert_seen_as(&cluster, &served, cluster.world.node(1).address().both());
+}
