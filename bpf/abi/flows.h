@@ -108,7 +108,8 @@ struct opening_head {
 	__u32 born[OPENING_WAYS]; /* HOST, in ticks: when it was written, or was spared last */
 	__u32 turn[OPENING_WAYS]; /* HOST, wraps: where none is free goes whose number is furthest behind the next one */
 	__u32 next;		  /* HOST, wraps: number that the next entry gets which is written */
-	__u32 pad[3];
+	__u32 displaced; /* HOST, wraps: entries that lost their place within OPENING_IDLE ticks of their last packet */
+	__u32 pad[2];
 };
 
 struct opening_set4 {

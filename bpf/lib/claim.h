@@ -78,6 +78,8 @@ static __always_inline bool opening_take_ranked(struct opening_head *head, __u32
 #define OPENING_PASSED 8
 /* The same: those go to the end of the line. */
 #define OPENING_LAST 16
+/* The same: what had the entry may still be needed. */
+#define OPENING_TAKEN 32
 
 /*
  * Which entries are passed over, once, for one with a rank: those that were used since they were written, and whose turn it was before;
@@ -133,7 +135,9 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 			return -1;
 		first = (first + others) & (OPENING_WAYS - 1);
 	}
-	return first | (most >> OPENING_RANK_SHIFT <= OPENING_RANK_UNUSED ? opening_passed(head, most, marks) : 0);
+	if (most >> OPENING_RANK_SHIFT > OPENING_RANK_UNUSED)
+		return first;
+	return first | OPENING_TAKEN | opening_passed(head, most, marks);
 }
 
 /*
@@ -191,8 +195,11 @@ static __always_inline int opening_claim_of(struct opening_head *head, const wor
 				    kind.last_seen | kind.flags << 8 | kind.to << 16 | kind.stride << 24);
 	int claimed = opening_claim(head, marks);
 
-	if (claimed < 1 << OPENING_PASSED)
+	if (claimed < OPENING_TAKEN)
 		return claimed;
+	/* Two CPUs that count at once may count one. */
+	if (value[kind.last_seen] - opening_seen(head, claimed, kind) <= OPENING_IDLE)
+		head->displaced++;
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
 		if (!(claimed >> OPENING_PASSED >> way & 1))

@@ -135,8 +135,10 @@ pub struct OpeningHead {
     pub turn: [u32; OPENING_WAYS],
     /// Wraps: number that the next entry gets which is written.
     pub next: u32,
+    /// Wraps: entries that lost their place within OPENING_IDLE ticks of their last packet.
+    pub displaced: u32,
     /// Zero.
-    pub pad: [u32; 3],
+    pub pad: [u32; 2],
 }
 
 /// A few flows that begin, or what their answers must look like: an element of an array, which the hash of a key names.

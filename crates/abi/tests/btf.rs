@@ -74,7 +74,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Flow6 = "flow6" { flow, pad }
         Reply = "reply" { frontend, client, frontend_port, client_port, flags, heard, backend, generation, last_seen, asked, bytes, held }
         FirstSyns = "first_syns" { tag }
-        OpeningHead = "opening_head" { tag, born, turn, next, pad }
+        OpeningHead = "opening_head" { tag, born, turn, next, displaced, pad }
         OpeningSet4 = "opening_set4" { head, key, value }
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }

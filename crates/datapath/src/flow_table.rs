@@ -65,6 +65,17 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         self.name
     }
 
+    /// How many entries of a table of flows that begin have lost their place soon after their last packet; of others nobody knows.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn displaced(&self) -> Result<Option<u64>> {
+        match &self.entries {
+            Entries::Going(_) => Ok(None),
+            Entries::Opening(openings) => openings.displaced().map(Some),
+        }
+    }
+
     /// Reads an entry. `seed` is that of the configuration.
     ///
     /// # Errors

@@ -1,14 +1,14 @@
 //! Flows as the control plane sees them: it never writes one, and deletes those that would follow a service that lost
 //! its frontend.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use weir_abi as abi;
 use weir_core::ops::FrontendKey;
 
 use crate::error::Result;
-use crate::flow_key::{Client, FlowKey};
+use crate::flow_key::{Client, FlowKey, Kept};
 use crate::flow_table::FlowTable;
 use crate::pins::PinDir;
 
@@ -48,6 +48,16 @@ impl Flows {
         visit_all(&self.v6, &mut visit)
     }
 
+    /// How many entries of each table of flows that begin have lost their place soon after their last packet.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn displaced(&self) -> Result<BTreeMap<&'static str, u64>> {
+        let mut all = displaced(&self.v4)?;
+        all.append(&mut displaced(&self.v6)?);
+        Ok(all)
+    }
+
     /// Names of the tables.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         abi::FlowKey4::FLOWS.into_iter().chain(abi::FlowKey6::FLOWS)
@@ -82,6 +92,11 @@ fn visit_all<K: FlowKey>(
     visit: &mut impl FnMut(&'static str, Client, &abi::Flow),
 ) -> Result<()> {
     tables.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.ends(), flow.as_ref())))
+}
+
+pub(crate) fn displaced<K: FlowKey, V: Kept>(tables: &[FlowTable<K, V>]) -> Result<BTreeMap<&'static str, u64>> {
+    let of = |table: &FlowTable<K, V>| Ok(table.displaced()?.map(|count| (table.name(), count)));
+    tables.iter().filter_map(|table| of(table).transpose()).collect()
 }
 
 fn forget_all<K: FlowKey>(tables: &[FlowTable<K, K::Flow>], owners: &HashMap<FrontendKey, Option<u32>>) -> Result<()> {

@@ -44,6 +44,16 @@ impl<K: FlowKey, V: Kept> Openings<K, V> {
         Ok(())
     }
 
+    /// How many entries have lost their place soon after their last packet, since the table was made.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub(crate) fn displaced(&self) -> Result<u64> {
+        let at = offset_of!(abi::OpeningHead, displaced) / WORD;
+        let of = |slot| self.0.words(slot).map(|words| u64::from(words[at].load(Ordering::Relaxed)));
+        (0..self.0.len()).map(of).sum()
+    }
+
     /// Reads an entry.
     ///
     /// # Errors

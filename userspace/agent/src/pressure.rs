@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,8 @@ const EFFORT: f64 = 0.0005;
 
 /// Entries by table.
 type Uses = BTreeMap<&'static str, TableUse>;
+/// Entries of flows that begin that others have displaced since the table was made, by table.
+type Displaced = BTreeMap<&'static str, u64>;
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct PerState {
@@ -34,22 +37,42 @@ struct PerState {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct PerMap {
+    map: &'static str,
+}
+
 /// Entries of the flow tables as they were counted last.
 #[derive(Clone, Debug)]
-pub(crate) struct PressureMetrics(Family<PerState, Gauge>);
+pub(crate) struct PressureMetrics {
+    entries: Family<PerState, Gauge>,
+    evictions: Family<PerMap, Counter>,
+    /// Evictions of which `evictions` knows, by table.
+    counted: Displaced,
+}
 
 impl PressureMetrics {
     /// Without a count, registered.
     pub(crate) fn register(metrics: &mut Metrics) -> Self {
-        let entries = Family::default();
+        let (entries, evictions) = (Family::default(), Family::default());
         catalogue::FLOW_ENTRIES.register(metrics, entries.clone());
-        Self(entries)
+        catalogue::OPENING_EVICTIONS.register(metrics, evictions.clone());
+        Self { entries, evictions, counted: Displaced::new() }
+    }
+
+    /// Counts those since the last time; a table that was made anew begins at zero.
+    fn count(&mut self, displaced: Displaced) {
+        for (map, now) in &displaced {
+            let before = self.counted.get(map).copied().unwrap_or_default();
+            self.evictions.get_or_create(&PerMap { map }).inc_by(now.checked_sub(before).unwrap_or(*now));
+        }
+        self.counted = displaced;
     }
 
     fn set(&self, uses: &Uses) {
         for (table, TableUse { open, over, capacity: _ }) in uses {
             for (state, count) in [("open", *open), ("over", *over)] {
-                self.0.get_or_create(&PerState { map: table, state }).set(i64::from(count));
+                self.entries.get_or_create(&PerState { map: table, state }).set(i64::from(count));
             }
         }
     }
@@ -73,7 +96,7 @@ impl PressureWatch {
 
     /// Works until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { mut view, metrics, mut alarm, events, node } = self;
+        let Self { mut view, mut metrics, mut alarm, events, node } = self;
         let work = async {
             let mut pause = FIRST;
             loop {
@@ -81,14 +104,15 @@ impl PressureWatch {
                 let counted = tokio::task::spawn_blocking(move || {
                     let begin = Instant::now();
                     let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
-                    let uses = view.flow_uses(tick);
-                    (view, uses, begin.elapsed())
+                    let counts = view.flow_uses(tick).and_then(|uses| Ok((uses, view.displaced_openings()?)));
+                    (view, counts, begin.elapsed())
                 });
-                let Ok((back, uses, took)) = counted.await else { return };
+                let Ok((back, counts, took)) = counted.await else { return };
                 view = back;
-                match uses {
-                    Ok(uses) => {
+                match counts {
+                    Ok((uses, displaced)) => {
                         metrics.set(&uses);
+                        metrics.count(displaced);
                         let due = uses.into_iter().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
                         due.for_each(|(table, used)| complain(&events, &node, table, used));
                     }
@@ -128,6 +152,18 @@ mod tests {
         for line in
             [r#"weir_flow_entries{map="flows4",state="open"} 7"#, r#"weir_flow_entries{map="flows4",state="over"} 3"#]
         {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
+    }
+
+    #[test]
+    fn evictions_are_counted_on_from_the_last_look_and_from_zero_where_a_table_was_made_anew() {
+        let mut metrics = Metrics::new();
+        let mut pressure = PressureMetrics::register(&mut metrics);
+        for (seen, told) in [(5, 5), (7, 7), (7, 7), (2, 9)] {
+            pressure.count(Displaced::from([("openings4", seen)]));
+            let text = metrics.encode().unwrap();
+            let line = format!(r#"weir_opening_evictions_total{{map="openings4"}} {told}"#);
             assert!(text.lines().any(|found| found == line), "{text}");
         }
     }

@@ -127,6 +127,23 @@ fn of_a_full_set_the_flow_that_was_written_longest_ago_goes() {
 }
 
 #[test]
+fn those_that_lose_their_place_soon_after_their_last_packet_are_counted_and_those_that_were_silent_for_long_are_not() {
+    full("entries that are displaced", |clients| {
+        let displaced = |clients: &Clients<'_>| {
+            let all = clients.node.view.displaced_openings().unwrap();
+            let family = clients.case.family.number();
+            [format!("openings{family}"), format!("awaited{family}")].map(|table| all[table.as_str()])
+        };
+        assert_eq!(displaced(clients), [0, 0], "places were free");
+        clients.open();
+        assert_eq!(displaced(clients), [1, 1]);
+        (0..=abi::OPENING_IDLE).for_each(|_| clients.pass());
+        clients.open();
+        assert_eq!(displaced(clients), [1, 1], "it had been given up");
+    });
+}
+
+#[test]
 fn one_whose_client_has_sent_since_is_passed_over_once() {
     full("a set with a flow that was used since", |clients| {
         clients.pass();
