@@ -34,7 +34,7 @@ use bed::Bed;
 use measure::{Measured, Rounds, Setting};
 use plan::{Block, Case, Figure};
 use proxies::Proxies;
-use results::{Record, Results};
+use results::{Record, Results, programs};
 use way::{Proxy, Way};
 
 /// Numbers of services that are compared.
@@ -148,7 +148,8 @@ impl Run<'_> {
     /// What earlier runs have measured, if this one is to go on with it.
     fn begin(&self) -> Result<Results> {
         let origin = Origin::of(self.options.command())?;
-        let none = Results { origin, earlier: Vec::new(), rate: self.options.rate, records: Vec::new() };
+        let rate = self.options.rate;
+        let none = Results { origin, programs: programs(), earlier: Vec::new(), rate, records: Vec::new() };
         if self.options.resume { Results::load(&self.options.output)?.resumed(none) } else { Ok(none) }
     }
 

@@ -39,11 +39,12 @@ pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
 /// # Errors
 /// None of a string.
 pub(super) fn tables(results: &Results) -> Result<String> {
-    let Results { origin, earlier, rate, records } = results;
+    let Results { origin, programs, earlier, rate, records } = results;
     let mut text = format!("{origin}; ");
     let mut first = 1;
-    for Part { kernel, date, records: last } in earlier {
-        write!(text, "figures {first} to {last} of {} on Linux {kernel}, {date}; ", records.len())?;
+    for Part { kernel, programs: before, date, records: last } in earlier {
+        let others = if before == programs { "" } else { ", of an earlier build of Weir's programs" };
+        write!(text, "figures {first} to {last} of {} on Linux {kernel}, {date}{others}; ", records.len())?;
         first = last + 1;
     }
     writeln!(
@@ -164,11 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_told_which_kernel_each_part_of_the_figures_is_of() {
+    fn a_reader_is_told_which_kernel_and_programs_each_part_of_the_figures_is_of() {
         let mut all = results(vec![record(Figure::Cpu, Way::DIRECT, Backend::Local, 100.0); 5]);
-        let part = |kernel: &str, records| Part { kernel: kernel.into(), date: "2026-11-25".into(), records };
-        all.earlier = vec![part("6.18.44-1", 2), part("6.18.44-2", 4)];
-        let parts = "; figures 1 to 2 of 5 on Linux 6.18.44-1, 2026-11-25; figures 3 to 4 of 5 on Linux 6.18.44-2, 2026-11-25; medians of";
+        let part = |kernel: &str, programs: &str, records| Part {
+            kernel: kernel.into(),
+            programs: programs.into(),
+            date: "2026-11-25".into(),
+            records,
+        };
+        all.earlier = vec![part("6.18.44-1", "", 2), part("6.18.44-2", "a", 4)];
+        let parts = "; figures 1 to 2 of 5 on Linux 6.18.44-1, 2026-11-25, of an earlier build of Weir's programs; figures 3 to 4 of 5 on Linux 6.18.44-2, 2026-11-25; medians of";
         let text = tables(&all).unwrap();
         assert!(text.contains(parts), "{text}");
     }

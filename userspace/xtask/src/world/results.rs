@@ -1,6 +1,7 @@
 //! Results as they are kept: one JSON file, a record for each number of each repetition.
 
 use std::fs;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +19,9 @@ use crate::spread::Spread;
 pub(super) struct Results {
     #[serde(flatten)]
     pub(super) origin: Origin,
+    /// Which programs of Weir's were measured ([`programs`]). Empty in files from before this was kept.
+    #[serde(default)]
+    pub(super) programs: String,
     /// Parts of it that were measured before, the first one first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) earlier: Vec<Part>,
@@ -31,6 +35,9 @@ pub(super) struct Results {
 pub(super) struct Part {
     /// The kernel's release.
     pub(super) kernel: String,
+    /// As in [`Results`].
+    #[serde(default)]
+    pub(super) programs: String,
     /// Of its end, in UTC, `2026-11-21`.
     pub(super) date: String,
     /// So many of all records there were by then.
@@ -68,9 +75,14 @@ impl Record {
     }
 }
 
+/// What tells builds of the programs in the kernel apart.
+pub(super) fn programs() -> String {
+    format!("{:016x}", BuildHasherDefault::<DefaultHasher>::default().hash_one(weir_datapath::objects()))
+}
+
 impl Results {
-    /// These, to be gone on with as `next` does it. What is compared is measured in one block, so that another build of the same kernel
-    /// may go on with the next one; who reads the figures is told of both.
+    /// These, to be gone on with as `next` does it. What is compared is measured in one block, so that another build of the same kernel, or
+    /// of our programs, may go on with the next one; who reads the figures is told of both.
     ///
     /// # Errors
     /// When they were measured in another way, on another machine, or on another version of the kernel.
@@ -85,9 +97,9 @@ impl Results {
             before == now,
             "what was measured before is of {before:?}, now it would be {now:?}: begin anew, without --resume"
         );
-        let Self { origin: Origin { kernel, date, .. }, mut earlier, records, .. } = self;
-        if (&kernel, &date) != (&next.origin.kernel, &next.origin.date) {
-            earlier.push(Part { kernel, date, records: records.len() });
+        let Self { origin: Origin { kernel, date, .. }, programs, mut earlier, records, .. } = self;
+        if (&kernel, &programs, &date) != (&next.origin.kernel, &next.programs, &next.origin.date) {
+            earlier.push(Part { kernel, programs, date, records: records.len() });
         }
         Ok(Self { earlier, records, ..next })
     }
@@ -195,7 +207,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn results(records: Vec<Record>) -> Results {
-        Results { origin: Origin::default(), earlier: Vec::new(), rate: 1000, records }
+        Results { origin: Origin::default(), programs: "a".into(), earlier: Vec::new(), rate: 1000, records }
     }
 
     #[test]
@@ -232,7 +244,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_build_of_the_same_kernel_goes_on_and_is_named_beside_the_first() {
+    fn another_build_of_the_same_kernel_or_of_our_programs_goes_on_and_is_named_beside_the_first() {
         let of = |kernel: &str, date: &str, records| {
             let origin = Origin { kernel: kernel.into(), date: date.into(), ..Origin::default() };
             Results { origin, ..results(records) }
@@ -242,10 +254,18 @@ pub(super) mod tests {
         let same = first.clone().resumed(of("6.18.44-1", "2026-11-25", Vec::new())).unwrap();
         assert_eq!((same.earlier, same.records), (Vec::new(), measured));
         let second = first.clone().resumed(of("6.18.44-2", "2026-11-25", Vec::new())).unwrap();
-        let part = |kernel: &str, date: &str| Part { kernel: kernel.into(), date: date.into(), records: 1 };
+        let part = |kernel: &str, date: &str| Part {
+            kernel: kernel.into(),
+            programs: "a".into(),
+            date: date.into(),
+            records: 1,
+        };
         assert_eq!(second.earlier, [part("6.18.44-1", "2026-11-25")]);
         let third = second.resumed(of("6.18.44-2", "2026-11-26", Vec::new())).unwrap();
         assert_eq!(third.earlier, [part("6.18.44-1", "2026-11-25"), part("6.18.44-2", "2026-11-25")]);
+        let others = Results { programs: "b".into(), ..of("6.18.44-1", "2026-11-25", Vec::new()) };
+        let third = first.clone().resumed(others).unwrap();
+        assert_eq!((third.programs.as_str(), third.earlier), ("b", vec![part("6.18.44-1", "2026-11-25")]));
         assert!(first.resumed(of("6.18.45-1", "2026-11-25", Vec::new())).unwrap_err().to_string().contains("6.18.45"));
     }
 
