@@ -177,7 +177,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (!config || is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
 	/* Martians, which the host drops: what leaves in the node's name never gets there. */
-	if (is_loopback(&p->src, v6) || !is_set(&p->src))
+	if (!is_one_host(&p->src, v6))
 		return -REASON_NO_FRONTEND;
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {

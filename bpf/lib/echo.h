@@ -16,15 +16,6 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY 129
 
-/* Whether an answer to an address reaches one host. */
-static __always_inline bool is_one_host(const struct addr *addr, const bool v6)
-{
-	const __be32 multicast = bpf_htonl(v6 ? 0xff000000 : 0xe0000000);
-	const __be32 first = addr->word[v6 ? 0 : 3];
-
-	return is_set(addr) && !is_loopback(addr, v6) && (first & multicast) != multicast;
-}
-
 /* Whether an address is one of services. What is the host's own, too, the host answers for. */
 static __always_inline bool is_ours_alone(ctx_t *ctx, const struct packet *p, const bool v6)
 {

@@ -7,6 +7,10 @@
 #define WEIR_ENDING_H
 
 #include "over.h"
+#include "word.h"
+
+_Static_assert(offsetof(struct flow, flags) % sizeof(word) == 0, "flags begin a word");
+_Static_assert(offsetof(struct reply, flags) % sizeof(word) == 0, "flags begin a word");
 
 /* Adds to the balance of a flow's backend, whose slot may be another's by now. */
 static __always_inline void balance_add(const struct flow *flow, const int change)
@@ -59,7 +63,7 @@ static __always_inline bool is_reset_of_another(const struct packet *p, const st
 }
 
 /*
- * Notes an end that a client has sent. The flag first: both sides may close at the same time. A backend whose answers do not come by
+ * Notes an end that a client has sent. The flag first: both sides may close at the same time, on two CPUs. A backend whose answers do not come by
  * here is believed to have closed its direction.
  */
 static __always_inline int client_ends(const struct packet *p, struct flow *flow, const bool v6)
@@ -70,7 +74,7 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	if (flow->flags & FLOW_OPENING)
 		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
 	if (!p->reset)
-		*(volatile __u16 *)&flow->flags |= FLOW_CLOSING;
+		set_bits(&flow->flags, FLOW_CLOSING);
 	reply = own_reply(p, flow, v6);
 	if (is_reset_of_another(p, flow, reply))
 		return 0;
@@ -103,9 +107,12 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 /* Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow. */
 static __always_inline int backend_ends(const struct packet *p, struct reply *reply, const bool v6)
 {
-	struct flow *flow = reply_flow(reply, p->proto, v6);
 	__be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	struct flow *flow;
 
+	/* It is set; but the client's may be looked for only now. */
+	set_bits(&reply->flags, FLOW_CLOSING);
+	flow = reply_flow(reply, p->proto, v6);
 	if (!flow || flow->backend != reply->backend || flow->generation != reply->generation ||
 	    flow->snat_port != port)
 		return 0;

@@ -73,6 +73,22 @@ static __always_inline bool is_set(const struct addr *addr)
 	return addr->word[0] | addr->word[3];
 }
 
+/*
+ * Whether an address is that of one host, as a sender's has to be: what comes from another one is a martian, which the host drops
+ * (ip_route_input_slow() and ip6_rcv_core() in net/), and to which nobody answers.
+ */
+static __always_inline bool is_one_host(const struct addr *addr, const bool v6)
+{
+	const __be32 prefix = bpf_htonl(v6 ? 0xff000000 : 0xf0000000),
+		     multicast = bpf_htonl(v6 ? 0xff000000 : 0xe0000000);
+	const __be32 first = addr->word[v6 ? 0 : 3];
+
+	if (!is_set(addr) || is_loopback(addr, v6) || (first & prefix) == multicast)
+		return false;
+	/* Broadcast. */
+	return v6 || ~first;
+}
+
 /* Whether a client is in one of a service's loadBalancerSourceRanges. */
 static __always_inline bool is_admitted(__u32 service, const struct addr *client)
 {

@@ -22,4 +22,15 @@ static __always_inline word word_of(__u16 first, __u16 second)
 	return first | (word)second << 16;
 }
 
+/*
+ * Sets bits of the first half of a word. What is read afterwards is read after that on every CPU: of two that set a bit each and then look
+ * for the other's, one at least sees it. That takes an exchange, whose result somebody wants.
+ */
+static __always_inline void set_bits(__u16 *half, __u16 bits)
+{
+	word before = __sync_fetch_and_or((word *)half, bits);
+
+	barrier_var(before);
+}
+
 #endif

@@ -1,14 +1,13 @@
 //! How a flow begins: what may begin one, its backend, whose address the backend sees, and the two entries.
 
 use weir_abi as abi;
-use weir_abi::Addr;
 use weir_core::model::Family;
 
-use crate::choose::{Request, is_set};
+use crate::choose::Request;
 use crate::control::{backend_end, is_here, is_local};
 use crate::going::SYN_AGAIN;
 use crate::over::Claim;
-use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of};
+use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
@@ -48,13 +47,6 @@ pub(crate) enum Begun {
     Flow(Flow),
     /// No other backend can have the flow.
     Stays,
-}
-
-pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
-    match family {
-        Family::V4 => addr.octets()[12] == 127,
-        Family::V6 => addr == Addr::from(std::net::Ipv6Addr::LOCALHOST),
-    }
 }
 
 impl Model {
@@ -112,7 +104,7 @@ impl Model {
         place: &Place<'_>,
     ) -> Result<Started, Reason> {
         // Martians, which the host drops.
-        if is_loopback(p.family, p.dst) || is_loopback(p.family, p.src) || !is_set(p.src) {
+        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) {
             return Err(abi::REASON_NO_FRONTEND);
         }
         let frontend = self.control.frontend(p);

@@ -8,7 +8,7 @@ use weir_core::model::Family;
 use weir_core::select::{self, Pick};
 
 use crate::control::is_local;
-use crate::packet::{End, Packet, TCP, UDP, ip_of};
+use crate::packet::{End, Packet, TCP, UDP, ip_of, is_set};
 use crate::tables::Flow;
 use crate::{Model, Reason};
 
@@ -250,9 +250,4 @@ impl Model {
         let counters = self.tables.backend_counters.get(&id).copied().unwrap_or_default();
         u32::try_from(counters.balance.wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
     }
-}
-
-/// False for the address that a node does not have.
-pub(crate) fn is_set(addr: Addr) -> bool {
-    addr.word[0] != abi::Be32::new(0) || addr.word[3] != abi::Be32::new(0)
 }

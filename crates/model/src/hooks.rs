@@ -6,10 +6,8 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::answer::{self, Cause};
-use crate::begin::is_loopback;
-use crate::choose::is_set;
 use crate::edit::Edit;
-use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_transport, parse};
+use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, is_transport, parse};
 use crate::path::{Left, Translated};
 use crate::tables::{Fragment, FragmentKey};
 use crate::{Hook, Model, Outcome, Place, Reason, Verdict};
@@ -195,11 +193,6 @@ impl Model {
     pub(crate) const fn has(&self, flag: u32) -> bool {
         self.config.flags & flag != 0
     }
-}
-
-/// Whether an answer to an address reaches one host.
-fn is_one_host(family: Family, addr: abi::Addr) -> bool {
-    is_set(addr) && !is_loopback(family, addr) && !ip_of(family, addr).is_multicast()
 }
 
 const fn fragment_key(p: &Packet, out: bool) -> FragmentKey {

@@ -184,6 +184,24 @@ pub(crate) fn ip_of(family: Family, addr: Addr) -> IpAddr {
     }
 }
 
+/// False for the address that a node does not have.
+pub(crate) fn is_set(addr: Addr) -> bool {
+    addr.word[0] != abi::Be32::new(0) || addr.word[3] != abi::Be32::new(0)
+}
+
+pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
+    match family {
+        Family::V4 => addr.octets()[12] == 127,
+        Family::V6 => addr == Addr::from(Ipv6Addr::LOCALHOST),
+    }
+}
+
+/// Whether an address is that of one host, as a sender's has to be.
+pub(crate) fn is_one_host(family: Family, addr: Addr) -> bool {
+    let ip = ip_of(family, addr);
+    is_set(addr) && !is_loopback(family, addr) && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST
+}
+
 /// Reads forward, and never beyond the end.
 struct Cursor<'a> {
     frame: &'a [u8],

@@ -7,10 +7,9 @@ use weir_abi as abi;
 use weir_abi::Addr;
 use weir_core::model::Family;
 
-use crate::begin::is_loopback;
-use crate::choose::{Request, is_set};
+use crate::choose::Request;
 use crate::control::is_local;
-use crate::packet::{End, TCP, UDP};
+use crate::packet::{End, TCP, UDP, is_loopback, is_set};
 use crate::{Model, Reason};
 
 /// Levels of cgroups below the root at which a pod's may be.

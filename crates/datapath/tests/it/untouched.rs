@@ -210,8 +210,10 @@ fn martians_start_no_flow() {
     let Some(node) = node("packets from addresses that nobody has") else { return };
     let loopback = Pair { v4: Ipv4Addr::LOCALHOST, v6: Ipv6Addr::LOCALHOST };
     let nobody = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
+    let many = Pair { v4: Ipv4Addr::new(224, 0, 0, 251), v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb) };
+    let all = Pair { v4: Ipv4Addr::BROADCAST, v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) };
     for case in CASES {
-        for source in [loopback, nobody] {
+        for source in [loopback, nobody, many, all] {
             let packet = case.first(case.at(source, node.client_port()), case.at(CLUSTER_IP, PORT));
             for (hook, device, verdict) in INWARD {
                 let frame = packet.to_bytes();
