@@ -178,8 +178,7 @@ impl Writer {
         };
         let known = writer.datapath.config()?;
         let addresses = [known.node4, known.node6].map(abi::Addr::ip);
-        writer.adopt_service_networks(&known);
-        writer.adopt_tunnels(&known);
+        writer.adopt_found(&known);
         // Programs that serve read the flags all the time: not a packet of former ones' connections may come in between.
         if adopted {
             writer.keep_former()?;

@@ -45,6 +45,25 @@ impl Writer {
         Ok(())
     }
 
+    /// Leaves in force what the agent before has found, networks and tunnels, until more is known, unless that was of another layout.
+    pub(super) fn adopt_found(&mut self, known: &abi::Config) {
+        if known.abi_version == abi::ABI_VERSION {
+            let abi::Config { service_networks, service_network, tunnel4, tunnel6, .. } = *known;
+            let own = self.settings.config;
+            self.settings.config = abi::Config { service_networks, service_network, tunnel4, tunnel6, ..own };
+        }
+    }
+
+    /// Puts a configuration in force, and says whether it is another one than before.
+    pub(super) fn reconfigure(&mut self, config: abi::Config) -> Result<bool> {
+        let changed = config != self.settings.config;
+        if changed {
+            self.datapath.configure(&config)?;
+            self.settings.config = config;
+        }
+        Ok(changed)
+    }
+
     pub(super) fn configure(&mut self, node: &[IpAddr]) -> Result<()> {
         let first = |family| {
             let found = node.iter().find(|ip| Family::of(**ip) == family && !ip.is_unspecified());

@@ -8,23 +8,12 @@ use weir_core::service_networks::ServiceNetworks;
 use super::Writer;
 
 impl Writer {
-    /// Leaves in force what the agent before has set until more is known, unless that was of another layout.
-    pub(super) fn adopt_service_networks(&mut self, known: &abi::Config) {
-        if known.abi_version == abi::ABI_VERSION {
-            let abi::Config { service_networks, service_network, .. } = *known;
-            self.settings.config = abi::Config { service_networks, service_network, ..self.settings.config };
-        }
-    }
-
     /// Takes over what the ServiceCIDRs say, where that changed.
     pub(super) fn update_service_networks(&mut self) -> Result<()> {
         let beside = self.settings.stage.is_beside();
         let Some(networks) = ServiceNetworks::of(&self.cluster, beside) else { return Ok(()) };
         let (service_networks, service_network) = networks.entries();
-        let config = abi::Config { service_networks, service_network, ..self.settings.config };
-        if config != self.settings.config {
-            self.datapath.configure(&config)?;
-            self.settings.config = config;
+        if self.reconfigure(abi::Config { service_networks, service_network, ..self.settings.config })? {
             let ServiceNetworks { in_force, left_out: _ } = &networks;
             info!(networks = ?in_force, "dropping what leaves for cluster IPs that no Service has");
         }

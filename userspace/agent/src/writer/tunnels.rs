@@ -9,22 +9,11 @@ use weir_core::model::Family;
 use super::Writer;
 
 impl Writer {
-    /// Leaves in force what the agent before has found until the interfaces are listed, unless that was of another layout.
-    pub(super) fn adopt_tunnels(&mut self, known: &abi::Config) {
-        if known.abi_version == abi::ABI_VERSION {
-            let abi::Config { tunnel4, tunnel6, .. } = *known;
-            self.settings.config = abi::Config { tunnel4, tunnel6, ..self.settings.config };
-        }
-    }
-
     /// Takes over the tunnels that programs are attached to, where they changed: only there answers find their way back.
     pub(super) fn update_tunnels(&mut self) -> Result<()> {
         let abi::Config { tunnel4, tunnel6, .. } = self.settings.config;
         let (tunnel4, tunnel6) = (self.tunnel(Family::V4, tunnel4), self.tunnel(Family::V6, tunnel6));
-        let config = abi::Config { tunnel4, tunnel6, ..self.settings.config };
-        if config != self.settings.config {
-            self.datapath.configure(&config)?;
-            self.settings.config = config;
+        if self.reconfigure(abi::Config { tunnel4, tunnel6, ..self.settings.config })? {
             for abi::Tunnel { addr, ifindex, pad: _ } in [tunnel4, tunnel6].iter().filter(|one| one.ifindex != 0) {
                 info!(address = %addr.ip(), index = ifindex, "traffic to other nodes has the tunnel's address there");
             }

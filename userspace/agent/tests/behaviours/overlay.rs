@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use weir_abi as abi;
 use weir_testbed::connection::LongConnection;
 use weir_testbed::{Node, address, wait};
 
@@ -92,6 +93,9 @@ fn endpoints_behind_an_overlay_see_the_tunnels_address_as_with_kube_proxy_and_an
 fn xdp_leaves_what_goes_by_a_tunnel_to_tc() {
     let Some((cluster, served)) = overlaid("an overlay network with XDP", &["--xdp-on-veth"]) else { return };
     assert_seen_as(&cluster, &served, tunnel_ips(1));
+    let counters = cluster.agents[0].view();
+    let left = counters.counters().counter(abi::HOOK_XDP as usize, abi::REASON_LEFT_TO_TC as usize).unwrap();
+    assert!(left.packets >= 6, "each question begins with XDP: {left:?}");
 }
 
 #[test]
