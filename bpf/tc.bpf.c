@@ -28,10 +28,9 @@
 /* Of a tag: the VLAN that it names, or 0 where it only says how urgent the frame is (IEEE 802.1Q). */
 #define VLAN_ID 0x0fff
 
-/* Bytes up to the end of the transport header, by its protocol, of a header of IP without anything between; LINEAR_BYTES: it is another. */
+/* Bytes up to the end of the transport header, by its protocol, behind so many up to there; LINEAR_BYTES: it is another. */
 static __always_inline __u32 headers_of(__u32 network, __u8 proto)
 {
-	network += sizeof(struct ethhdr);
 	if (proto == IPPROTO_TCP)
 		return network + sizeof(struct tcphdr);
 	return proto == IPPROTO_UDP ? network + sizeof(struct udphdr) : LINEAR_BYTES;
@@ -41,18 +40,19 @@ static __always_inline __u32 headers_of(__u32 network, __u8 proto)
  * Whether headers may be in fragments, where drivers may leave them. Payload stays there: what was pulled out of them neither card nor
  * receiver can join again without a copy. A function of its own, which the verifier walks once for all hooks.
  */
-__noinline int is_scattered(ctx_t *ctx)
+__noinline int is_scattered(ctx_t *ctx, bool headerless)
 {
-	const struct ethhdr *eth = (void *)(long)ctx->data;
-	const struct ipv6hdr *ip6 = (void *)(eth + 1);
-	const struct iphdr *ip = (void *)(eth + 1);
+	const __u32 link = headerless ? 0 : sizeof(struct ethhdr);
+	void *network = (void *)(long)ctx->data + link;
+	const struct ipv6hdr *ip6 = network;
+	const struct iphdr *ip = network;
 	void *end = (void *)(long)ctx->data_end;
 	__u32 linear = ctx->data_end - ctx->data, wanted = LINEAR_BYTES;
 
-	if ((void *)(ip + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IP) && ip->ihl == sizeof(*ip) / 4)
-		wanted = headers_of(sizeof(*ip), ip->protocol);
-	else if ((void *)(ip6 + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IPV6))
-		wanted = headers_of(sizeof(*ip6), ip6->nexthdr);
+	if ((void *)(ip + 1) <= end && ctx->protocol == bpf_htons(ETH_P_IP) && ip->ihl == sizeof(*ip) / 4)
+		wanted = headers_of(link + sizeof(*ip), ip->protocol);
+	else if ((void *)(ip6 + 1) <= end && ctx->protocol == bpf_htons(ETH_P_IPV6))
+		wanted = headers_of(link + sizeof(*ip6), ip6->nexthdr);
 	return linear < wanted && linear < ctx->len;
 }
 
@@ -251,8 +251,20 @@ static __always_inline bool may_be_scattered(const ctx_t *ctx)
 	return linear < LINEAR_BYTES && linear < ctx->len;
 }
 
-/* Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
-static __always_inline int handle(ctx_t *ctx, const enum hook hook)
+/*
+ * The verdict on a packet that is not dropped. What goes to a neighbour loses its link header there, and one that never had any is
+ * dropped for it: it gets an empty one, at the very end, as all else knows where its bytes are (__bpf_redirect_neigh() in
+ * net/core/filter.c).
+ */
+static __always_inline int verdict(ctx_t *ctx, const struct packet *p, const bool headerless)
+{
+	if (headerless && p->action == TC_ACT_REDIRECT && bpf_skb_change_head(ctx, sizeof(struct ethhdr), 0))
+		return TC_ACT_SHOT;
+	return p->action ? p->action : TC_ACT_UNSPEC;
+}
+
+/* headerless: frames begin with the IP header. Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
+static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool headerless)
 {
 	__u64 length = ctx_length(ctx);
 	struct packet p = { .frame = length };
@@ -263,7 +275,7 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 		count(hook, REASON_NO_REPLY, length);
 		return TC_ACT_UNSPEC;
 	}
-	if (hook == HOOK_NIC_INGRESS)
+	if (hook == HOOK_NIC_INGRESS && !headerless)
 		p.hand_over = handed_over(ctx);
 	if (p.hand_over == HANDOVER_DONE) {
 		count(hook, REASON_XDP_DONE, length);
@@ -271,10 +283,10 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	}
 	if (hook == HOOK_POD_INGRESS && bypasses_host())
 		note_pod(ctx);
-	if (may_be_scattered(ctx) && is_scattered(ctx))
+	if (may_be_scattered(ctx) && is_scattered(ctx, headerless))
 		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);
 	cursor = ctx_cursor(ctx);
-	next = parse_ethernet(&cursor, &p);
+	next = headerless ? (int)ctx->protocol : parse_ethernet(&cursor, &p);
 	reason = next < 0 ? -next : REASON_NOT_IP;
 	if (next == bpf_htons(ETH_P_IP))
 		reason = family(ctx, &cursor, &p, hook, false);
@@ -288,31 +300,44 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook)
 	/* Only now, when nothing else needs the stack. */
 	if (hook == HOOK_POD_INGRESS && was_last_past_host(&p))
 		(void)take_back(&p);
-	return p.action ? p.action : TC_ACT_UNSPEC;
+	return verdict(ctx, &p, headerless);
 }
 
 SEC("classifier")
 int weir_nic_in(ctx_t *ctx)
 {
-	return handle(ctx, HOOK_NIC_INGRESS);
+	return handle(ctx, HOOK_NIC_INGRESS, false);
 }
 
 SEC("classifier")
 int weir_nic_out(ctx_t *ctx)
 {
-	return handle(ctx, HOOK_NIC_EGRESS);
+	return handle(ctx, HOOK_NIC_EGRESS, false);
+}
+
+/* The same for interfaces without link headers: WireGuard, IP in IP, tun, PPP. */
+SEC("classifier")
+int weir_l3_in(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_NIC_INGRESS, true);
+}
+
+SEC("classifier")
+int weir_l3_out(ctx_t *ctx)
+{
+	return handle(ctx, HOOK_NIC_EGRESS, true);
 }
 
 SEC("classifier")
 int weir_pod_in(ctx_t *ctx)
 {
-	return handle(ctx, HOOK_POD_INGRESS);
+	return handle(ctx, HOOK_POD_INGRESS, false);
 }
 
 SEC("classifier")
 int weir_pod_out(ctx_t *ctx)
 {
-	return handle(ctx, HOOK_POD_EGRESS);
+	return handle(ctx, HOOK_POD_EGRESS, false);
 }
 
 char LICENSE[] SEC("license") = "GPL";

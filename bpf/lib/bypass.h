@@ -191,7 +191,8 @@ __noinline int from_pod6(ctx_t *ctx, struct packet *p)
  */
 static __always_inline int pass_by(ctx_t *ctx, struct packet *p, int reason, const enum hook hook, const bool v6)
 {
-	if (!bypasses_host())
+	/* By an interface without link headers no answer goes past the host. */
+	if (!bypasses_host() || is_headerless(p))
 		return reason;
 	if (hook == HOOK_POD_INGRESS && reason == REASON_NO_FRONTEND)
 		return v6 ? from_pod6(ctx, p) : from_pod4(ctx, p);

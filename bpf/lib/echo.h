@@ -60,7 +60,7 @@ static __always_inline int echo(ctx_t *ctx, struct packet *p, const bool v6)
 	error = error ?: ctx_set_ttl(ctx, p, REPLY_TTL, v6);
 	if (error)
 		return REASON_REWRITE_FAILED;
-	p->action = turn_around(ctx);
+	p->action = turn_around(ctx, p);
 	return p->action < 0 ? REASON_REWRITE_FAILED : REASON_ECHO;
 }
 

@@ -71,14 +71,20 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 			return -REASON_LEFT_TO_TC;
 		return 0;
 	}
-	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+	switch (found) {
+	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return 0;
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
+		/* Without a length the kernel takes the link header along, for which devices without one have no room. */
+		if (!length && p->length <= fib->mtu_result)
+			return 0;
 		p->mtu = fib->mtu_result;
 		return -REASON_TOO_BIG;
-	}
-	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
-	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
+	default:
 		return -REASON_NO_ROUTE;
-	return 0;
+	}
 }
 
 /* Bytes of the largest packet that will be on the way: the card cuts what has segments. */
@@ -134,7 +140,7 @@ static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct b
 	struct bpf_redir_neigh next = { .nh_family = fib->family };
 
 	/* A tunnel to many takes its other end from the route that the kernel finds by itself (ip_tunnel_xmit). */
-	if (fib->ifindex != ctx_ifindex(ctx) && !bpf_map_lookup_elem(&nics, &fib->ifindex)) {
+	if ((fib->ifindex != ctx_ifindex(ctx) || is_headerless(p)) && !bpf_map_lookup_elem(&nics, &fib->ifindex)) {
 		p->action = bpf_redirect_neigh(fib->ifindex, NULL, 0, 0);
 		return 0;
 	}

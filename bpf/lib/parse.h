@@ -131,6 +131,12 @@ struct packet {
 	int action;	     /* verdict of the hook, where it is not the one that the reason implies */
 };
 
+/* Whether the frame begins with the IP header: WireGuard, IP in IP, tun and PPP have no link header. To XDP none is so. */
+static __always_inline bool is_headerless(const struct packet *p)
+{
+	return !p->l3;
+}
+
 static __always_inline bool addr_equal(const struct addr *a, const struct addr *b, const bool v6)
 {
 	if (v6 && (a->word[0] != b->word[0] || a->word[1] != b->word[1] || a->word[2] != b->word[2]))

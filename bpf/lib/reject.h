@@ -73,12 +73,15 @@ static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 pr
 	return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
 }
 
-/* Swaps the MAC addresses and sends the frame back. Returns the verdict, or an error below 0. */
-static __always_inline long turn_around(ctx_t *ctx)
+/* Swaps the MAC addresses, if there are any, and sends the frame back. Returns the verdict, or an error below 0. */
+static __always_inline long turn_around(ctx_t *ctx, const struct packet *p)
 {
 	__u8 mac[2][ETH_ALEN], swapped[2][ETH_ALEN];
-	long error = bpf_skb_load_bytes(ctx, 0, mac, sizeof(mac));
+	long error;
 
+	if (is_headerless(p))
+		return bpf_redirect(ctx->ifindex, 0);
+	error = bpf_skb_load_bytes(ctx, 0, mac, sizeof(mac));
 	__builtin_memcpy(swapped[0], mac[1], ETH_ALEN);
 	__builtin_memcpy(swapped[1], mac[0], ETH_ALEN);
 	error = error ?: bpf_skb_store_bytes(ctx, 0, swapped, sizeof(swapped), 0);
@@ -131,7 +134,7 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 	else
 		check = ~csum_fold(pseudo + csum_words(&reset, sizeof(reset)));
 	error = bpf_skb_store_bytes(ctx, check_at, &check, sizeof(check), 0);
-	return error ?: turn_around(ctx);
+	return error ?: turn_around(ctx, p);
 }
 
 /* Bytes of the transport that an error quotes. Of TCP all of the header: the kernel cuts no checksum off that is yet to come. */
@@ -202,7 +205,7 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 	error = error ?: bpf_skb_adjust_room(ctx, header + sizeof(icmp), BPF_ADJ_ROOM_MAC, 0);
 	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
 	error = error ?: bpf_skb_store_bytes(ctx, p->l3 + header, &icmp, sizeof(icmp), 0);
-	return error ?: turn_around(ctx);
+	return error ?: turn_around(ctx, p);
 }
 
 /* Answers with port unreachable. Returns the verdict, or an error below 0. */

@@ -35,7 +35,22 @@ impl Hook {
         }
     }
 
-    /// The same without `weir_`.
+    /// Name of its program for interfaces whose frames begin with the IP header, where there is one.
+    #[must_use]
+    pub const fn headerless_program(self) -> Option<&'static str> {
+        match self {
+            Self::NicIn => Some("weir_l3_in"),
+            Self::NicOut => Some("weir_l3_out"),
+            Self::Xdp | Self::PodIn | Self::PodOut => None,
+        }
+    }
+
+    /// Names of all its programs.
+    pub fn programs(self) -> impl Iterator<Item = &'static str> {
+        core::iter::once(self.program()).chain(self.headerless_program())
+    }
+
+    /// The hook's name: that of its program without `weir_`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.program().split_at("weir_".len()).1

@@ -15,8 +15,8 @@ pub struct Interface {
     pub up: bool,
     /// A loopback device.
     pub loopback: bool,
-    /// Its frames have no Ethernet header, as those of wireguard, tun or ppp: the programs cannot read them.
-    pub headerless: bool,
+    /// What its frames begin with.
+    pub header: LinkHeader,
     /// `IFLA_INFO_KIND`: `veth`, `bridge`, `vlan`...; empty for hardware.
     pub kind: String,
     /// Its peer is in another network namespace (`IFLA_LINK_NETNSID`).
@@ -29,6 +29,18 @@ pub struct Interface {
     pub default_route: bool,
 }
 
+/// What the frames of an interface begin with.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum LinkHeader {
+    /// An Ethernet header.
+    #[default]
+    Ethernet,
+    /// The IP header: WireGuard, IP in IP, tun, PPP.
+    None,
+    /// What the programs cannot read: GRE, Infiniband, IEEE 802.15.4.
+    Other,
+}
+
 /// Whom an interface leads to.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Attachment {
@@ -36,18 +48,24 @@ pub enum Attachment {
     Nic,
     /// One pod.
     Pod,
-    /// Pods of other nodes, by an overlay network.
+    /// Pods of other nodes by an overlay network, or clients of a private one.
     Tunnel,
 }
 
 /// Kinds of interfaces that carry Ethernet frames between nodes, as CNIs have them for overlay networks.
-const TUNNELS: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
+const OVERLAYS: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
 
 impl Interface {
-    /// Whether it leads to other nodes' pods and has an address of its own, so that it is no bridge's port and not waiting for one.
+    /// Whether it leads to hosts beyond the node's network and has an address of its own, so that it is no bridge's port and not
+    /// waiting for one: an overlay network's, or any without link headers.
     #[must_use]
     pub fn is_tunnel(&self) -> bool {
-        TUNNELS.contains(&self.kind.as_str()) && !self.addresses.is_empty() && self.master.is_none()
+        let kind = match self.header {
+            LinkHeader::Ethernet => OVERLAYS.contains(&self.kind.as_str()),
+            LinkHeader::None => true,
+            LinkHeader::Other => false,
+        };
+        kind && !self.addresses.is_empty() && self.master.is_none()
     }
 }
 
@@ -77,13 +95,15 @@ fn matches(patterns: &[String], name: &str) -> bool {
 #[must_use]
 pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -> Option<Attachment> {
     let name = interface.name.as_str();
-    if interface.loopback || interface.headerless || matches(&patterns.ignored, name) {
+    let header = interface.header;
+    if interface.loopback || header == LinkHeader::Other || matches(&patterns.ignored, name) {
         return None;
     }
     if matches(&patterns.nics, name) {
         return Some(Attachment::Nic);
     }
-    if matches(&patterns.pods, name) {
+    // There are no programs for pods without link headers.
+    if matches(&patterns.pods, name) && header == LinkHeader::Ethernet {
         return Some(Attachment::Pod);
     }
     let carries_node = interface.addresses.iter().any(|address| node.contains(address));
@@ -96,7 +116,8 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
 }
 
-/// The tunnel by which pods of other nodes are reached in a family, and its address: of several the first one.
+/// The tunnel by which pods of other nodes are reached in a family, and its address: of several the first one, with Ethernet headers
+/// if there is one, as those are overlay networks for sure.
 pub fn tunnel(
     interfaces: &[Interface],
     attached: impl Fn(u32) -> Option<Attachment>,
@@ -107,7 +128,7 @@ pub fn tunnel(
         let address = tunnel.addresses.iter().find(|address| Family::of(**address) == family);
         Some((tunnel, *address?))
     });
-    with_address.min_by_key(|(tunnel, _)| tunnel.index)
+    with_address.min_by_key(|(tunnel, _)| (tunnel.header != LinkHeader::Ethernet, tunnel.index))
 }
 
 /// Whether XDP may run on an interface. Packets that reach a veth from the same machine carry partial checksums, as if a card
@@ -160,9 +181,36 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_without_ethernet_headers_are_left_alone() {
-        let tunnel = Interface { headerless: true, default_route: true, ..veth("wg0") };
-        assert_eq!(attachment(&tunnel, &node(), &Patterns::default()), None);
+    fn interfaces_whose_frames_begin_with_something_unknown_are_left_alone() {
+        let gre = Interface { header: LinkHeader::Other, default_route: true, ..overlay(4, "gre1", &["10.0.0.1"]) };
+        let named = Patterns { nics: vec!["gre1".to_owned()], ..Patterns::default() };
+        assert_eq!(attachment(&gre, &node(), &Patterns::default()), None);
+        assert_eq!(attachment(&gre, &node(), &named), None);
+    }
+
+    fn wireguard(index: u32, addresses: &[&str]) -> Interface {
+        let wireguard = overlay(index, "wg0", addresses);
+        Interface { kind: "wireguard".to_owned(), header: LinkHeader::None, ..wireguard }
+    }
+
+    #[test]
+    fn what_has_no_link_headers_leads_outside_or_is_a_tunnel_but_never_a_pod() {
+        let found = |interface: &Interface| attachment(interface, &node(), &Patterns::default());
+        assert_eq!(found(&wireguard(4, &["10.8.0.1"])), Some(Attachment::Tunnel));
+        assert_eq!(found(&wireguard(4, &[])), None);
+        assert_eq!(found(&wireguard(4, &["172.30.0.10"])), Some(Attachment::Nic));
+        let uplink = Interface { kind: "ppp".to_owned(), default_route: true, ..wireguard(4, &["192.0.2.1"]) };
+        assert_eq!(found(&uplink), Some(Attachment::Nic));
+        let pods = Patterns { pods: vec!["wg0".to_owned()], ..Patterns::default() };
+        assert_eq!(attachment(&wireguard(4, &[]), &node(), &pods), None);
+    }
+
+    #[test]
+    fn an_overlay_network_comes_before_what_may_be_a_private_network_of_clients() {
+        let all = [wireguard(3, &["10.8.0.1"]), overlay(4, "flannel.1", &["10.42.0.0"])];
+        let of = |all: &[Interface]| tunnel(all, |_| Some(Attachment::Tunnel), Family::V4).map(|(tunnel, _)| tunnel.index);
+        assert_eq!(of(&all), Some(4));
+        assert_eq!(of(&all[..1]), Some(3));
     }
 
     fn overlay(index: u32, name: &str, addresses: &[&str]) -> Interface {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use weir_abi as abi;
 
-use crate::interfaces::{Attachment, Interface};
+use crate::interfaces::{Attachment, Interface, LinkHeader};
 
 /// Kinds of interfaces whose other end a packet can be handed to, where that is in another namespace (`ndo_get_peer_dev`).
 const PAIRS: [&str; 2] = ["veth", "netkit"];
@@ -12,7 +12,8 @@ const PAIRS: [&str; 2] = ["veth", "netkit"];
 /// What the map `shortcuts` is to hold, by index: the interfaces that are attached to, as `attached` has them, and the bridges
 /// of pods among them.
 ///
-/// An interface without programs is none: the answers that come by it would go the host's way.
+/// An interface without programs is none: the answers that come by it would go the host's way. So do those that come by one
+/// without link headers.
 #[must_use]
 pub fn shortcuts(
     interfaces: &[Interface],
@@ -26,6 +27,9 @@ pub fn shortcuts(
     let mut bridges = BTreeMap::new();
     for interface in interfaces {
         let Some(attachment) = attached(interface.index) else { continue };
+        if interface.header != LinkHeader::Ethernet {
+            continue;
+        }
         let bridge = bridge_of(interface);
         let kind = match attachment {
             Attachment::Pod if interface.peer_elsewhere && PAIRS.contains(&interface.kind.as_str()) => {
@@ -103,6 +107,12 @@ mod tests {
         let all = [interface(7, "tun", None, false), interface(8, "veth", None, false)];
         let expected = [7, 8].map(|index| (index, entry(abi::SHORTCUT_NEIGHBOUR, 0)));
         assert_eq!(shortcuts(&all, |_| Some(Attachment::Pod)), BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn what_has_no_link_headers_is_no_shortcut() {
+        let wireguard = Interface { header: LinkHeader::None, ..interface(5, "wireguard", None, false) };
+        assert_eq!(shortcuts(&[wireguard], |_| Some(Attachment::Tunnel)), BTreeMap::new());
     }
 
     #[test]

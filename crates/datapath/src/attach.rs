@@ -46,6 +46,8 @@ pub struct AttachOptions {
     pub xdp: bool,
     /// Use TCX links where the kernel has them (6.6); else, and where it has not, clsact filters.
     pub tcx: bool,
+    /// Frames of the interface begin with the IP header, as those of WireGuard, IP in IP, tun and PPP.
+    pub headerless: bool,
 }
 
 const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
@@ -59,6 +61,11 @@ const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
     ("peername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
 ];
 
+/// How many programs there are: those of interfaces, then those of the cgroup.
+pub(crate) fn program_count() -> usize {
+    Hook::ALL.into_iter().flat_map(Hook::programs).count() + CGROUP_PROGRAMS.len()
+}
+
 /// What the names of pinned links begin with: those of interfaces, then those of the cgroup.
 pub(crate) fn link_kinds() -> impl Iterator<Item = &'static str> {
     Hook::ALL.into_iter().map(Hook::name).chain(CGROUP_PROGRAMS.into_iter().map(|(name, _)| name))
@@ -68,7 +75,8 @@ impl Datapath {
     /// Attaches everything that an interface of this role needs, in the network namespace of the caller.
     ///
     /// # Errors
-    /// When tc cannot be attached. XDP is best effort: what it does not do, tc does.
+    /// When tc cannot be attached, or a pod's interface is said to have no link headers: there are no programs for that. XDP is
+    /// best effort: what it does not do, tc does.
     pub fn attach_interface(&mut self, index: u32, name: &str, role: Role, options: AttachOptions) -> Result<()> {
         const NIC: (Hook, Hook) = (Hook::NicIn, Hook::NicOut);
         const POD: (Hook, Hook) = (Hook::PodIn, Hook::PodOut);
@@ -77,13 +85,14 @@ impl Datapath {
             Role::Pod => (POD, NIC),
         };
         match role {
-            Role::Nic => self.nics.put(&index, &1, 0)?,
-            Role::Pod | Role::Tunnel => drop(self.nics.remove(&index)?),
+            // Without link headers there are no neighbours.
+            Role::Nic if !options.headerless => self.nics.put(&index, &1, 0)?,
+            Role::Nic | Role::Pod | Role::Tunnel => drop(self.nics.remove(&index)?),
         }
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;
         self.attach_tc(ingress, index, name, options)?;
-        if role == Role::Nic && options.xdp {
+        if role == Role::Nic && options.xdp && !options.headerless {
             self.attach_xdp(index, name)?;
         } else {
             self.drop_link(&link_name(Hook::Xdp, index))?;
@@ -103,8 +112,13 @@ impl Datapath {
     }
 
     fn attach_tc(&mut self, hook: Hook, index: u32, name: &str, options: AttachOptions) -> Result<()> {
+        let program = if options.headerless { hook.headerless_program() } else { Some(hook.program()) };
+        let program = program.ok_or_else(|| Error::Object {
+            object: "tc.bpf.o",
+            reason: format!("there is no program for {hook} of {name}, whose frames have no link header"),
+        })?;
         if options.tcx {
-            match self.attach_tcx(hook, index) {
+            match self.attach_tcx(hook, program, index) {
                 Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
                     debug!(interface = name, "no TCX in this kernel, using clsact");
                     self.lacks_tcx = true;
@@ -112,14 +126,14 @@ impl Datapath {
                 done => return done,
             }
         }
-        clsact::attach(&self.kept.join(hook.program()), hook, name)?;
+        clsact::attach(&self.kept.join(program), hook, name)?;
         self.drop_link(&link_name(hook, index))
     }
 
-    fn attach_tcx(&mut self, hook: Hook, index: u32) -> Result<()> {
+    fn attach_tcx(&mut self, hook: Hook, program: &str, index: u32) -> Result<()> {
         let (pin, target) = (link_name(hook, index), LinkTarget::Interface(index));
         let former = pinned_link(&self.pins.former_links().join(&pin), target)?;
-        self.link(hook.program(), &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
+        self.link(program, &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
     }
 
     fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {

@@ -25,7 +25,7 @@ const fn direction(hook: Hook) -> TcAttachType {
 pub(crate) fn attach(program: &Path, hook: Hook, interface: &str) -> Result<()> {
     let failed = |reason: String| Error::Object {
         object: "tc.bpf.o",
-        reason: format!("cannot attach {} to {interface}: {reason}", hook.program()),
+        reason: format!("cannot attach {} to {interface}: {reason}", program.display()),
     };
     // An existing qdisc is fine; any other failure shows when the filter is attached.
     let _ = qdisc_add_clsact(interface);
@@ -48,6 +48,8 @@ pub(crate) fn attach(program: &Path, hook: Hook, interface: &str) -> Result<()> 
 /// Removes the programs from an interface. Nothing to remove is no error.
 pub fn detach(interface: &str) {
     for hook in HOOKS {
-        let _ = qdisc_detach_program(interface, direction(hook), hook.program());
+        for program in hook.programs() {
+            let _ = qdisc_detach_program(interface, direction(hook), program);
+        }
     }
 }

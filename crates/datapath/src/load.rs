@@ -10,7 +10,7 @@ use weir_abi as abi;
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::source_ports::PortSet;
 
-use crate::attach::link_kinds;
+use crate::attach::program_count;
 use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::filter;
@@ -77,7 +77,7 @@ impl Datapath {
             warn!(%cause, "programs that were kept cannot be used; loading them anew");
             BTreeMap::new()
         });
-        let is_new = maps.len() < MAPS.len() || programs.len() < link_kinds().count();
+        let is_new = maps.len() < MAPS.len() || programs.len() < program_count();
         if is_new {
             kept = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
             programs = kept::open(&kept)?;

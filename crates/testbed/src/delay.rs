@@ -1,4 +1,4 @@
-//! A link with a delay, for kernels without netem: two TAP devices and a thread that carries frames between them.
+//! A link with a delay, for kernels without netem: two TAP or TUN devices and a thread that carries frames between them.
 //!
 //! Each frame leaves a fixed time after it came, in order. The thread sleeps in `epoll` until a frame comes or one is due;
 //! the timer is a `timerfd` on the monotonic clock, precise to the scheduler's wake-up.
@@ -15,7 +15,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::frames::Frames;
 use crate::netns::Netns;
-use crate::tap::Tap;
+use crate::tap::{Carries, Tap};
 use crate::{Error, Result};
 
 /// Longest frame: an MTU of 9000 with its headers.
@@ -50,8 +50,20 @@ impl DelayLink {
     /// # Errors
     /// When a device or the thread cannot be made.
     pub fn create(ends: [(&Netns, &str); 2], delay: Duration) -> Result<Self> {
+        Self::between(ends, Carries::Frames, delay)
+    }
+
+    /// The same of TUN devices, without link headers, as WireGuard and PPP make them; without a delay.
+    ///
+    /// # Errors
+    /// When a device or the thread cannot be made.
+    pub fn headerless(ends: [(&Netns, &str); 2]) -> Result<Self> {
+        Self::between(ends, Carries::Packets, Duration::ZERO)
+    }
+
+    fn between(ends: [(&Netns, &str); 2], carries: Carries, delay: Duration) -> Result<Self> {
         let [(near, near_name), (far, far_name)] = ends;
-        let taps = [Tap::create(near, near_name)?, Tap::create(far, far_name)?];
+        let taps = [Tap::create(near, near_name, carries)?, Tap::create(far, far_name, carries)?];
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK).map_err(Error::nix("create an eventfd"))?;
         let control =
             Arc::new(Control { delay_ns: AtomicU64::new(nanoseconds(delay)), dropped: AtomicU64::new(0), stop });

@@ -1,4 +1,4 @@
-//! TAP devices: Ethernet interfaces whose other end is a file descriptor.
+//! TAP and TUN devices: interfaces whose other end is a file descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,11 +10,28 @@ use crate::{Error, Result};
 
 nix::ioctl_write_int!(tunsetiff, b'T', 202);
 
-/// Ethernet frames, without a header of the driver's own. The flags fit a short: they are 0x0002 and 0x1000.
-#[expect(clippy::cast_possible_truncation, reason = "the constants are below 2^15")]
-const FLAGS: libc::c_short = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+/// What a device carries.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Carries {
+    /// Ethernet frames: TAP.
+    Frames,
+    /// IP packets without a link header, as WireGuard does: TUN.
+    Packets,
+}
 
-/// A TAP device, gone when it is dropped. Reads and writes never block.
+impl Carries {
+    /// Without a header of the driver's own. The flags fit a short: they are 0x0001, 0x0002 and 0x1000.
+    #[expect(clippy::cast_possible_truncation, reason = "the constants are below 2^15")]
+    const fn flags(self) -> libc::c_short {
+        let kind = match self {
+            Self::Frames => libc::IFF_TAP,
+            Self::Packets => libc::IFF_TUN,
+        };
+        (kind | libc::IFF_NO_PI) as libc::c_short
+    }
+}
+
+/// A TAP or TUN device, gone when it is dropped. Reads and writes never block.
 ///
 /// Frames that the kernel sends carry full checksums, as on a wire: the device offers no offload.
 #[derive(Debug)]
@@ -24,12 +41,13 @@ pub(crate) struct Tap {
 
 impl Tap {
     /// Makes the device `name` in a namespace.
-    pub(crate) fn create(netns: &Netns, name: &str) -> Result<Self> {
+    pub(crate) fn create(netns: &Netns, name: &str, carries: Carries) -> Result<Self> {
         // The device is born in the namespace of the thread that asks.
-        netns.enter(|| Self::create_here(name)).map_err(Error::io(format!("create TAP {name} in {}", netns.name())))
+        let created = netns.enter(|| Self::create_here(name, carries));
+        created.map_err(Error::io(format!("create a device {name} of {carries:?} in {}", netns.name())))
     }
 
-    fn create_here(name: &str) -> io::Result<Self> {
+    fn create_here(name: &str, carries: Carries) -> io::Result<Self> {
         // SAFETY: `ifreq` is plain data for which all zeroes is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         if name.is_empty() || name.len() >= request.ifr_name.len() {
@@ -38,7 +56,7 @@ impl Tap {
         for (slot, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *slot = byte.cast_signed();
         }
-        request.ifr_ifru.ifru_flags = FLAGS;
+        request.ifr_ifru.ifru_flags = carries.flags();
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
         // SAFETY: the request is a live `ifreq`, which is what TUNSETIFF reads and writes.

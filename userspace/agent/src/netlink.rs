@@ -8,10 +8,10 @@ use futures::{StreamExt, TryStreamExt};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
 use tokio::sync::watch;
-use weir_core::interfaces::Interface;
+use weir_core::interfaces::{Interface, LinkHeader};
 
 use crate::channel::publish;
 
@@ -77,7 +77,7 @@ fn interface(link: &LinkMessage) -> Interface {
         index: link.header.index,
         up: link.header.flags.contains(LinkFlags::Up),
         loopback: link.header.flags.contains(LinkFlags::Loopback),
-        headerless: link.header.link_layer_type != LinkLayerType::Ether,
+        header: link_header(link.header.link_layer_type),
         ..Interface::default()
     };
     for attribute in &link.attributes {
@@ -96,6 +96,20 @@ fn interface(link: &LinkMessage) -> Interface {
         }
     }
     interface
+}
+
+/// The kernel's kinds of devices (`ARPHRD_*`) by what their frames begin with; WireGuard and tun are `None` to it.
+fn link_header(kind: LinkLayerType) -> LinkHeader {
+    match kind {
+        LinkLayerType::Ether => LinkHeader::Ethernet,
+        LinkLayerType::None
+        | LinkLayerType::Ppp
+        | LinkLayerType::Tunnel
+        | LinkLayerType::Tunnel6
+        | LinkLayerType::Sit
+        | LinkLayerType::Rawip => LinkHeader::None,
+        _ => LinkHeader::Other,
+    }
 }
 
 /// An address of global scope.
@@ -119,16 +133,15 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
 /// Interfaces that a default route leaves through.
 fn default_routes(route: &RouteMessage) -> Vec<u32> {
     let unicast = matches!(route.header.address_family, AddressFamily::Inet | AddressFamily::Inet6);
-    let has_gateway =
-        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
-    if !unicast || route.header.destination_prefix_length != 0 {
+    // The kernel keeps an unreachable default route of its own on the loopback device.
+    if !unicast || route.header.kind != RouteType::Unicast || route.header.destination_prefix_length != 0 {
         return Vec::new();
     }
     let mut indexes = Vec::new();
     for attribute in &route.attributes {
         match attribute {
-            // The kernel keeps an unreachable default route of its own on the loopback device.
-            RouteAttribute::Oif(index) if route.attributes.iter().any(has_gateway) => indexes.push(*index),
+            // Without a gateway, too, as by PPP.
+            RouteAttribute::Oif(index) => indexes.push(*index),
             RouteAttribute::MultiPath(hops) => indexes.extend(hops.iter().map(|hop| hop.interface_index)),
             _ => {}
         }

@@ -284,7 +284,7 @@ fn links_are_shown_by_interface_and_cleanup_detaches_them() {
     // A network namespace for this thread, and for what it starts: its loopback is nobody else's.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let mut datapath = fill(&pins);
-    let options = AttachOptions { xdp: false, tcx: true };
+    let options = AttachOptions { xdp: false, tcx: true, headerless: false };
     datapath.attach_interface(1, "lo", Role::Pod, options).unwrap();
     let veth = Command::new("ip").args(["link", "add", "nic", "type", "veth", "peer", "name", "far"]).status().unwrap();
     assert!(veth.success());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use tracing::{debug, error, info, warn};
-use weir_core::interfaces::{Attachment, Interface, attachment, runs_xdp};
+use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp};
 use weir_core::kernel_features::missing;
 use weir_datapath::{AttachOptions, Role};
 
@@ -88,7 +88,11 @@ impl Writer {
     fn attach_options(&self, index: u32) -> AttachOptions {
         let Settings { attach, xdp_on_veth, .. } = self.settings;
         let found = self.interfaces.iter().find(|interface| interface.index == index);
-        AttachOptions { xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, xdp_on_veth)), ..attach }
+        AttachOptions {
+            xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, xdp_on_veth)),
+            headerless: found.is_some_and(|i| i.header == LinkHeader::None),
+            ..attach
+        }
     }
 
     /// What to attach to, by index.

@@ -9,6 +9,7 @@ mod admin_socket;
 mod affinity;
 mod catalogue;
 mod endpoints;
+mod headerless;
 mod health;
 mod host_bypass;
 mod masquerade;

@@ -40,7 +40,7 @@ impl Serving {
             datapath.attach_cgroup(cgroup.path()).unwrap();
             for (name, role, xdp) in [("eth0", Role::Nic, true), (&*pod.host_interface(), Role::Pod, false)] {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx }).unwrap();
+                datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx, headerless: false }).unwrap();
             }
         });
         Self { _cgroup: cgroup, _server: server, world }
