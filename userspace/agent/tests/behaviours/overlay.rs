@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use weir_abi as abi;
 use weir_testbed::connection::LongConnection;
+use weir_testbed::delay::DelayLink;
 use weir_testbed::{Node, address, wait};
 
 use crate::harness::echo::{Echo, Member, Talk, echo};
@@ -46,18 +47,41 @@ fn join(node: &Node, peer: &Node) {
     node.netns().ip(&script).unwrap();
 }
 
-/// Two nodes; the pods of the second one are reached by an overlay that comes when agents run.
-fn overlaid(what: &str, options: &[&str]) -> Option<(Cluster, Echo)> {
+/// Two nodes; the pods of the second one are reached by an overlay that comes when agents run, and what keeps it there.
+fn laid<T>(what: &str, options: &[&str], lay: impl Fn(&Node, &Node) -> T) -> Option<(Cluster, Echo, T)> {
     if !harness::can_run(what) {
         return None;
     }
     let cluster = Cluster::start(2, 1, options);
     let [one, other] = [1, 2].map(|number| cluster.world.node(number));
-    join(one, other);
-    join(other, one);
+    let laid = lay(one, other);
     await_tunnels(&cluster, true);
     let served = cluster.serve_echo(&echo("far", "NodePort"), &[Member::ready(&other.pod(1))]);
+    Some((cluster, served, laid))
+}
+
+/// By VXLAN.
+fn overlaid(what: &str, options: &[&str]) -> Option<(Cluster, Echo)> {
+    let (cluster, served, _) = laid(what, options, |one, other| {
+        join(one, other);
+        join(other, one);
+    })?;
     Some((cluster, served))
+}
+
+/// By a link without headers to both families' pods, as flannel and Calico have it by WireGuard.
+fn join_by_wireguard(one: &Node, other: &Node) -> DelayLink {
+    const DEVICE: &str = "flannel-wg";
+    let link = DelayLink::headerless([(one.netns(), DEVICE), (other.netns(), DEVICE)]).unwrap();
+    for (node, peer) in [(one, other), (other, one)] {
+        let mut script = format!("link set {DEVICE} mtu 1420 up\n");
+        for (here, pods) in tunnel_ips(node.number()).into_iter().zip(address::pod_cidrs(peer.number())) {
+            let length = if here.is_ipv4() { 32 } else { 128 };
+            script += &format!("addr add {here}/{length} dev {DEVICE}\nroute replace {pods} dev {DEVICE}\n");
+        }
+        node.netns().ip(&script).unwrap();
+    }
+    link
 }
 
 /// Waits until the first node's programs know of its tunnels, or that they are gone.
@@ -87,6 +111,19 @@ fn assert_seen_as(cluster: &Cluster, served: &Echo, seen: [IpAddr; 2]) {
 fn endpoints_behind_an_overlay_see_the_tunnels_address_as_with_kube_proxy_and_answer_through_it() {
     let Some((cluster, served)) = overlaid("an overlay network", &[]) else { return };
     assert_seen_as(&cluster, &served, tunnel_ips(1));
+}
+
+#[test]
+fn by_a_tunnel_without_link_headers_it_is_the_same_with_and_without_xdp() {
+    for options in [&[][..], &["--xdp-on-veth", "--host-bypass"]] {
+        let Some((cluster, served, _link)) = laid("an overlay without headers", options, join_by_wireguard) else {
+            return;
+        };
+        assert_seen_as(&cluster, &served, tunnel_ips(1));
+        let counters = cluster.agents[0].view();
+        let back = counters.counters().counter(abi::HOOK_NIC_INGRESS as usize, abi::REASON_BACK as usize).unwrap();
+        assert!(back.packets >= 6, "answers come by the tunnel: {back:?}");
+    }
 }
 
 #[test]
