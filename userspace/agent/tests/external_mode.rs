@@ -17,6 +17,7 @@ use harness::standalone::can_run;
 use harness::{Agent, SOON};
 use weir_abi as abi;
 use weir_testbed::address::CLIENT;
+use weir_testbed::delay::DelayLink;
 use weir_testbed::{Cgroup, Pod, World, bpffs, wait};
 
 /// Of the pods' server here, and of the service.
@@ -212,6 +213,30 @@ fn the_endpoints_node_answers_clients_itself_without_xdp() {
         return;
     }
     let bed = Bed::start([&[DSR, "--no-xdp"], &[DSR, "--no-xdp"]]);
+    bed.await_direct(true);
+    is_direct(&bed, 1500);
+}
+
+#[test]
+fn clients_behind_a_link_without_headers_are_answered_by_the_endpoints_node_as_well() {
+    const DEVICE: &str = "wg0";
+    if !can_run("direct server return to clients behind a link without headers") {
+        return;
+    }
+    let bed = Bed::start([&[DSR], &[DSR]]);
+    let (node, client) = (bed.world.node(1).netns(), bed.world.client());
+    let _link = DelayLink::headerless([(node, DEVICE), (client, DEVICE)]).unwrap();
+    let up = format!("link set {DEVICE} up\n");
+    node.ip(&(up.clone() + &format!("addr add 10.8.0.1/32 dev {DEVICE}\naddr add fd08::1/128 dev {DEVICE} nodad")))
+        .unwrap();
+    let ways =
+        bed.targets().map(|to| format!("route replace {} dev {DEVICE} src {}\n", to.ip(), CLIENT.like(to.ip())));
+    client.ip(&(up + &ways.concat())).unwrap();
+    let attached = || {
+        let links = bed.agents[0].view().pins().link_names().unwrap();
+        links.iter().filter(|name| name.starts_with("nic_in-")).count() == 2
+    };
+    wait::until("programs on the link", SOON, attached).unwrap();
     bed.await_direct(true);
     is_direct(&bed, 1500);
 }

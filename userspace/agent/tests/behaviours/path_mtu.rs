@@ -165,15 +165,15 @@ fn assert_transfers(
     way: u8,
 ) {
     let listener = served.pod.netns().enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))).unwrap();
-    std::thread::scope(|scope| {
-        let server = scope.spawn(|| serve(&listener, to.len()));
-        for to in to {
-            let local = from.map_or_else(|| any(*to, 0), |from| SocketAddr::new(from.like(to.ip()), fresh_port()));
-            let seen = cluster.run_as(caller, || transfer(local, *to, way));
-            seen.unwrap_or_else(|e| panic!("{caller} to {to} with {}, {}: {e}", served.pod.name(), char::from(way)));
-        }
-        server.join().unwrap().unwrap();
-    });
+    let connections = to.len();
+    // Of no scope, which would wait for the clients of a test that has failed.
+    let server = std::thread::spawn(move || serve(&listener, connections));
+    for to in to {
+        let local = from.map_or_else(|| any(*to, 0), |from| SocketAddr::new(from.like(to.ip()), fresh_port()));
+        let seen = cluster.run_as(caller, || transfer(local, *to, way));
+        seen.unwrap_or_else(|e| panic!("{caller} to {to} with {}, {}: {e}", served.pod.name(), char::from(way)));
+    }
+    server.join().unwrap().unwrap();
 }
 
 /// Errors that the agents' programs have told, at hooks where they come from.
