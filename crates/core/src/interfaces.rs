@@ -1,6 +1,9 @@
 //! Which interfaces are the node's, and which have a pod behind them: decided from what netlink reports.
 
+use std::cmp::Reverse;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use crate::model::Family;
 
@@ -27,6 +30,8 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
     /// A default route leaves through it.
     pub default_route: bool,
+    /// Other networks to which routes lead through it; known of tunnels alone.
+    pub routes: Vec<IpNet>,
 }
 
 /// What the frames of an interface begin with.
@@ -56,16 +61,17 @@ pub enum Attachment {
 const OVERLAYS: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
 
 impl Interface {
-    /// Whether it leads to hosts beyond the node's network and has an address of its own, so that it is no bridge's port and not
-    /// waiting for one: an overlay network's, or any without link headers.
+    /// Whether it leads to hosts beyond the node's network: an overlay network's that has an address of its own, so that it is no
+    /// bridge's port and not waiting for one, or any without link headers, which need no address.
     #[must_use]
     pub fn is_tunnel(&self) -> bool {
-        let kind = match self.header {
-            LinkHeader::Ethernet => OVERLAYS.contains(&self.kind.as_str()),
-            LinkHeader::None => true,
+        let leads = match self.header {
+            LinkHeader::Ethernet => OVERLAYS.contains(&self.kind.as_str()) && !self.addresses.is_empty(),
+            // Those that the kernel makes by itself where it knows their kind, such as tunl0, are down.
+            LinkHeader::None => self.up,
             LinkHeader::Other => false,
         };
-        kind && !self.addresses.is_empty() && self.master.is_none()
+        leads && self.master.is_none()
     }
 }
 
@@ -91,7 +97,7 @@ fn matches(patterns: &[String], name: &str) -> bool {
 ///
 /// Found as the node's is what carries one of its addresses or a default route. Found as a pod's is a veth whose peer
 /// lives in another network namespace, unless it is the node's itself, as in a node that is a container. Found as a tunnel is one
-/// that has an address of its own and is neither.
+/// ([`Interface::is_tunnel`]) that is neither.
 #[must_use]
 pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -> Option<Attachment> {
     let name = interface.name.as_str();
@@ -116,19 +122,26 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
 }
 
-/// The tunnel by which pods of other nodes are reached in a family, and its address: of several the first one, with Ethernet headers
-/// if there is one, as those are overlay networks for sure.
-pub fn tunnel(
-    interfaces: &[Interface],
+/// The tunnel by which pods of other nodes are reached in a family, and its address. Of several it is the one by which routes lead to
+/// most of these, endpoints on other nodes; else the one of before, by its index, as open connections have its address; else one
+/// with Ethernet headers, as that is an overlay network for sure.
+pub fn tunnel<'a>(
+    interfaces: &'a [Interface],
     attached: impl Fn(u32) -> Option<Attachment>,
     family: Family,
-) -> Option<(&Interface, IpAddr)> {
+    endpoints: &[IpAddr],
+    before: u32,
+) -> Option<(&'a Interface, IpAddr)> {
     let tunnels = interfaces.iter().filter(|interface| attached(interface.index) == Some(Attachment::Tunnel));
     let with_address = tunnels.filter_map(|tunnel| {
         let address = tunnel.addresses.iter().find(|address| Family::of(**address) == family);
         Some((tunnel, *address?))
     });
-    with_address.min_by_key(|(tunnel, _)| (tunnel.header != LinkHeader::Ethernet, tunnel.index))
+    let reached = |tunnel: &Interface, endpoint: &IpAddr| tunnel.routes.iter().any(|net| net.contains(endpoint));
+    with_address.min_by_key(|(tunnel, _)| {
+        let reached = endpoints.iter().filter(|endpoint| reached(tunnel, endpoint)).count();
+        (Reverse(reached), tunnel.index != before, tunnel.header != LinkHeader::Ethernet, tunnel.index)
+    })
 }
 
 /// Whether XDP may run on an interface. Packets that reach a veth from the same machine carry partial checksums, as if a card
@@ -190,27 +203,37 @@ mod tests {
 
     fn wireguard(index: u32, addresses: &[&str]) -> Interface {
         let wireguard = overlay(index, "wg0", addresses);
-        Interface { kind: "wireguard".to_owned(), header: LinkHeader::None, ..wireguard }
+        Interface { kind: "wireguard".to_owned(), header: LinkHeader::None, up: true, ..wireguard }
     }
 
     #[test]
     fn what_has_no_link_headers_leads_outside_or_is_a_tunnel_but_never_a_pod() {
         let found = |interface: &Interface| attachment(interface, &node(), &Patterns::default());
         assert_eq!(found(&wireguard(4, &["10.8.0.1"])), Some(Attachment::Tunnel));
-        assert_eq!(found(&wireguard(4, &[])), None);
+        assert_eq!(found(&wireguard(4, &[])), Some(Attachment::Tunnel));
+        let of_the_kernel = Interface { kind: "ipip".to_owned(), up: false, ..wireguard(4, &[]) };
+        assert_eq!(found(&of_the_kernel), None);
         assert_eq!(found(&wireguard(4, &["172.30.0.10"])), Some(Attachment::Nic));
         let uplink = Interface { kind: "ppp".to_owned(), default_route: true, ..wireguard(4, &["192.0.2.1"]) };
         assert_eq!(found(&uplink), Some(Attachment::Nic));
         let pods = Patterns { pods: vec!["wg0".to_owned()], ..Patterns::default() };
-        assert_eq!(attachment(&wireguard(4, &[]), &node(), &pods), None);
+        assert_eq!(attachment(&wireguard(4, &[]), &node(), &pods), Some(Attachment::Tunnel));
     }
 
     #[test]
-    fn an_overlay_network_comes_before_what_may_be_a_private_network_of_clients() {
-        let all = [wireguard(3, &["10.8.0.1"]), overlay(4, "flannel.1", &["10.42.0.0"])];
-        let of = |all: &[Interface]| tunnel(all, |_| Some(Attachment::Tunnel), Family::V4).map(|(tunnel, _)| tunnel.index);
-        assert_eq!(of(&all), Some(4));
-        assert_eq!(of(&all[..1]), Some(3));
+    fn of_several_tunnels_the_one_that_leads_to_endpoints_is_taken_then_the_one_in_use_then_an_overlay_network() {
+        let private = Interface { routes: vec!["10.9.0.0/16".parse().unwrap()], ..wireguard(3, &["10.8.0.1"]) };
+        let flannel = Interface { routes: vec!["10.42.0.0/16".parse().unwrap()], ..wireguard(5, &["10.42.0.0"]) };
+        let all = [private, overlay(4, "vxlan0", &["10.7.0.1"]), flannel];
+        let chosen = |all: &[Interface], endpoints: &[&str], before| {
+            let endpoints: Vec<IpAddr> = endpoints.iter().map(|ip| ip.parse().unwrap()).collect();
+            let attached = |_| Some(Attachment::Tunnel);
+            tunnel(all, attached, Family::V4, &endpoints, before).map(|(tunnel, _)| tunnel.index)
+        };
+        assert_eq!(chosen(&all, &["10.42.1.7", "10.42.2.9", "10.9.0.1"], 3), Some(5));
+        assert_eq!(chosen(&all, &["10.244.1.7"], 3), Some(3), "no route says more");
+        assert_eq!(chosen(&all, &[], 0), Some(4), "WireGuard may be a private network of clients");
+        assert_eq!(chosen(&all[..1], &[], 0), Some(3));
     }
 
     fn overlay(index: u32, name: &str, addresses: &[&str]) -> Interface {
@@ -252,11 +275,12 @@ mod tests {
             overlay(3, "unattached", &["10.3.0.1"]),
         ];
         let attached = |index| Some(if index == 3 { Attachment::Nic } else { Attachment::Tunnel });
-        let found =
-            |family| tunnel(&all, attached, family).map(|(tunnel, address)| (tunnel.index, address.to_string()));
+        let found = |family| {
+            tunnel(&all, attached, family, &[], 0).map(|(tunnel, address)| (tunnel.index, address.to_string()))
+        };
         assert_eq!(found(Family::V4), Some((4, "10.42.0.0".to_owned())));
         assert_eq!(found(Family::V6), Some((5, "fd42::".to_owned())));
-        assert_eq!(tunnel(&all[..2], |_| None, Family::V4), None);
+        assert_eq!(tunnel(&all[..2], |_| None, Family::V4, &[], 0), None);
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
+use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
 use tokio::sync::watch;
 use weir_core::interfaces::{Interface, LinkHeader};
@@ -62,9 +63,14 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     for family in [v4, v6] {
         let mut routes = handle.route().get(family).execute();
         while let Some(route) = routes.try_next().await? {
-            for index in default_routes(&route) {
-                if let Some(interface) = interfaces.get_mut(&index) {
-                    interface.default_route = true;
+            let net = network(&route);
+            for index in ways(&route) {
+                let Some(interface) = interfaces.get_mut(&index) else { continue };
+                match net {
+                    None => interface.default_route = true,
+                    // Routers may have a million of them by their cards.
+                    Some(net) if interface.is_tunnel() => interface.routes.push(net),
+                    Some(_) => {}
                 }
             }
         }
@@ -130,11 +136,10 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
     })
 }
 
-/// Interfaces that a default route leaves through.
-fn default_routes(route: &RouteMessage) -> Vec<u32> {
+/// Interfaces that a route leaves through. The kernel keeps an unreachable default route of its own on the loopback device.
+fn ways(route: &RouteMessage) -> Vec<u32> {
     let unicast = matches!(route.header.address_family, AddressFamily::Inet | AddressFamily::Inet6);
-    // The kernel keeps an unreachable default route of its own on the loopback device.
-    if !unicast || route.header.kind != RouteType::Unicast || route.header.destination_prefix_length != 0 {
+    if !unicast || route.header.kind != RouteType::Unicast {
         return Vec::new();
     }
     let mut indexes = Vec::new();
@@ -147,4 +152,15 @@ fn default_routes(route: &RouteMessage) -> Vec<u32> {
         }
     }
     indexes
+}
+
+/// Where a route leads; None: anywhere.
+fn network(route: &RouteMessage) -> Option<IpNet> {
+    let address = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(IpAddr::from(*ip)),
+        RouteAttribute::Destination(RouteAddress::Inet6(ip)) => Some(IpAddr::from(*ip)),
+        _ => None,
+    })?;
+    let length = route.header.destination_prefix_length;
+    if length == 0 { None } else { IpNet::new(address, length).ok() }
 }

@@ -250,6 +250,10 @@ impl Writer {
                     if !self.unattached.is_empty() {
                         self.attach()?;
                     }
+                    // Endpoints that came since may tell which one leads to them.
+                    if self.is_attached() {
+                        self.update_tunnels()?;
+                    }
                 }
                 () = stop.cancelled() => return Ok(()),
             }

@@ -229,8 +229,7 @@ fn clients_behind_a_link_without_headers_are_answered_by_the_endpoints_node_as_w
     let up = format!("link set {DEVICE} up\n");
     node.ip(&(up.clone() + &format!("addr add 10.8.0.1/32 dev {DEVICE}\naddr add fd08::1/128 dev {DEVICE} nodad")))
         .unwrap();
-    let ways =
-        bed.targets().map(|to| format!("route replace {} dev {DEVICE} src {}\n", to.ip(), CLIENT.like(to.ip())));
+    let ways = bed.targets().map(|to| format!("route replace {} dev {DEVICE} src {}\n", to.ip(), CLIENT.like(to.ip())));
     client.ip(&(up + &ways.concat())).unwrap();
     let attached = || {
         let links = bed.agents[0].view().pins().link_names().unwrap();

@@ -108,7 +108,8 @@ impl Node {
             for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)]
             {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx: true, headerless: false }).unwrap();
+                let options = AttachOptions { xdp, tcx: true, headerless: false };
+                datapath.attach_interface(index, name, role, options).unwrap();
             }
         });
         let mut cluster = Cluster::default();

@@ -26,8 +26,8 @@ const LARGE: usize = 4000;
 const PIECE: usize = 1024;
 
 /// The first node's end of the link to its client, or the client's.
-const fn end(number: u16) -> Pair {
-    Pair { v4: Ipv4Addr::new(10, 8, 0, number as u8), v6: Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, number) }
+const fn end(number: u8) -> Pair {
+    Pair { v4: Ipv4Addr::new(10, 8, 0, number), v6: Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, number as u16) }
 }
 const NODE: Pair = end(1);
 const CLIENT: Pair = end(2);

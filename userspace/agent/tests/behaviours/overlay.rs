@@ -127,6 +127,24 @@ fn by_a_tunnel_without_link_headers_it_is_the_same_with_and_without_xdp() {
 }
 
 #[test]
+fn of_two_tunnels_the_one_by_which_endpoints_are_reached_lends_its_address() {
+    let lay = |one: &Node, other: &Node| {
+        // Of private clients, and first: it is taken until endpoints are known.
+        let link = DelayLink::headerless([(one.netns(), "wg0"), (other.netns(), "wg0")]).unwrap();
+        one.netns().ip("link set wg0 up\naddr add 10.8.0.1/24 dev wg0\naddr add fd08::1/64 dev wg0 nodad").unwrap();
+        (link, join_by_wireguard(one, other))
+    };
+    let Some((cluster, served, _links)) = laid("two tunnels", &[], lay) else { return };
+    let lent = || {
+        let config = cluster.agents[0].view().config().unwrap();
+        let lent = [config.tunnel4, config.tunnel6].map(|tunnel| tunnel.addr.ip());
+        if lent == tunnel_ips(1) { Ok(()) } else { Err(format!("{lent:?}")) }
+    };
+    wait::until_some("the address of the tunnel to the endpoints", SOON, lent).unwrap();
+    assert_seen_as(&cluster, &served, tunnel_ips(1));
+}
+
+#[test]
 fn xdp_leaves_what_goes_by_a_tunnel_to_tc() {
     let Some((cluster, served)) = overlaid("an overlay network with XDP", &["--xdp-on-veth"]) else { return };
     assert_seen_as(&cluster, &served, tunnel_ips(1));

@@ -212,7 +212,8 @@ fn every_metric_that_is_named_is_in_the_reference() {
         metrics.map(|found| found[1].to_owned()).collect::<Vec<_>>()
     };
     let known: BTreeSet<_> = names(&reference).into_iter().collect();
-    let programs = ["weir_xdp", "weir_nic_in", "weir_nic_out", "weir_l3_in", "weir_l3_out", "weir_pod_in", "weir_pod_out"];
+    let programs =
+        ["weir_xdp", "weir_nic_in", "weir_nic_out", "weir_l3_in", "weir_l3_out", "weir_pod_in", "weir_pod_out"];
     let mut wrong = Vec::new();
     for page in pages().iter().filter(|page| page.path != Path::new("docs/metrics.md")) {
         let named = page.code.iter().flat_map(|code| names(code));
