@@ -128,5 +128,5 @@ fn what_the_kernel_knows_of_the_client_counts_in_a_rehearsal() {
 #[test]
 fn the_kernel_takes_all_programs_on_maps_that_nobody_pins() {
     let Some(_node) = Node::new("a check of the programs") else { return };
-    assert_eq!(weir_datapath::check_programs().unwrap(), 13);
+    assert_eq!(weir_datapath::check_programs().unwrap(), 15);
 }
