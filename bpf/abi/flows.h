@@ -186,10 +186,10 @@ enum held_state {
 /* A piece that came before the first one. */
 struct held_piece {
 	struct fragment_key key;
-	__u32 last_seen; /* HOST, in ticks: when it came */
-	__u32 state;	 /* HOST, enum held_state */
-	__u32 length;	 /* HOST, of bytes that are in use */
-	__u32 pad;
+	__u32 last_seen;	/* HOST, in ticks: when it came */
+	__u32 state;		/* HOST, enum held_state */
+	__u32 length;		/* HOST, of bytes that are in use */
+	__u32 l3;		/* HOST, where its IP header is: it comes again only by an interface of that kind */
 	__u8 bytes[HELD_BYTES]; /* its frame */
 };
 

@@ -49,6 +49,20 @@ static __always_inline __u32 way_to(ctx_t *ctx, const struct packet *p, const st
 }
 
 /*
+ * Whether a packet fits the device that it would leave by, of which the kernel was not told the length: it holds the frame against the
+ * MTU then, link header and all, whether or not either device has one (__is_skb_forwardable() in net/core/dev.c).
+ */
+static __always_inline bool fits_device(const ctx_t *ctx, const struct packet *p, const struct bpf_fib_lookup *fib)
+{
+#if CTX_XDP
+	(void)ctx, (void)p, (void)fib;
+	return true;
+#else
+	return ctx->gso_size || p->frame - p->l3 <= fib->mtu_result;
+#endif
+}
+
+/*
  * Finds the way for a packet of so many bytes before anything is written to it.
  * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
  * send it.
@@ -72,16 +86,15 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 		return 0;
 	}
 	switch (found) {
-	/* Without a neighbour redirect_neigh asks for one and holds the packet meanwhile. */
 	case BPF_FIB_LKUP_RET_SUCCESS:
-	case BPF_FIB_LKUP_RET_NO_NEIGH:
-		return 0;
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
-		/* Without a length the kernel takes the link header along, for which devices without one have no room. */
-		if (!length && p->length <= fib->mtu_result)
+		if (length ? found == BPF_FIB_LKUP_RET_SUCCESS : fits_device(ctx, p, fib))
 			return 0;
 		p->mtu = fib->mtu_result;
 		return -REASON_TOO_BIG;
+	/* redirect_neigh asks for it, and holds the packet meanwhile. */
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return 0;
 	default:
 		return -REASON_NO_ROUTE;
 	}

@@ -49,9 +49,9 @@ static __always_inline bool held_take(struct held_piece *piece, __u32 now)
 }
 
 /* Takes an entry in which a piece of the datagram waits. */
-static __always_inline bool held_take_of(struct held_piece *piece, const struct fragment_key *key, __u32 now)
+static __always_inline bool held_take_of(struct held_piece *piece, const struct fragment_key *key, __u32 now, __u32 l3)
 {
-	if (piece->state != HELD_USED || !is_same_datagram(&piece->key, key) ||
+	if (piece->state != HELD_USED || piece->l3 != l3 || !is_same_datagram(&piece->key, key) ||
 	    is_idle(now, piece->last_seen, HELD_IDLE))
 		return false;
 	return held_claim(piece, HELD_USED);
@@ -101,6 +101,7 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 	piece->key = key;
 	piece->last_seen = now;
 	piece->length = length;
+	piece->l3 = p->l3;
 	if (fits(&length) && !bpf_skb_load_bytes(ctx, 0, piece->bytes, length)) {
 		/* Before it is looked whether the first one has come: that one looks here afterwards. */
 		__sync_lock_test_and_set(&piece->state, HELD_USED);
@@ -129,11 +130,11 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
  * Lets one that waits in an entry come again, if it is of this datagram. Functions of their own: the verifier walks them once
  * for all entries.
  */
-__noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot, bool out)
+__noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot, bool out, __u32 l3)
 {
 	struct held_piece *piece = bpf_map_lookup_elem(&held_pieces, &slot);
 
-	if (!key || !piece || !held_take_of(piece, key, now_ticks()))
+	if (!key || !piece || !held_take_of(piece, key, now_ticks(), l3))
 		return 0;
 	if (!become(ctx, piece))
 		bpf_clone_redirect(ctx, ctx->ifindex, out ? 0 : BPF_F_INGRESS);
@@ -164,7 +165,7 @@ __noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
 	key = fragment_key_of(p, out);
 	slot = held_region(config, &p->src);
 	for (int i = 0; i < HELD_REGION; i++, slot++)
-		held_again(ctx, &key, slot, out);
+		held_again(ctx, &key, slot, out, p->l3);
 	return become(ctx, first) ? -REASON_REWRITE_FAILED : 0;
 }
 

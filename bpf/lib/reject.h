@@ -73,14 +73,17 @@ static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 pr
 	return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
 }
 
-/* Swaps the MAC addresses, if there are any, and sends the frame back. Returns the verdict, or an error below 0. */
+/*
+ * Swaps the MAC addresses and sends the frame back; where there are none, by the kernel's route, from which a tunnel to many takes its
+ * other end. Returns the verdict, or an error below 0.
+ */
 static __always_inline long turn_around(ctx_t *ctx, const struct packet *p)
 {
 	__u8 mac[2][ETH_ALEN], swapped[2][ETH_ALEN];
 	long error;
 
 	if (is_headerless(p))
-		return bpf_redirect(ctx->ifindex, 0);
+		return bpf_redirect_neigh(ctx->ifindex, NULL, 0, 0);
 	error = bpf_skb_load_bytes(ctx, 0, mac, sizeof(mac));
 	__builtin_memcpy(swapped[0], mac[1], ETH_ALEN);
 	__builtin_memcpy(swapped[1], mac[0], ETH_ALEN);

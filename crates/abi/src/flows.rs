@@ -252,8 +252,8 @@ pub struct HeldPiece {
     pub state: u32,
     /// Of bytes that are in use.
     pub length: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Where its IP header is: it comes again only by an interface of that kind.
+    pub l3: u32,
     /// Its frame.
     pub bytes: [u8; HELD_BYTES],
 }

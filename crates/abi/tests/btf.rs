@@ -82,7 +82,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Pace = "pace" { tick, flows, told, pad, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
-        HeldPiece = "held_piece" { key, last_seen, state, length, pad, bytes }
+        HeldPiece = "held_piece" { key, last_seen, state, length, l3, bytes }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         HookedPod = "hooked_pod" { addr4, addr6 }

@@ -3,8 +3,6 @@
 use std::cmp::Reverse;
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
 use crate::model::Family;
 
 /// One interface, as netlink reports it.
@@ -30,8 +28,6 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
     /// A default route leaves through it.
     pub default_route: bool,
-    /// Other networks to which routes lead through it; known of tunnels alone.
-    pub routes: Vec<IpNet>,
 }
 
 /// What the frames of an interface begin with.
@@ -122,14 +118,15 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
 }
 
-/// The tunnel by which pods of other nodes are reached in a family, and its address. Of several it is the one by which routes lead to
-/// most of these, endpoints on other nodes; else the one of before, by its index, as open connections have its address; else one
-/// with Ethernet headers, as that is an overlay network for sure.
+/// The tunnel by which pods of other nodes are reached in a family, and its address. `sources` are the addresses that the kernel itself
+/// would send from to such pods. The tunnel of before, by its index, stays for as long as one of them is its address, as open
+/// connections have it. Else it is the one whose address most of them are, the one of before, one with Ethernet headers, as that is
+/// an overlay network for sure, or the first.
 pub fn tunnel<'a>(
     interfaces: &'a [Interface],
     attached: impl Fn(u32) -> Option<Attachment>,
     family: Family,
-    endpoints: &[IpAddr],
+    sources: &[IpAddr],
     before: u32,
 ) -> Option<(&'a Interface, IpAddr)> {
     let tunnels = interfaces.iter().filter(|interface| attached(interface.index) == Some(Attachment::Tunnel));
@@ -137,10 +134,11 @@ pub fn tunnel<'a>(
         let address = tunnel.addresses.iter().find(|address| Family::of(**address) == family);
         Some((tunnel, *address?))
     });
-    let reached = |tunnel: &Interface, endpoint: &IpAddr| tunnel.routes.iter().any(|net| net.contains(endpoint));
-    with_address.min_by_key(|(tunnel, _)| {
-        let reached = endpoints.iter().filter(|endpoint| reached(tunnel, endpoint)).count();
-        (Reverse(reached), tunnel.index != before, tunnel.header != LinkHeader::Ethernet, tunnel.index)
+    with_address.min_by_key(|(tunnel, address)| {
+        let reached = sources.iter().filter(|source| *source == address).count();
+        let is_other = tunnel.index != before;
+        let header = tunnel.header != LinkHeader::Ethernet;
+        (is_other || reached == 0, Reverse(reached), is_other, header, tunnel.index)
     })
 }
 
@@ -221,17 +219,17 @@ mod tests {
     }
 
     #[test]
-    fn of_several_tunnels_the_one_that_leads_to_endpoints_is_taken_then_the_one_in_use_then_an_overlay_network() {
-        let private = Interface { routes: vec!["10.9.0.0/16".parse().unwrap()], ..wireguard(3, &["10.8.0.1"]) };
-        let flannel = Interface { routes: vec!["10.42.0.0/16".parse().unwrap()], ..wireguard(5, &["10.42.0.0"]) };
-        let all = [private, overlay(4, "vxlan0", &["10.7.0.1"]), flannel];
-        let chosen = |all: &[Interface], endpoints: &[&str], before| {
-            let endpoints: Vec<IpAddr> = endpoints.iter().map(|ip| ip.parse().unwrap()).collect();
+    fn of_several_tunnels_one_that_the_kernel_sends_to_endpoints_by_is_taken_then_the_one_in_use_then_an_overlay_network()
+     {
+        let all = [wireguard(3, &["10.8.0.1"]), overlay(4, "vxlan0", &["10.7.0.1"]), wireguard(5, &["10.42.0.0"])];
+        let chosen = |all: &[Interface], sources: &[&str], before| {
+            let sources: Vec<IpAddr> = sources.iter().map(|ip| ip.parse().unwrap()).collect();
             let attached = |_| Some(Attachment::Tunnel);
-            tunnel(all, attached, Family::V4, &endpoints, before).map(|(tunnel, _)| tunnel.index)
+            tunnel(all, attached, Family::V4, &sources, before).map(|(tunnel, _)| tunnel.index)
         };
-        assert_eq!(chosen(&all, &["10.42.1.7", "10.42.2.9", "10.9.0.1"], 3), Some(5));
-        assert_eq!(chosen(&all, &["10.244.1.7"], 3), Some(3), "no route says more");
+        assert_eq!(chosen(&all, &["10.42.0.0", "10.42.0.0", "10.7.0.1", "172.30.0.10"], 3), Some(5));
+        assert_eq!(chosen(&all, &["10.42.0.0", "10.42.0.0", "10.7.0.1"], 4), Some(4), "connections have its address");
+        assert_eq!(chosen(&all, &["172.30.0.10"], 3), Some(3), "no endpoint says more");
         assert_eq!(chosen(&all, &[], 0), Some(4), "WireGuard may be a private network of clients");
         assert_eq!(chosen(&all[..1], &[], 0), Some(3));
     }

@@ -201,7 +201,7 @@ pub(crate) struct DatapathOptions {
     /// Interfaces with a pod behind them, besides veths with a peer in another namespace
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) pod_interface: Vec<String>,
-    /// Interfaces to keep away from, tunnels of overlay networks included
+    /// Interfaces to keep away from, also tunnels of overlay networks and what has no link headers, such as WireGuard
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) ignore_interface: Vec<String>,
     /// Do not use XDP, not even where the driver runs it natively

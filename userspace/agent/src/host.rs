@@ -1,7 +1,7 @@
 //! Facts of the host: its name, its network namespace, its cgroup hierarchy.
 
 use std::fs;
-use std::net::UdpSocket;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +19,16 @@ use weir_core::kernel_features::KernelFacts;
 pub(crate) fn name() -> Result<String> {
     let name = nix::unistd::gethostname().context("cannot read the host's name; pass --node-name")?;
     Ok(name.to_string_lossy().trim().to_lowercase())
+}
+
+/// The address that the kernel would send from to another one; None: there is no way. Nothing is sent.
+pub(crate) fn source_towards(address: IpAddr) -> Option<IpAddr> {
+    /// The discard service (RFC 863): any port does.
+    const PORT: u16 = 9;
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((address, PORT)).ok()?;
+    socket.local_addr().ok().map(|own| own.ip())
 }
 
 /// Cookie of the network namespace that we run in: socket hooks serve the sockets in it.

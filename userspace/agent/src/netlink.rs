@@ -5,11 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
-use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteType};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
 use tokio::sync::watch;
 use weir_core::interfaces::{Interface, LinkHeader};
@@ -63,14 +62,13 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     for family in [v4, v6] {
         let mut routes = handle.route().get(family).execute();
         while let Some(route) = routes.try_next().await? {
-            let net = network(&route);
-            for index in ways(&route) {
-                let Some(interface) = interfaces.get_mut(&index) else { continue };
-                match net {
-                    None => interface.default_route = true,
-                    // Routers may have a million of them by their cards.
-                    Some(net) if interface.is_tunnel() => interface.routes.push(net),
-                    Some(_) => {}
+            for (index, gateway) in default_routes(&route) {
+                // As by PPP. Elsewhere such a route is of somebody's own rules.
+                let direct = |interface: &Interface| interface.header == LinkHeader::None && is_main(&route);
+                if let Some(interface) = interfaces.get_mut(&index)
+                    && (gateway || direct(interface))
+                {
+                    interface.default_route = true;
                 }
             }
         }
@@ -101,8 +99,14 @@ fn interface(link: &LinkMessage) -> Interface {
             _ => {}
         }
     }
+    if BY_IPSEC.contains(&interface.kind.as_str()) {
+        interface.header = LinkHeader::Other;
+    }
     interface
 }
+
+/// Kinds of tunnels by IPsec: their packets come with the Ethernet header of what was around them, and leave without one.
+const BY_IPSEC: [&str; 3] = ["xfrm", "vti", "vti6"];
 
 /// The kernel's kinds of devices (`ARPHRD_*`) by what their frames begin with; WireGuard and tun are `None` to it.
 fn link_header(kind: LinkLayerType) -> LinkHeader {
@@ -136,31 +140,28 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
     })
 }
 
-/// Interfaces that a route leaves through. The kernel keeps an unreachable default route of its own on the loopback device.
-fn ways(route: &RouteMessage) -> Vec<u32> {
+/// Interfaces that a default route leaves through, and whether it does so by a gateway. The kernel keeps an unreachable one of its own
+/// on the loopback device.
+fn default_routes(route: &RouteMessage) -> Vec<(u32, bool)> {
     let unicast = matches!(route.header.address_family, AddressFamily::Inet | AddressFamily::Inet6);
-    if !unicast || route.header.kind != RouteType::Unicast {
+    let has_gateway =
+        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
+    if !unicast || route.header.kind != RouteType::Unicast || route.header.destination_prefix_length != 0 {
         return Vec::new();
     }
+    let gateway = route.attributes.iter().any(has_gateway);
     let mut indexes = Vec::new();
     for attribute in &route.attributes {
         match attribute {
-            // Without a gateway, too, as by PPP.
-            RouteAttribute::Oif(index) => indexes.push(*index),
-            RouteAttribute::MultiPath(hops) => indexes.extend(hops.iter().map(|hop| hop.interface_index)),
+            RouteAttribute::Oif(index) => indexes.push((*index, gateway)),
+            RouteAttribute::MultiPath(hops) => indexes.extend(hops.iter().map(|hop| (hop.interface_index, true))),
             _ => {}
         }
     }
     indexes
 }
 
-/// Where a route leads; None: anywhere.
-fn network(route: &RouteMessage) -> Option<IpNet> {
-    let address = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(IpAddr::from(*ip)),
-        RouteAttribute::Destination(RouteAddress::Inet6(ip)) => Some(IpAddr::from(*ip)),
-        _ => None,
-    })?;
-    let length = route.header.destination_prefix_length;
-    if length == 0 { None } else { IpNet::new(address, length).ok() }
+/// Whether a route is in the main table, which all packets are looked up in unless somebody's rules say else.
+fn is_main(route: &RouteMessage) -> bool {
+    route.header.table == RouteHeader::RT_TABLE_MAIN
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use futures::{Stream, TryStreamExt};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp, XdpAttached};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage, LinkXdp, XdpAttached};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
 use nix::net::if_::if_nametoindex;
@@ -25,6 +25,8 @@ pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) loopback: bool,
+    /// Its frames have no Ethernet header.
+    pub(crate) headerless: bool,
     /// The bridge or bond that it is a port of.
     pub(crate) master: Option<u32>,
     /// All zeroes if it has none.
@@ -134,7 +136,8 @@ fn program_names(filter: &TcMessage) -> Vec<String> {
 
 fn interface(link: &LinkMessage) -> Interface {
     let loopback = link.header.flags.contains(LinkFlags::Loopback);
-    let mut interface = Interface { index: link.header.index, loopback, ..Interface::default() };
+    let headerless = !loopback && link.header.link_layer_type != LinkLayerType::Ether;
+    let mut interface = Interface { index: link.header.index, loopback, headerless, ..Interface::default() };
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name.clone_from(name),

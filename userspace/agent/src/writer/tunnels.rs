@@ -10,13 +10,17 @@ use weir_core::interfaces::{Attachment, tunnel};
 use weir_core::model::Family;
 
 use super::Writer;
+use crate::host;
+
+/// Of so many nodes, in each of which the kernel is asked for its way: all of them are reached in the same way, or in few.
+const NODES_ASKED: usize = 64;
 
 impl Writer {
     /// Takes over the tunnels that programs are attached to, where they changed: only there answers find their way back.
     pub(super) fn update_tunnels(&mut self) -> Result<()> {
         let abi::Config { tunnel4, tunnel6, .. } = self.settings.config;
-        let endpoints = self.endpoints_elsewhere();
-        let of = |family, before| self.tunnel(family, before, &endpoints);
+        let sources: Vec<_> = self.endpoints_elsewhere().into_iter().filter_map(host::source_towards).collect();
+        let of = |family, before| self.tunnel(family, before, &sources);
         let (tunnel4, tunnel6) = (of(Family::V4, tunnel4), of(Family::V6, tunnel6));
         if self.reconfigure(abi::Config { tunnel4, tunnel6, ..self.settings.config })? {
             for abi::Tunnel { addr, ifindex, pad: _ } in [tunnel4, tunnel6].iter().filter(|one| one.ifindex != 0) {
@@ -27,17 +31,17 @@ impl Writer {
     }
 
     /// Of a family; that of flows from before, if there is none any more.
-    fn tunnel(&self, family: Family, before: abi::Tunnel, endpoints: &[IpAddr]) -> abi::Tunnel {
+    fn tunnel(&self, family: Family, before: abi::Tunnel, sources: &[IpAddr]) -> abi::Tunnel {
         let attached = |index| self.attached.get(&index).map(|(_, kind)| *kind);
-        match tunnel(&self.interfaces, attached, family, endpoints, before.ifindex) {
+        match tunnel(&self.interfaces, attached, family, sources, before.ifindex) {
             Some((interface, address)) => abi::Tunnel { addr: address.into(), ifindex: interface.index, pad: 0 },
             None => abi::Tunnel { ifindex: 0, ..before },
         }
     }
 
-    /// An endpoint in a pod of each other node, where it has to be decided by which of several tunnels they are reached.
+    /// An endpoint in a pod of each of some other nodes, where it has to be decided by which of several tunnels they are reached.
     fn endpoints_elsewhere(&self) -> Vec<IpAddr> {
-        if self.attached.values().filter(|(_, kind)| *kind == Attachment::Tunnel).count() < 2 {
+        if !self.synced || self.attached.values().filter(|(_, kind)| *kind == Attachment::Tunnel).count() < 2 {
             return Vec::new();
         }
         let slices = self.cluster.services().flat_map(|service| self.cluster.slices(&service.name));
@@ -50,6 +54,6 @@ impl Writer {
                 found.entry((node, Family::of(endpoint.address))).or_insert(endpoint.address);
             }
         }
-        found.into_values().collect()
+        found.into_values().take(NODES_ASKED).collect()
     }
 }

@@ -55,13 +55,8 @@ impl Bed {
         let to_node: String = node.address().both().map(|ip| format!("route replace {ip} dev {DEVICE}\n")).concat();
         node.netns().ip(&up(NODE)).unwrap();
         client.ip(&(up(CLIENT) + &to_node)).unwrap();
-        let attached = || {
-            let links = cluster.agents[0].view().pins().link_names().unwrap();
-            links.iter().filter(|name| name.starts_with("nic_in-")).count() == 2
-        };
-        wait::until("programs on the link", SOON, attached).unwrap_or_else(|error| {
-            panic!("{error}\n{}", cluster.agents[0].log());
-        });
+        let attached = || cluster.agents[0].log().contains(&format!("attached interface=\"{DEVICE}\""));
+        wait::until("programs on the link", SOON, attached).unwrap();
         Some(Self { cluster, _link: link })
     }
 
@@ -101,6 +96,12 @@ fn clients_behind_a_link_without_headers_are_served_by_endpoints_near_and_far() 
 fn with_xdp_on_the_nodes_cards_and_past_the_hosts_stack_they_are_served_as_well() {
     let options = ["--xdp-on-veth", "--host-bypass"];
     let Some(bed) = Bed::new("a link without headers with all options", &options) else { return };
+    bed.assert_serves();
+}
+
+#[test]
+fn by_filters_as_before_linux_6_6_they_are_served_as_well() {
+    let Some(bed) = Bed::new("a link without headers by filters", &["--no-tcx"]) else { return };
     bed.assert_serves();
 }
 

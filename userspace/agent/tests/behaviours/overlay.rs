@@ -131,7 +131,10 @@ fn of_two_tunnels_the_one_by_which_endpoints_are_reached_lends_its_address() {
     let lay = |one: &Node, other: &Node| {
         // Of private clients, and first: it is taken until endpoints are known.
         let link = DelayLink::headerless([(one.netns(), "wg0"), (other.netns(), "wg0")]).unwrap();
-        one.netns().ip("link set wg0 up\naddr add 10.8.0.1/24 dev wg0\naddr add fd08::1/64 dev wg0 nodad").unwrap();
+        let ways = "route add 10.0.0.0/8 dev wg0\nroute add fd00::/8 dev wg0";
+        one.netns()
+            .ip(&format!("link set wg0 up\naddr add 10.8.0.1/24 dev wg0\naddr add fd08::1/64 dev wg0 nodad\n{ways}"))
+            .unwrap();
         (link, join_by_wireguard(one, other))
     };
     let Some((cluster, served, _links)) = laid("two tunnels", &[], lay) else { return };

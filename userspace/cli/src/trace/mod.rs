@@ -119,7 +119,11 @@ fn rehearse(
             verdict: verdict_name(reason),
             reason: reason_name(reason),
             action: action_name(*hook, done.action),
-            as_attached: rehearsal.is_attached(pins, place.interface.index)?,
+            // The kernel tries programs on Ethernet frames alone, not the one of the same code that reads others.
+            as_attached: match place.interface.headerless {
+                true => None,
+                false => rehearsal.is_attached(pins, place.interface.index)?,
+            },
             packet: summary(&done.frame),
         });
         last = done.reason;

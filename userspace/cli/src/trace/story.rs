@@ -21,7 +21,7 @@ pub(crate) struct Step {
     pub(crate) reason: &'static str,
     /// What becomes of the packet.
     pub(crate) action: &'static str,
-    /// Whether the program at the interface is the one that was tried; null where no link tells.
+    /// Whether the program at the interface is the one that was tried; null where no link tells, or frames have no Ethernet header.
     pub(crate) as_attached: Option<bool>,
     /// The packet afterwards.
     pub(crate) packet: Option<Summary>,
