@@ -63,10 +63,9 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
         let mut routes = handle.route().get(family).execute();
         while let Some(route) = routes.try_next().await? {
             for (index, gateway) in default_routes(&route) {
-                // As by PPP. Elsewhere such a route is of somebody's own rules.
-                let direct = |interface: &Interface| interface.header == LinkHeader::None && is_main(&route);
+                // Without a gateway only as by PPP. Elsewhere such a route is of somebody's own rules.
                 if let Some(interface) = interfaces.get_mut(&index)
-                    && (gateway || direct(interface))
+                    && (gateway || (interface.header == LinkHeader::None && is_main(&route)))
                 {
                     interface.default_route = true;
                 }
@@ -164,4 +163,56 @@ fn default_routes(route: &RouteMessage) -> Vec<(u32, bool)> {
 /// Whether a route is in the main table, which all packets are looked up in unless somebody's rules say else.
 fn is_main(route: &RouteMessage) -> bool {
     route.header.table == RouteHeader::RT_TABLE_MAIN
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::InfoKind;
+
+    use super::*;
+
+    fn route(table: u8, attributes: &[RouteAttribute]) -> RouteMessage {
+        let mut route = RouteMessage::default();
+        let address_family = AddressFamily::Inet;
+        route.header = RouteHeader { address_family, table, kind: RouteType::Unicast, ..RouteHeader::default() };
+        route.attributes = attributes.to_vec();
+        route
+    }
+
+    #[test]
+    fn a_default_route_says_by_which_interface_it_leaves_and_whether_by_a_gateway() {
+        let gateway = RouteAttribute::Gateway(Ipv4Addr::new(192, 0, 2, 1).into());
+        let main = RouteHeader::RT_TABLE_MAIN;
+        assert_eq!(default_routes(&route(main, &[RouteAttribute::Oif(2), gateway])), [(2, true)]);
+        assert_eq!(default_routes(&route(main, &[RouteAttribute::Oif(7)])), [(7, false)]);
+        let mut narrow = route(main, &[RouteAttribute::Oif(7)]);
+        narrow.header.destination_prefix_length = 24;
+        assert_eq!(default_routes(&narrow), []);
+        let mut unreachable = route(main, &[RouteAttribute::Oif(1)]);
+        unreachable.header.kind = RouteType::Unreachable;
+        assert_eq!(default_routes(&unreachable), []);
+    }
+
+    #[test]
+    fn a_full_tunnels_route_in_a_table_of_its_own_is_not_in_the_main_one() {
+        assert!(is_main(&route(RouteHeader::RT_TABLE_MAIN, &[])));
+        assert!(!is_main(&route(100, &[])));
+    }
+
+    #[test]
+    fn frames_begin_with_what_the_kernel_says_of_their_device() {
+        assert_eq!(link_header(LinkLayerType::Ether), LinkHeader::Ethernet);
+        for kind in [LinkLayerType::None, LinkLayerType::Ppp, LinkLayerType::Tunnel, LinkLayerType::Sit] {
+            assert_eq!(link_header(kind), LinkHeader::None, "{kind:?}");
+        }
+        assert_eq!(link_header(LinkLayerType::Ipgre), LinkHeader::Other);
+    }
+
+    #[test]
+    fn what_ipsec_carries_comes_with_a_header_and_leaves_without() {
+        let mut link = LinkMessage::default();
+        link.header.link_layer_type = LinkLayerType::None;
+        link.attributes = vec![LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Xfrm)])];
+        assert_eq!(interface(&link).header, LinkHeader::Other);
+    }
 }

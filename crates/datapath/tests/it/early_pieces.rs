@@ -308,6 +308,18 @@ fn a_piece_that_waited_too_long_or_is_longer_than_a_frame_does_not_come_again() 
 }
 
 #[test]
+fn a_piece_comes_again_only_where_frames_begin_as_its_own_does() {
+    let Some(mut node) = node("early pieces behind other link headers") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        let [first, second, _] = &from_outside(case, &node, CLUSTER_IP).cut(PIECE)[..] else { panic!("three") };
+        passes_early(&node, &INTO, &Packet { vlans: vec![7], ..second.clone() });
+        let (_, counted, _) = run(&node, &INTO, first);
+        assert_eq!(counted, [(abi::REASON_TO_LOCAL, 1)]);
+    }
+}
+
+#[test]
 fn none_waits_where_there_is_less_room_than_one_source_may_have() {
     let Some(mut node) = node("no room for early pieces") else { return };
     node.serve(web(), &[(1, 1)]);

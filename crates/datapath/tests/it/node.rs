@@ -105,10 +105,9 @@ impl Node {
         let (netns, peers) = network().unwrap();
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         netns.enter(|| {
-            for (name, role, xdp) in [("eth0", Role::Nic, true), ("eth1", Role::Nic, true), ("pod1", Role::Pod, false)]
-            {
+            for (name, role) in [("eth0", Role::Nic), ("eth1", Role::Nic), ("pod1", Role::Pod)] {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                let options = AttachOptions { xdp, tcx: true, headerless: false };
+                let options = AttachOptions { xdp: role == Role::Nic, tcx: true, headerless: false };
                 datapath.attach_interface(index, name, role, options).unwrap();
             }
         });

@@ -12,8 +12,8 @@ use weir_core::model::Family;
 use super::Writer;
 use crate::host;
 
-/// Of so many nodes, in each of which the kernel is asked for its way: all of them are reached in the same way, or in few.
-const NODES_ASKED: usize = 64;
+/// Endpoints whose way the kernel is asked for, one of each node and family: all nodes are reached in the same way, or in few.
+const ENDPOINTS_ASKED: usize = 64;
 
 impl Writer {
     /// Takes over the tunnels that programs are attached to, where they changed: only there answers find their way back.
@@ -54,6 +54,6 @@ impl Writer {
                 found.entry((node, Family::of(endpoint.address))).or_insert(endpoint.address);
             }
         }
-        found.into_values().take(NODES_ASKED).collect()
+        found.into_values().take(ENDPOINTS_ASKED).collect()
     }
 }

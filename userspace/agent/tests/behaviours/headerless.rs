@@ -55,9 +55,16 @@ impl Bed {
         let to_node: String = node.address().both().map(|ip| format!("route replace {ip} dev {DEVICE}\n")).concat();
         node.netns().ip(&up(NODE)).unwrap();
         client.ip(&(up(CLIENT) + &to_node)).unwrap();
-        let attached = || cluster.agents[0].log().contains(&format!("attached interface=\"{DEVICE}\""));
-        wait::until("programs on the link", SOON, attached).unwrap();
-        Some(Self { cluster, _link: link })
+        let bed = Self { cluster, _link: link };
+        bed.await_attached("Tunnel");
+        Some(bed)
+    }
+
+    /// Waits until the agent has taken the link for this kind of interface.
+    fn await_attached(&self, kind: &str) {
+        let index = self.cluster.world.node(1).netns().enter(|| nix::net::if_::if_nametoindex(DEVICE)).unwrap();
+        let line = format!("attached interface=\"{DEVICE}\" index={index} kind={kind}");
+        wait::until(&line, SOON, || self.cluster.agents[0].log().contains(&line)).unwrap();
     }
 
     /// A service of a pod of each node, and whether that is the first one's.
@@ -102,6 +109,14 @@ fn with_xdp_on_the_nodes_cards_and_past_the_hosts_stack_they_are_served_as_well(
 #[test]
 fn by_filters_as_before_linux_6_6_they_are_served_as_well() {
     let Some(bed) = Bed::new("a link without headers by filters", &["--no-tcx"]) else { return };
+    bed.assert_serves();
+}
+
+#[test]
+fn a_link_with_a_default_route_is_the_nodes_own_as_an_uplink_by_ppp_is() {
+    let Some(bed) = Bed::new("an uplink without headers", &[]) else { return };
+    bed.cluster.world.node(1).netns().ip(&format!("route add default dev {DEVICE} metric 9999")).unwrap();
+    bed.await_attached("Nic");
     bed.assert_serves();
 }
 

@@ -142,6 +142,14 @@ mod tests {
     }
 
     #[test]
+    fn a_tunnel_of_clients_says_nothing_of_how_much_pods_may_send() {
+        let mut facts = facts(None, &["nic_in-2", "nic_in-7", "pod_in-5"]);
+        let wireguard = Interface { index: 7, name: "wg0".to_owned(), mtu: 1280, ..Interface::default() };
+        facts.interfaces.push(Interface { headerless: true, ..wireguard });
+        assert_eq!(find(&checks(&facts), "mtu").detail, "eth0 1500, no pod has more");
+    }
+
+    #[test]
     fn a_pin_of_an_interface_that_is_gone_is_told() {
         let checks = checks(&facts(None, &["nic_in-2", "pod_in-9"]));
         assert!(find(&checks, "links").detail.contains("pod_in-9"));

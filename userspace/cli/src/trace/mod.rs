@@ -120,9 +120,10 @@ fn rehearse(
             reason: reason_name(reason),
             action: action_name(*hook, done.action),
             // The kernel tries programs on Ethernet frames alone, not the one of the same code that reads others.
-            as_attached: match place.interface.headerless {
-                true => None,
-                false => rehearsal.is_attached(pins, place.interface.index)?,
+            as_attached: if place.interface.headerless {
+                None
+            } else {
+                rehearsal.is_attached(pins, place.interface.index)?
             },
             packet: summary(&done.frame),
         });
