@@ -42,6 +42,12 @@ enum abi {
 	/* Of these so many tell destinations of one address apart: an address has a small part of the filter. */
 	FILTER_NEAR_BITS = 16,
 	FILTER_WORD_BITS = 6,
+	/* Slots of the filter of what goes on, as a power of two, and of its words. It is asked while no more than so many are taken. */
+	GOING_BITS = 18,
+	GOING_WORD_BITS = 5,
+	GOING_MOST = 1 << 15,
+	/* Bits of a slot. */
+	GOING_MASK = 3,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,
 	/* First SYNs of an entry of first_syns: four million of them in the largest table, 4 MiB. A power of two. */
@@ -305,6 +311,7 @@ ABI_SIZE(addr, 16);
 ABI_SIZE(frontend_key4, 8);
 ABI_SIZE(frontend_key6, 20);
 ABI_SIZE(filter_word, 8);
+ABI_SIZE(going_filter, 65544);
 ABI_SIZE(frontend, 8);
 ABI_SIZE(tiers, 16);
 ABI_SIZE(service, 64);

@@ -48,6 +48,20 @@ enum flow_flags {
 	FLOW_TUNNEL = 8192,
 };
 
+/* What a slot of going_filter says of its keys. Two bits, so that programs can change one beside others. */
+enum going {
+	GOING_MAY_BE = 0, /* some of them may be in flows or replies */
+	GOING_NONE = 1,	  /* none of them is */
+	GOING_ASKED = 2,  /* the agent looks whether one is; what is written meanwhile makes it GOING_MAY_BE */
+};
+
+/* What is known of the keys of flows and replies, by their hash. */
+struct going_filter {
+	__u32 asked; /* HOST, 0: look-ups are made without, as too many slots are taken or nobody knows which */
+	__u32 pad;
+	__u64 slots[1 << (GOING_BITS - GOING_WORD_BITS)]; /* HOST, enum going, the first one lowest */
+};
+
 /* From client to frontend. Keyed by the packet as the client sent it. */
 struct flow {
 	__u32 backend;	  /* HOST, index into backends */

@@ -6,6 +6,7 @@
 #ifndef WEIR_FLOW_H
 #define WEIR_FLOW_H
 
+#include "going.h"
 #include "openings.h"
 #include "parse.h"
 
@@ -60,8 +61,24 @@ enum stage {
 	STAGE_GOING_FIRST = 3, /* any, which most likely goes on */
 };
 
+/* False for a key that is in neither flows nor replies; true proves nothing. */
+static __always_inline bool may_be_going(const union flow_key *key, const bool v6)
+{
+	if (!is_going_known())
+		return true;
+	return v6 ? going6_may_be(&key->v6) : going4_may_be(&key->v4);
+}
+
+/* Notes an entry of either that has been written. */
+static __always_inline void note_written(const union flow_key *key, const bool v6)
+{
+	(void)(v6 ? going6_note(&key->v6) : going4_note(&key->v4));
+}
+
 static __always_inline struct flow *flow_at_going(const union flow_key *key, const bool v6)
 {
+	if (!may_be_going(key, v6))
+		return NULL;
 	return v6 ? bpf_map_lookup_elem(&flows6, &key->v6) : bpf_map_lookup_elem(&flows4, &key->v4);
 }
 
@@ -92,12 +109,17 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 				       const bool v6)
 {
 	union flow_key key;
+	long error;
 
 	packet_key(&key, p, v6);
 	if (stage)
 		return v6 ? openings6_store(&key.v6, flow, BPF_ANY) : openings4_store(&key.v4, flow, BPF_ANY);
-	return v6 ? bpf_map_update_elem(&flows6, &key.v6, flow, BPF_ANY)
-		  : bpf_map_update_elem(&flows4, &key.v4, flow, BPF_ANY);
+	error = v6 ? bpf_map_update_elem(&flows6, &key.v6, flow, BPF_ANY)
+		   : bpf_map_update_elem(&flows4, &key.v4, flow, BPF_ANY);
+	if (error)
+		return error;
+	note_written(&key, v6);
+	return 0;
 }
 
 /* Forgets the flow at a stage that a client's packet belongs to, if there is one. */
@@ -121,6 +143,8 @@ static __always_inline void reply_key(union flow_key *key, const struct backend 
 
 static __always_inline struct reply *reply_at_going(const union flow_key *key, const bool v6)
 {
+	if (!may_be_going(key, v6))
+		return NULL;
 	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
 }
 
@@ -158,10 +182,16 @@ static __always_inline void reply_forget(const union flow_key *key, const enum s
 static __always_inline long reply_store(const union flow_key *key, const struct reply *reply, __u64 flags,
 					const enum stage stage, const bool v6)
 {
+	long error;
+
 	if (stage)
 		return v6 ? awaited6_store(&key->v6, reply, flags) : awaited4_store(&key->v4, reply, flags);
-	return v6 ? bpf_map_update_elem(&replies6, &key->v6, reply, flags)
-		  : bpf_map_update_elem(&replies4, &key->v4, reply, flags);
+	error = v6 ? bpf_map_update_elem(&replies6, &key->v6, reply, flags)
+		   : bpf_map_update_elem(&replies4, &key->v4, reply, flags);
+	if (error)
+		return error;
+	note_written(key, v6);
+	return 0;
 }
 
 /* Whether a flow with these flags, or of answers with them, has not got going so far, or is over. */

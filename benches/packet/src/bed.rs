@@ -16,7 +16,7 @@ use weir_core::model::{Family, ObjectName, Protocol};
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{BackendPlan, PlanKey, Selector, ServicePlan, Shares, TierPlan};
 use weir_core::tables::Tables;
-use weir_datapath::{Datapath, MapStore, PinDir, View};
+use weir_datapath::{Datapath, GoingFilter, MapStore, PinDir, View};
 use weir_testbed::prog_run::{Context, Run, prog_run};
 
 static WRAPPER: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/wrapper.bpf.o"));
@@ -183,6 +183,11 @@ impl Bed {
                 move_all::<KEY6, FLOW6, { size_of::<abi::OpeningSet6>() }>(map("openings6")?, map("flows6")?, flow)
             }
         }
+    }
+
+    /// What the agent does twice a minute: finds out what goes on.
+    pub(crate) fn rebuild_filter(&self) -> Result<()> {
+        Ok(GoingFilter::open(&self.pins)?.rebuild()?)
     }
 
     /// Runs a program in the wrapper, that many rounds.

@@ -153,24 +153,11 @@ fn in_one_bed(case: Case, family: Family, flows: u32, services: u32) -> Result<[
         Case::Established | Case::NewFlow => bed::first_service(family),
         Case::NotOurs => bed::first_stranger(),
     };
-    let frame = frame::tcp(family, case == Case::NewFlow);
     // Each flow has its turn.
     let rounds = if case == Case::NewFlow { NEW_FLOWS } else { ROUNDS.max(flows.saturating_mul(ROUNDS_OF_EACH)) };
-    // Makes the flows known, and the caches warm.
+    make_known(&mut bed, case, family, flows, services, first)?;
+    let frame = frame::tcp(family, case == Case::NewFlow);
     let plan = bed.plan(&frame, flows, services, first);
-    bed.run(bed::Program::Weir, &plan, &frame, flows)?;
-    if case == Case::Established {
-        // Sets fill one before the other, so that some of many flows begin more than once.
-        while bed.let_go_on()? > 0 {
-            bed.run(bed::Program::Weir, &plan, &frame, flows)?;
-        }
-        // So do those of answers, which have sets of their own.
-        let begin = Instant::now();
-        while bed.known()? != [flows as usize; 2] {
-            ensure!(begin.elapsed() < TICKS, "of {flows} flows and their answers the tables have {:?}", bed.known()?);
-            bed.run(bed::Program::Weir, &plan, &frame, flows)?;
-        }
-    }
     let mut weir = Vec::new();
     let mut null = Vec::new();
     for run in 0..RUNS {
@@ -191,6 +178,26 @@ fn in_one_bed(case: Case, family: Family, flows: u32, services: u32) -> Result<[
         weir.push(nanoseconds(ran.duration));
     }
     Ok([weir, null].map(median))
+}
+
+/// Makes so many flows known, from that service on, and the caches warm. They go on, as far as they are ours.
+fn make_known(bed: &mut Bed, case: Case, family: Family, flows: u32, services: u32, first: u32) -> Result<()> {
+    let frame = frame::tcp(family, false);
+    let plan = bed.plan(&frame, flows, services, first);
+    bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+    if case != Case::NotOurs {
+        // Sets fill one before the other, so that some of many flows begin more than once.
+        while bed.let_go_on()? > 0 {
+            bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+        }
+        // So do those of answers, which have sets of their own.
+        let begin = Instant::now();
+        while bed.known()? != [flows as usize; 2] {
+            ensure!(begin.elapsed() < TICKS, "of {flows} flows and their answers the tables have {:?}", bed.known()?);
+            bed.run(bed::Program::Weir, &plan, &frame, flows)?;
+        }
+    }
+    bed.rebuild_filter()
 }
 
 /// Entries of tables that hold so many flows without an eviction, and all new ones of a case beside them.

@@ -33,6 +33,14 @@ pub const FILTER_BITS: u32 = 20;
 pub const FILTER_NEAR_BITS: u32 = 16;
 /// Bits of a word of the frontend filter, as a power of two.
 pub const FILTER_WORD_BITS: u32 = 6;
+/// Slots of the filter of what goes on, as a power of two.
+pub const GOING_BITS: u32 = 18;
+/// Slots of a word of it, as a power of two.
+pub const GOING_WORD_BITS: u32 = 5;
+/// Slots that are taken while it is asked, at most.
+pub const GOING_MOST: u32 = 1 << 15;
+/// Bits of a slot.
+pub const GOING_MASK: u32 = 3;
 /// `SNAT_COUNTERS` of `enum abi`.
 pub const SNAT_COUNTERS: usize = 4096;
 /// SYNs that an entry of `first_syns` has room for.
@@ -93,6 +101,14 @@ pub const SERVICE_EXTERNAL_LOCAL: u32 = 4;
 pub const SERVICE_LEAST_CONN: u32 = 8;
 /// Its flows are hashed as on every other node; its lines hold Maglev's table.
 pub const SERVICE_MAGLEV: u32 = 16;
+
+// enum going
+/// Some of a slot's keys may be among what goes on.
+pub const GOING_MAY_BE: u32 = 0;
+/// None of them is.
+pub const GOING_NONE: u32 = 1;
+/// The agent looks whether one is.
+pub const GOING_ASKED: u32 = 2;
 
 // enum backend_flags
 /// The slot belongs to an endpoint.

@@ -162,6 +162,19 @@ pub type AwaitedSet4 = OpeningSet<FlowKey4, Reply>;
 /// See `struct awaited_set6` in `bpf/abi.h`.
 pub type AwaitedSet6 = OpeningSet<FlowKey6, Reply>;
 
+/// See `struct going_filter` in `bpf/abi/flows.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct GoingFilter {
+    /// 0: look-ups are made without.
+    pub asked: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Two bits for each slot, the first one lowest: [`GOING_MAY_BE`](crate::GOING_MAY_BE), [`GOING_NONE`](crate::GOING_NONE) or
+    /// [`GOING_ASKED`](crate::GOING_ASKED).
+    pub slots: [u64; 1 << (crate::GOING_BITS - crate::GOING_WORD_BITS)],
+}
+
 /// `opening_hash()` in `bpf/lib/sets.h`, of the words of a key as they lie in memory.
 #[must_use]
 pub fn opening_hash(key: &[u32], seed: u64) -> u64 {

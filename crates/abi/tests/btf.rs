@@ -48,6 +48,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         FrontendKey4 = "frontend_key4" { addr, port, proto, pad }
         FrontendKey6 = "frontend_key6" { addr, port, proto, pad }
         FilterWord = "filter_word" { bits }
+        GoingFilter = "going_filter" { asked, pad, slots }
         Device = "device" { ifindex, program }
         Shortcut = "shortcut" { kind, bridge }
         Frontend = "frontend" { service, kind }
@@ -130,6 +131,13 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FILTER_BITS,
         FILTER_NEAR_BITS,
         FILTER_WORD_BITS,
+        GOING_BITS,
+        GOING_WORD_BITS,
+        GOING_MOST,
+        GOING_MASK,
+        GOING_MAY_BE,
+        GOING_NONE,
+        GOING_ASKED,
         KIND_CLUSTER_IP,
         KIND_NODE_PORT,
         KIND_LOAD_BALANCER,

@@ -1,11 +1,15 @@
 //! Flows of IPv4 and of IPv6 in one body: keys of both have the same ends, and tables of the same kinds.
 
+use std::mem::{align_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use weir_abi as abi;
 use weir_core::ops::FrontendKey;
 
 use crate::map::Pod;
+
+/// Of a word of a key or a value.
+pub(crate) const WORD: usize = size_of::<u32>();
 
 /// Both ends of a packet, and with its protocol the flow that it is of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -83,6 +87,13 @@ impl FlowKey for abi::FlowKey6 {
         let end = |word, port: abi::Be16| SocketAddr::new(address(word).into(), port.get());
         Client { from: end(self.src, self.sport), to: end(self.dst, self.dport), protocol: self.proto }
     }
+}
+
+/// The words of a key or a value.
+pub(crate) fn words<T: Pod>(value: &T) -> &[u32] {
+    const { assert!(size_of::<T>().is_multiple_of(WORD) && align_of::<T>() >= align_of::<u32>()) };
+    // SAFETY: Pod types have no padding, and this one is made of whole words.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>() / WORD) }
 }
 
 /// What a table has for a key: a flow, or what its answers must look like.

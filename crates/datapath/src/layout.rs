@@ -82,9 +82,10 @@ const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends"
 const MAX_LOCAL: u32 = 65_536;
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 39] = [
+pub(crate) const MAPS: [MapSpec; 40] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
+    array::<abi::GoingFilter>("going_filter", None, ""),
     array::<abi::Service>("services", Some(SERVICES.0), SERVICES.1),
     array::<abi::Backend>("backends", Some(BACKENDS.0), BACKENDS.1),
     array::<abi::Line>("lines", Some(|c| c.lines), "--max-lines"),

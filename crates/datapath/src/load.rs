@@ -15,6 +15,7 @@ use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::flows::Flows;
+use crate::going::GoingFilter;
 use crate::kept;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
@@ -112,6 +113,8 @@ impl Datapath {
         if !adopted || is_new {
             // A new filter beside old frontends would hide them, and other programs may look for them at other places of it.
             datapath.rebuild_filter()?;
+            // Programs that do not note what they write, or other tables, may have been there since.
+            GoingFilter::forget(&datapath.pins.mapped("going_filter", 0)?)?;
         }
         Ok(datapath)
     }

@@ -46,6 +46,7 @@ pod!(
     abi::Counter,
     abi::Device,
     abi::FilterWord,
+    abi::GoingFilter,
     abi::Flow,
     abi::Flow6,
     abi::FlowKey4,

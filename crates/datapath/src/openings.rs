@@ -1,19 +1,16 @@
 //! Tables of flows that begin: sets of a few entries, which the programs and we read and write as memory
 //! (`bpf/lib/openings.h`).
 
-use std::mem::{align_of, offset_of, size_of};
+use std::mem::{offset_of, size_of};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use weir_abi as abi;
 
 use crate::error::Result;
-use crate::flow_key::{FlowKey, Kept};
-use crate::map::{Mapped, Pod};
+use crate::flow_key::{FlowKey, Kept, WORD, words};
+use crate::map::Mapped;
 use crate::view::RawEntry;
-
-/// Of a word.
-const WORD: usize = size_of::<u32>();
 
 /// A table of flows that begin, or of what their answers must look like.
 #[derive(Debug)]
@@ -138,13 +135,6 @@ pub(crate) fn raw(name: &str, sets: &[RawEntry]) -> Vec<RawEntry> {
 
 const fn is_used(tag: u32) -> bool {
     tag != abi::OPENING_FREE && tag != abi::OPENING_BUSY
-}
-
-/// The words of a key or a value.
-fn words<T: Pod>(value: &T) -> &[u32] {
-    const { assert!(size_of::<T>().is_multiple_of(WORD) && align_of::<T>() >= align_of::<u32>()) };
-    // SAFETY: Pod types have no padding, and this one is made of whole words.
-    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>() / WORD) }
 }
 
 /// `opening_tag()`.

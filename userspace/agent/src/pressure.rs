@@ -1,5 +1,5 @@
 //! Counts the open flows of each table, for metrics, and tells of a table that has no room for more. All of the flow tables is
-//! read for that.
+//! read for that, and the filter in front of them made anew.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use weir_core::flow_pressure::{Alarm, TableUse};
-use weir_datapath::View;
+use weir_datapath::{GoingFilter, View};
 use weir_kube_watch::events::{Events, Regarding};
 use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
@@ -82,6 +82,7 @@ impl PressureMetrics {
 #[derive(Debug)]
 pub(crate) struct PressureWatch {
     view: View,
+    going: GoingFilter,
     metrics: PressureMetrics,
     alarm: Alarm,
     events: Events,
@@ -90,13 +91,13 @@ pub(crate) struct PressureWatch {
 
 impl PressureWatch {
     /// Complaints go to the log, and to `events` about `node`.
-    pub(crate) fn new(view: View, metrics: PressureMetrics, events: Events, node: &str) -> Self {
-        Self { view, metrics, alarm: Alarm::default(), events, node: node.to_owned() }
+    pub(crate) fn new(view: View, going: GoingFilter, metrics: PressureMetrics, events: Events, node: &str) -> Self {
+        Self { view, going, metrics, alarm: Alarm::default(), events, node: node.to_owned() }
     }
 
     /// Works until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { mut view, mut metrics, mut alarm, events, node } = self;
+        let Self { mut view, mut going, mut metrics, mut alarm, events, node } = self;
         let work = async {
             let mut pause = FIRST;
             loop {
@@ -105,10 +106,14 @@ impl PressureWatch {
                     let begin = Instant::now();
                     let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
                     let counts = view.flow_uses(tick).and_then(|uses| Ok((uses, view.displaced_openings()?)));
-                    (view, counts, begin.elapsed())
+                    let rebuilt = follow(&going, counts.as_ref().ok().map(|(uses, _)| uses));
+                    ((view, going), counts, rebuilt, begin.elapsed())
                 });
-                let Ok((back, counts, took)) = counted.await else { return };
-                view = back;
+                let Ok((back, counts, rebuilt, took)) = counted.await else { return };
+                (view, going) = back;
+                if let Err(cause) = rebuilt {
+                    debug!(%cause, "what goes on is looked up without a filter");
+                }
                 match counts {
                     Ok((uses, displaced)) => {
                         metrics.set(&uses);
@@ -122,6 +127,16 @@ impl PressureWatch {
             }
         };
         stop.run_until_cancelled(work).await;
+    }
+}
+
+/// Makes the filter of what goes on anew, unless so much does that it is of no use.
+fn follow(going: &GoingFilter, uses: Option<&Uses>) -> weir_datapath::Result<()> {
+    let count = |table| uses.and_then(|uses| uses.get(table)).map_or(0, |TableUse { open, over, .. }| open + over);
+    if GoingFilter::is_worth_while(u64::from(count("flows4")) + u64::from(count("flows6"))) {
+        going.rebuild()
+    } else {
+        going.give_up()
     }
 }
 

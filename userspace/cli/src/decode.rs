@@ -302,6 +302,16 @@ pub(crate) fn filter_word((index, bits): &RawEntry) -> (Value, Value) {
     (number(index), Value::Fields(vec![("bits", word(format!("{bits:#018x}")))]))
 }
 
+/// Key and value of `going_filter`, from bytes: the index; whether programs ask, and slots that are not known to be empty.
+pub(crate) fn going_filter((index, filter): &RawEntry) -> (Value, Value) {
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
+    let slots = filter.get(offset_of!(abi::GoingFilter, slots)..).unwrap_or_default();
+    let states = slots.iter().flat_map(|byte| (0..u8::BITS).step_by(2).map(move |at| u32::from(*byte) >> at));
+    let taken = states.filter(|state| state & abi::GOING_MASK != abi::GOING_NONE).count();
+    let taken = u32::try_from(taken).unwrap_or(u32::MAX);
+    (number(word(index)), Value::Fields(vec![("asked", number(word(filter))), ("taken", number(taken))]))
+}
+
 /// Key and value of `snat_counters`, from bytes: the index; the running number, and the tick in which a port was taken too soon.
 pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));

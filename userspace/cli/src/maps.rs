@@ -47,7 +47,7 @@ impl Row for MapRow {
 
     fn tone(&self) -> Tone {
         let refuses = !matches!(self.r#type, "lru_hash" | "percpu_array")
-            && !matches!(self.name, "config" | "frontend_filter" | "snat_next" | "snat_ports");
+            && !matches!(self.name, "config" | "frontend_filter" | "going_filter" | "snat_next" | "snat_ports");
         if refuses && is_nearly_full(self.used, self.max_entries) { Tone::Alert } else { Tone::Plain }
     }
 }
@@ -243,6 +243,9 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         }
         "frontend_filter" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|word| entry(decode::filter_word(word))).collect()
+        }
+        "going_filter" => {
+            view.raw(name)?.unwrap_or_default().iter().map(|filter| entry(decode::going_filter(filter))).collect()
         }
         "snat_counters" => {
             let counters = used_raw(view, name)?.unwrap_or_default();

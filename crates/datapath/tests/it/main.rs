@@ -17,6 +17,7 @@ mod forget;
 mod forward;
 mod fragments;
 mod fuzz;
+mod going;
 mod headers;
 mod icmp;
 mod interleaved;

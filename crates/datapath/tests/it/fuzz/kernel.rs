@@ -9,7 +9,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
-use weir_datapath::MapStore;
+use weir_datapath::{GoingFilter, MapStore};
 use weir_model::{Hook, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::prog_run::{Context, prog_run};
 
@@ -137,6 +137,8 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     }
     entries::age_pressure(node, ticks);
     calm(node);
+    // As the agent does now and then: what follows is looked up with what it has found.
+    GoingFilter::open(node.datapath.pins()).unwrap().rebuild().unwrap();
 }
 
 /// Bytes of a CPU's pace.

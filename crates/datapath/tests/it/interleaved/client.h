@@ -109,6 +109,10 @@ static void reset(void)
 	nanoseconds = 1ull << 30;
 	memset(&written, 0, sizeof(written));
 	written.turn.next = 1;
+	/* It is known that nothing goes on. */
+	written.going.asked = 1;
+	for (__u32 word = 0; word < sizeof(written.going.slots) / sizeof(*written.going.slots); word++)
+		written.going.slots[word] = ~0ull / GOING_MASK * GOING_NONE;
 	for (unsigned int i = 0; i < TABLES; i++)
 		tables[i].used = 0;
 	memset(&given, 0, sizeof(given));

@@ -122,6 +122,7 @@ static struct {
 	struct snat_counter turn;
 	struct snat_kept kept;
 	struct pace pace;
+	struct going_filter going;
 } written;
 
 static struct {
@@ -156,19 +157,13 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 	const struct {
 		void *map, *value;
 	} single[] = {
-		{ &openings4, &written.openings4 },
-		{ &openings6, &written.openings6 },
-		{ &awaited4, &written.awaited4 },
-		{ &awaited6, &written.awaited6 },
-		{ &service_counters, &written.service },
-		{ &snat_counters, &written.turn },
-		{ &snat_kept, &written.kept },
-		{ &paces, &written.pace },
-		{ &config, &given.config },
-		{ &frontends4, &given.frontend },
-		{ &frontends6, &given.frontend },
-		{ &frontend_filter, &given.filter },
-		{ &services, &given.service },
+		{ &openings4, &written.openings4 },	 { &openings6, &written.openings6 },
+		{ &awaited4, &written.awaited4 },	 { &awaited6, &written.awaited6 },
+		{ &service_counters, &written.service }, { &snat_counters, &written.turn },
+		{ &snat_kept, &written.kept },		 { &paces, &written.pace },
+		{ &going_filter, &written.going },	 { &config, &given.config },
+		{ &frontends4, &given.frontend },	 { &frontends6, &given.frontend },
+		{ &frontend_filter, &given.filter },	 { &services, &given.service },
 		{ &snat_ports, &given.ports },
 	};
 	struct table *table = table_of(map);

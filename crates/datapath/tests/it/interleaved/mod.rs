@@ -35,6 +35,11 @@ fn while_a_flow_moves_neither_its_packets_nor_its_answers_miss_it() {
 }
 
 #[test]
+fn while_the_agent_finds_out_what_goes_on_a_flow_that_moves_there_is_not_missed() {
+    holds("filter");
+}
+
+#[test]
 fn while_a_flow_that_has_ended_moves_back_its_clients_packets_do_not_miss_it() {
     holds("ends");
 }

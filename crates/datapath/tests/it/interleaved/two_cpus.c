@@ -55,6 +55,56 @@ static bool is_moved(void)
 	       in_set(reply_set()) == stays && settled() == 2 * stays;
 }
 
+#define GOING_WORDS (sizeof(written.going.slots) / sizeof(*written.going.slots))
+static __u64 taken[GOING_WORDS];
+
+static AT_ONCE void agent_asks(void)
+{
+	memset(taken, 0, sizeof(taken));
+	for (__u32 word = 0; word < GOING_WORDS; word++)
+		written.going.slots[word] = ~0ull / GOING_MASK * GOING_ASKED;
+}
+
+static AT_ONCE void agent_reads(const struct table *table)
+{
+	for (__u32 i = 0; i < table->used; i++) {
+		__u32 slot = going_slot((const word *)table->key[i], table->key_size / sizeof(word));
+
+		if (table->there[i])
+			taken[slot >> GOING_WORD_BITS] |= (__u64)GOING_MASK << going_shift(slot);
+	}
+}
+
+static AT_ONCE void agent_answers(void)
+{
+	for (__u32 word = 0; word < GOING_WORDS; word++) {
+		__u64 now = written.going.slots[word], asked = now & ~0ull / GOING_MASK * GOING_ASKED;
+
+		written.going.slots[word] = (now & ~asked) | (asked & ~taken[word]) >> 1;
+	}
+}
+
+/* What the agent does with the filter of what goes on: it asks for all slots, reads the tables, and takes the others for empty. */
+static void agent_looks(void)
+{
+	agent_asks();
+	for (unsigned int i = 0; i < TABLES; i++) {
+		meanwhile();
+		agent_reads(&tables[i]);
+	}
+	meanwhile();
+	agent_answers();
+	meanwhile();
+}
+
+/* Whatever the agent has found, the flow is found by its client and its backend. */
+static bool is_known(void)
+{
+	return flows_going() + in_set(flow_set()) == 1 && replies_going() + in_set(reply_set()) == 1 &&
+	       client_sends(DATA) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL) &&
+	       backend_sends(DATA) == REASON_BACK && written.backend[FIRST].flows == 1 && !written.pace.lost;
+}
+
 /* A connection that both sides have closed, but for the last ACK. */
 static void begin_closed(void)
 {
@@ -253,6 +303,7 @@ static const struct scenario {
 	{ "settled", begin_full_of_two_that_settled, one_needs_a_place, other_needs_a_place, settled_have_theirs,
 	  true },
 	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
+	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
 };
 
