@@ -2,7 +2,8 @@
 /*
  * The one contract between the programs in the kernel and everything outside of it: map keys and values, limits, reasons.
  * crates/abi mirrors it in Rust and compares every field with the BTF of the compiled objects. A change of any layout
- * here needs a new ABI_VERSION, which is part of the pin directory's name.
+ * here needs a new ABI_VERSION, which is part of the pin directory's name; so does one of what programs of two versions that share the
+ * maps have to agree on, as who notes what in going_filter, and where.
  *
  * Byte order is named at each field: BE is network order, HOST is the machine's. No bitfields, no pointers, no bool;
  * padding is spelled out and zero. The field names are user interface: `bpftool map dump` prints them.

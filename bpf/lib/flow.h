@@ -51,7 +51,7 @@ static __always_inline void packet_key(union flow_key *key, const struct packet 
 
 /*
  * In which pair of tables an entry is: flows and replies, or those of flows that begin. A look-up may ask both. Another CPU may move
- * an entry meanwhile, which writes it to the tables of those that go on before it takes it out of the others: whoever looks in the
+ * an entry meanwhile, which writes it to the tables of those that go on and notes it before it takes it out of the others: whoever looks in the
  * other order misses none; whoever looks among those that go on first, since most are there, looks there again.
  */
 enum stage {

@@ -48,21 +48,24 @@ static __always_inline bool may_go_on(__u32 slot)
 	return !filter || (filter->slots[slot >> GOING_WORD_BITS] >> going_shift(slot) & GOING_MASK) != GOING_NONE;
 }
 
-/* Notes that a key with this slot is there. */
+/* Notes that a key with this slot is there. An exchange, whose result somebody wants, is a barrier: the entry is seen before. */
 static __always_inline int note_going(__u32 slot)
 {
 	struct going_filter *filter = going_get();
+	__u64 before;
 
-	if (filter)
-		__sync_fetch_and_and(&filter->slots[slot >> GOING_WORD_BITS],
-				     ~((__u64)GOING_MASK << going_shift(slot)));
+	if (!filter)
+		return 0;
+	before = __sync_fetch_and_and(&filter->slots[slot >> GOING_WORD_BITS],
+				      ~((__u64)GOING_MASK << going_shift(slot)));
+	barrier_var(before);
 	return 0;
 }
 
 /*
  * Of either family; functions of their own, for the stack's sake. _may_be is false for a key that is in neither table, true proves nothing.
- * _note is for after an entry was written, as the agent may have asked for its slot in between and not seen it; until then it is found
- * where it was before. It returns nothing of use.
+ * _note is for after an entry was written: of one that is noted first the agent could ask after the note, and read before the entry. Until
+ * then it is found where it began. It returns nothing of use.
  */
 #define GOING_KEYS(family)                                                                                             \
 	__noinline int going##family##_may_be(const struct flow_key##family *key)                                      \

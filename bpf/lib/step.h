@@ -93,7 +93,8 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		count_lost();
 	if (!error)
 		return STEP_ON;
-	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. */
+	/* Another CPU may have written it, or a busy table had no room now: neither is another flow. What is there is noted, too. */
+	note_written(&key, v6);
 	known = reply_at(&key, STAGE_ANY, v6);
 	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
 }

@@ -185,8 +185,8 @@ impl Bed {
         }
     }
 
-    /// What the agent does twice a minute: finds out what goes on.
-    pub(crate) fn rebuild_filter(&self) -> Result<()> {
+    /// What the agent does now and then, for the filter of what goes on.
+    pub(crate) fn find_what_goes_on(&self) -> Result<()> {
         Ok(GoingFilter::open(&self.pins)?.rebuild()?)
     }
 

@@ -197,7 +197,7 @@ fn make_known(bed: &mut Bed, case: Case, family: Family, flows: u32, services: u
             bed.run(bed::Program::Weir, &plan, &frame, flows)?;
         }
     }
-    bed.rebuild_filter()
+    bed.find_what_goes_on()
 }
 
 /// Entries of tables that hold so many flows without an eviction, and all new ones of a case beside them.

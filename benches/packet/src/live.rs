@@ -96,6 +96,7 @@ fn of_family(family: Family, device: u32) -> Result<Vec<LiveFigure>> {
     while bed.let_go_on()? > 0 {
         bed.run(Program::Weir, &plan, &frame, OTHER_FLOWS)?;
     }
+    bed.find_what_goes_on()?;
     let programs = [(Program::Drop, "XDP_DROP", 0.0), (Program::Null, "XDP_TX", 1.0), (Program::Weir, "weir_xdp", 1.0)];
     let mut figures = Vec::new();
     for (program, label, wanted) in programs {

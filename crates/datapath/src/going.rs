@@ -11,6 +11,7 @@ use crate::flow_key::{FlowKey, WORD, words};
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, READ_ONLY};
 
+const _: () = assert!(cfg!(target_endian = "little"), "the lower half of a programs' word comes first");
 /// Slots of a word as we see it, half of one of the programs'.
 const SLOTS: u32 = u32::BITS / 2;
 /// Every slot of a word as [`abi::GOING_NONE`].
@@ -43,11 +44,13 @@ impl GoingFilter {
         })
     }
 
-    /// Has all look-ups made, for programs and tables that the filter has not followed, until it is made anew.
+    /// Forgets all of the pinned filter, as entries were written of which nobody has told it: look-ups are made until it is made anew. What is
+    /// found out in that moment does not count.
     ///
     /// # Errors
-    /// Never in practice; the slot exists.
-    pub(crate) fn forget(filter: &Mapped<abi::GoingFilter>) -> Result<()> {
+    /// As [`GoingFilter::open`].
+    pub(crate) fn forget(pins: &PinDir) -> Result<()> {
+        let filter: Mapped<abi::GoingFilter> = pins.mapped("going_filter", 0)?;
         filter.words(0)?.iter().for_each(|word| word.store(0, Ordering::Release));
         Ok(())
     }
@@ -91,12 +94,13 @@ impl GoingFilter {
     }
 }
 
-/// A word once the tables are read: what was asked for and is not among the taken slots is empty.
+/// A word once the tables are read: what was asked for and is not among the taken slots is empty. What is taken is so whoever has asked:
+/// another one who looks at the same time may have found less.
 const fn answered(now: u32, taken: u32) -> u32 {
     const { assert!(ALL_NONE == ALL_ASKED >> 1 && abi::GOING_MAY_BE == 0) };
     let asked = now & ALL_ASKED;
     let empty = asked & !taken;
-    (now & !asked) | empty >> 1
+    (now & !asked & !taken) | empty >> 1
 }
 
 /// `going_slot()` of `bpf/lib/going.h`.
@@ -122,5 +126,6 @@ mod tests {
         assert_eq!(answered(word([asked, may_be, asked, may_be]), taken), word([none, may_be, may_be, may_be]));
         assert_eq!(answered(ALL_ASKED, 0), ALL_NONE);
         assert_eq!(answered(ALL_ASKED, u32::MAX), 0);
+        assert_eq!(answered(ALL_NONE, u32::MAX), 0);
     }
 }

@@ -113,8 +113,6 @@ impl Datapath {
         if !adopted || is_new {
             // A new filter beside old frontends would hide them, and other programs may look for them at other places of it.
             datapath.rebuild_filter()?;
-            // Programs that do not note what they write, or other tables, may have been there since.
-            GoingFilter::forget(&datapath.pins.mapped("going_filter", 0)?)?;
         }
         Ok(datapath)
     }
@@ -234,7 +232,10 @@ impl Datapath {
 
     fn copy_flows(&self) -> Result<()> {
         let seed = self.config.get(0)?.hash_seed;
-        self.resized.iter().try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), false, seed))
+        let copied =
+            self.resized.iter().try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), false, seed));
+        // Nobody has noted what was copied, nor in the filter that was made in between.
+        GoingFilter::forget(&self.pins).and(copied)
     }
 }
 
@@ -292,6 +293,9 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
             resize::copy(pins, spec, old.as_fd(), true, seed)?;
         }
     }
+    // Other programs, which noted nothing of what they wrote there, or other tables may have been here. Whoever finds these programs kept
+    // takes the filter as it is.
+    GoingFilter::forget(pins)?;
     kept::keep(pins, &programs)
 }
 

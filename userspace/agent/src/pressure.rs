@@ -130,13 +130,12 @@ impl PressureWatch {
     }
 }
 
-/// Makes the filter of what goes on anew, unless so much does that it is of no use.
+/// Makes the filter of what goes on anew, unless so much does that it is of no use, or nobody knows how much.
 fn follow(going: &GoingFilter, uses: Option<&Uses>) -> weir_datapath::Result<()> {
-    let count = |table| uses.and_then(|uses| uses.get(table)).map_or(0, |TableUse { open, over, .. }| open + over);
-    if GoingFilter::is_worth_while(u64::from(count("flows4")) + u64::from(count("flows6"))) {
-        going.rebuild()
-    } else {
-        going.give_up()
+    let count = |uses: &Uses, table| uses.get(table).map_or(0, |TableUse { open, over, .. }| u64::from(open + over));
+    match uses {
+        Some(uses) if GoingFilter::is_worth_while(count(uses, "flows4") + count(uses, "flows6")) => going.rebuild(),
+        Some(_) | None => going.give_up(),
     }
 }
 

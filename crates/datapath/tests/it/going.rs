@@ -2,11 +2,13 @@
 
 use weir_abi as abi;
 use weir_core::model::Protocol;
+use weir_core::ops::Capacity;
 use weir_datapath::GoingFilter;
 
 use crate::entries::evict;
 use crate::node::Node;
 use crate::openings::begins;
+use crate::pins::SMALL;
 use crate::talk::{Talk, each_way};
 
 /// What the agent does now and then. Returns how many slots are taken then.
@@ -50,6 +52,7 @@ fn what_goes_on_is_found_whether_it_began_before_the_filter_was_made_or_after() 
             assert_eq!(rebuild(talk.node), before + 2, "the flow and its answers");
             talk.client_goes_on();
             talk.endpoint_goes_on();
+            assert!(!begins(talk), "it was found where it is");
         });
         each_way("flows that get there later", protocol, |talk| {
             let before = rebuild(talk.node);
@@ -60,6 +63,7 @@ fn what_goes_on_is_found_whether_it_began_before_the_filter_was_made_or_after() 
             assert_eq!(filter(talk.node), (true, before + 2));
             talk.client_goes_on();
             talk.endpoint_goes_on();
+            assert!(!begins(talk), "it was found where it is");
         });
     }
 }
@@ -72,6 +76,14 @@ fn with_many_flows_everything_is_looked_up_again() {
     assert!(!filter(&node).0);
     let most = u64::from(abi::GOING_MOST);
     assert!(GoingFilter::is_worth_while(most / 2) && !GoingFilter::is_worth_while(most / 2 + 1));
+}
+
+#[test]
+fn of_tables_of_another_size_the_filter_says_nothing() {
+    let Some(node) = Node::new("other tables") else { return };
+    rebuild(&node);
+    let node = node.resized(Capacity { flows: 2 * SMALL.flows, ..SMALL });
+    assert_eq!(filter(&node), (false, 1 << abi::GOING_BITS), "whoever made it in between knew less");
 }
 
 #[test]

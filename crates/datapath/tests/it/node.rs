@@ -23,7 +23,7 @@ use weir_core::model::{
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
-use weir_datapath::{AttachOptions, Datapath, FlowEntry, Hook, MapStore, Role, View};
+use weir_datapath::{AttachOptions, Datapath, FlowEntry, GoingFilter, Hook, MapStore, Role, View};
 use weir_testbed::Netns;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
@@ -142,6 +142,8 @@ impl Node {
         drop(datapath);
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         datapath.begin_switch().unwrap();
+        // An agent's clock may have it so.
+        GoingFilter::open(datapath.pins()).unwrap().rebuild().unwrap();
         datapath.finish_switch().unwrap();
         let view = View::open(pins.dir.clone()).unwrap();
         Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers }

@@ -292,6 +292,7 @@ static const struct scenario {
 } scenarios[] = {
 	{ "moves", begin_answered, one_client_sends, other_client_sends, is_moved, true },
 	{ "moves", begin_answered, one_client_sends, other_backend_sends, is_moved, true },
+	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
 	{ "begins", begin_nothing, one_begins, other_begins, is_once, true },
@@ -303,7 +304,6 @@ static const struct scenario {
 	{ "settled", begin_full_of_two_that_settled, one_needs_a_place, other_needs_a_place, settled_have_theirs,
 	  true },
 	/* Who has found an entry that is then taken for another flow reads that one's, as in an LRU table of the kernel's. */
-	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	{ "looks", begin_full, one_needs_a_place, other_looks, is_whole, false },
 };
 
