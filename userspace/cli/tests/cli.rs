@@ -65,6 +65,9 @@ fn services_endpoints_and_maps_are_read_while_no_agent_runs() {
     }
     let config = pins.json(&["map", "dump", "config"]);
     assert_eq!(config["items"][0]["value"]["flags"], "reset_stale");
+    let going = pins.json(&["map", "dump", "going_filter"]);
+    let nothing_is_known = serde_json::json!({ "asked": 0, "taken": 1 << abi::GOING_BITS });
+    assert_eq!(going["items"][0]["value"], nothing_is_known);
     let ports = pins.json(&["map", "dump", "snat_ports"]);
     let ports: Vec<_> =
         ports["items"].as_array().unwrap().iter().map(|item| item["value"]["answers"].clone()).collect();
