@@ -156,6 +156,11 @@ impl Packet {
         self.protocol == SCTP || self.piece == Piece::Later
     }
 
+    /// Bytes of the frame behind its link header, which is what a device's MTU limits.
+    pub(crate) fn behind_link(&self) -> u32 {
+        self.frame.saturating_sub(u32::try_from(self.l3).unwrap_or(u32::MAX))
+    }
+
     pub(crate) fn is_whole_icmp(&self) -> bool {
         let icmp = match self.family {
             Family::V4 => ICMP,

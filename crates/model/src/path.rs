@@ -209,7 +209,7 @@ impl Place<'_> {
         let fits = if whole && length != 0 {
             length <= route.mtu
         } else {
-            route.neighbour.is_none() || p.frame <= route.mtu + LINK_ROOM
+            route.neighbour.is_none() || p.behind_link() <= route.mtu
         };
         if !fits {
             p.mtu = route.mtu;
@@ -226,9 +226,6 @@ pub(crate) const fn wrapper_size(family: Family) -> u32 {
         Family::V6 => 40,
     }
 }
-
-/// The kernel lets a frame be longer than its device's MTU by this: Ethernet's header and a tag.
-const LINK_ROOM: u32 = 14 + 4;
 
 /// What an earlier connection has cost is past.
 fn past(flow: Flow) -> Flow {
