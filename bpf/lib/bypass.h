@@ -124,8 +124,7 @@ static __always_inline int past_host(ctx_t *ctx, struct packet *p, struct reply 
 	if (!way)
 		return REASON_NO_FRONTEND;
 	count_back(reply, p, v6);
-	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
-	error = error ?: ctx_decrement_ttl(ctx, p, v6);
+	error = ctx_rewrite_source_on(ctx, p, &reply->frontend, reply->frontend_port, v6);
 	if (error)
 		return -error;
 	p->action = take_shortcut(ctx, &fib, way);

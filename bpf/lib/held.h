@@ -7,6 +7,8 @@
 #ifndef WEIR_HELD_H
 #define WEIR_HELD_H
 
+#include <linux/errno.h>
+
 #include "ctx_tc.h"
 #include "fragment.h"
 
@@ -119,10 +121,10 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 	long error;
 
 	if (!fits(&length))
-		return ERROR_INVALID;
+		return -EINVAL;
 	error = bpf_skb_change_tail(ctx, length, 0);
 	if (error || !fits(&length))
-		return error ?: ERROR_INVALID;
+		return error ?: -EINVAL;
 	return bpf_skb_store_bytes(ctx, 0, piece->bytes, length, 0);
 }
 

@@ -232,7 +232,7 @@ static __always_inline long requote_port(ctx_t *ctx, const struct packet *quoted
 	return error ?: bpf_skb_store_bytes(ctx, field, &port, sizeof(port), 0);
 }
 
-/* Writes what the error becomes. Returns 0 or -REASON_REWRITE_FAILED. */
+/* Writes what the error becomes, one hop older where it leaves again. Returns 0 or -REASON_REWRITE_FAILED. */
 static __always_inline int turn_error(ctx_t *ctx, const struct packet *p, const struct packet *quoted,
 				      const struct error_turn *turn, const bool v6)
 {
@@ -242,9 +242,15 @@ static __always_inline int turn_error(ctx_t *ctx, const struct packet *p, const 
 	error = error ?: requote_addr(ctx, quoted, check, false, &turn->quoted_dst, v6);
 	error = error ?: requote_port(ctx, quoted, check, true, turn->quoted_sport);
 	error = error ?: requote_port(ctx, quoted, check, false, turn->quoted_dport);
-	error = error ?: rewrite_addr(ctx, p, true, &turn->from, 0, v6);
-	error = error ?: rewrite_addr(ctx, p, false, &turn->to, 0, v6);
-	return error ? -REASON_REWRITE_FAILED : 0;
+	/* Of IPv4 its checksum covers no address. */
+	if (v6)
+		error = error
+				?: bpf_l4_csum_replace(ctx, check, 0, ends_diff(p, &turn->from, &turn->to, v6),
+						       BPF_F_PSEUDO_HDR);
+	if (error)
+		return -REASON_REWRITE_FAILED;
+	return v6 ? rewrite_ip6(ctx, p, &turn->from, &turn->to, turn->forward)
+		  : rewrite_ip4(ctx, p, &turn->from, &turn->to, turn->forward);
 }
 
 /* Sends an error on. Sets p->action if the host's stack must not see it. Returns a reason. */
@@ -260,9 +266,6 @@ static __always_inline int tell(ctx_t *ctx, struct packet *p, const struct packe
 		return -error;
 	if (!turn->forward)
 		return REASON_ERROR_TOLD;
-	error = ctx_decrement_ttl(ctx, p, v6);
-	if (error)
-		return -error;
 	p->action = bpf_redirect_neigh(fib.ifindex, NULL, 0, 0);
 	return REASON_ERROR_TOLD;
 }
@@ -283,8 +286,6 @@ static __always_inline int icmp(ctx_t *ctx, struct packet *p, const bool in, con
 		return -error;
 	if (!config)
 		return REASON_NOT_TRANSPORT;
-	/* Of IPv4 its checksum covers no address. */
-	p->addresses_only = !v6;
 	ours = in ? turn_to_backend(p, &quoted, &turn, config, v6) : turn_to_client(&quoted, &turn, nobody, false, v6);
 	/* The node's own ports are looked at last: most errors are about a client's packet or an answer. */
 	if (!ours && in)

@@ -56,7 +56,7 @@ static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 pr
 
 		__builtin_memcpy(&ip.saddr, &p->dst, sizeof(ip.saddr));
 		__builtin_memcpy(&ip.daddr, &p->src, sizeof(ip.daddr));
-		return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
+		return ctx_store(ctx, p->l3, &ip, sizeof(ip));
 	}
 	struct iphdr ip = {
 		.version = 4,
@@ -70,7 +70,7 @@ static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 pr
 	};
 
 	ip.check = ~csum_fold(csum_words(&ip, sizeof(ip)));
-	return bpf_skb_store_bytes(ctx, p->l3, &ip, sizeof(ip), 0);
+	return ctx_store(ctx, p->l3, &ip, sizeof(ip));
 }
 
 /*
@@ -104,15 +104,32 @@ static __always_inline bool checksum_is_partial(ctx_t *ctx, __u32 offset)
 	return !probe;
 }
 
+/*
+ * Whether the transport's checksum is yet to come. Whoever fills it in sums up all that is quoted of the transport: together with
+ * it that becomes the complement of what is in the field so far, *sum.
+ */
+static __always_inline bool is_partial(ctx_t *ctx, const struct packet *p, __u64 *sum)
+{
+	const __u32 at = check_at(p, p->proto == IPPROTO_TCP);
+	__u16 field = 0, zero = 0;
+	bool partial;
+
+	if (p->addresses_only || bpf_skb_load_bytes(ctx, at, &field, sizeof(field)))
+		return false;
+	bpf_skb_store_bytes(ctx, at, &zero, sizeof(zero), 0);
+	partial = checksum_is_partial(ctx, at);
+	bpf_skb_store_bytes(ctx, at, &field, sizeof(field), 0);
+	*sum = (__u16)~field;
+	return partial;
+}
+
 /* Answers with a reset (RFC 9293, 3.10.7.1). Returns the verdict, or an error below 0. */
 static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	const __u32 l4 = p->l3 + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
-	const __u32 check_at = l4 + offsetof(struct tcphdr, check);
 	struct tcphdr tcp, reset = {};
+	__u64 sum, field = 0;
 	__u32 payload;
-	__u64 pseudo;
-	__u16 check;
 	long error = bpf_skb_load_bytes(ctx, p->l4, &tcp, sizeof(tcp));
 
 	payload = p->length - (p->l4 - p->l3) - tcp.doff * 4;
@@ -126,17 +143,14 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 		reset.ack = 1;
 		reset.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + tcp.syn + tcp.fin + payload);
 	}
+	sum = pseudo_sum(p, IPPROTO_TCP, sizeof(reset), v6);
+	if (is_partial(ctx, p, &field))
+		reset.check = csum_fold(sum);
+	else
+		reset.check = ~csum_fold(sum + csum_words(&reset, sizeof(reset)));
 	error = error ?: bpf_skb_change_tail(ctx, l4 + sizeof(reset), 0);
 	error = error ?: store_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
-	error = error ?: bpf_skb_store_bytes(ctx, l4, &reset, sizeof(reset), 0);
-	if (error)
-		return error;
-	pseudo = pseudo_sum(p, IPPROTO_TCP, sizeof(reset), v6);
-	if (checksum_is_partial(ctx, check_at))
-		check = csum_fold(pseudo);
-	else
-		check = ~csum_fold(pseudo + csum_words(&reset, sizeof(reset)));
-	error = bpf_skb_store_bytes(ctx, check_at, &check, sizeof(check), 0);
+	error = error ?: ctx_store(ctx, l4, &reset, sizeof(reset));
 	return error ?: turn_around(ctx, p);
 }
 
@@ -144,25 +158,6 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 static __always_inline __u32 quoted_transport(const struct packet *p)
 {
 	return p->proto == IPPROTO_TCP && p->piece != PIECE_LATER ? sizeof(struct tcphdr) : QUOTE_L4;
-}
-
-/*
- * Whether the transport's checksum is yet to come. Whoever fills it in sums up all that is quoted of the transport: together with
- * it that becomes the complement of what is in the field so far, *sum.
- */
-static __always_inline bool quotes_partial(ctx_t *ctx, const struct packet *p, __u64 *sum)
-{
-	const __u32 at = l4_check_offset(p);
-	__u16 field = 0, zero = 0;
-	bool partial;
-
-	if (p->addresses_only || bpf_skb_load_bytes(ctx, at, &field, sizeof(field)))
-		return false;
-	bpf_skb_store_bytes(ctx, at, &zero, sizeof(zero), 0);
-	partial = checksum_is_partial(ctx, at);
-	bpf_skb_store_bytes(ctx, at, &field, sizeof(field), 0);
-	*sum = (__u16)~field;
-	return partial;
 }
 
 #define UNREADABLE (~0ull)
@@ -192,7 +187,7 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 	const __u32 quoted = p->l4 - p->l3 + quoted_transport(p);
 	const __u16 payload = sizeof(icmp) + quoted;
 	__u64 sum = csum_words(&icmp, sizeof(icmp)), to_come = 0;
-	const __u32 summed = quotes_partial(ctx, p, &to_come) ? p->l4 - p->l3 : quoted;
+	const __u32 summed = is_partial(ctx, p, &to_come) ? p->l4 - p->l3 : quoted;
 	const __u64 headers = headers_sum(ctx, p->l3, summed);
 	long error;
 
@@ -207,7 +202,7 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 	error = bpf_skb_change_tail(ctx, p->l3 + quoted, 0);
 	error = error ?: bpf_skb_adjust_room(ctx, header + sizeof(icmp), BPF_ADJ_ROOM_MAC, 0);
 	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
-	error = error ?: bpf_skb_store_bytes(ctx, p->l3 + header, &icmp, sizeof(icmp), 0);
+	error = error ?: ctx_store(ctx, p->l3 + header, &icmp, sizeof(icmp));
 	return error ?: turn_around(ctx, p);
 }
 

@@ -1,8 +1,10 @@
 //! Runs a loaded program on one packet, by `BPF_PROG_TEST_RUN`.
 
+use std::fs;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_prog_info};
@@ -11,6 +13,14 @@ use crate::{Error, Result};
 
 /// Room for what a program adds to a packet.
 const HEADROOM: usize = 512;
+/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE`, which bindings leave out.
+const CHECKSUM_COMPLETE: u32 = 1 << 2;
+/// Whether the kernel runs anything with it. Were it asked for no more on a kernel that should know it, nobody would notice.
+static KNOWS_SUMS: LazyLock<bool> = LazyLock::new(|| {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    numbers.next().zip(numbers.next()) >= Some((6_u32, 16_u32))
+});
 /// Size of `struct __sk_buff` since Linux 5.18; older kernels accept a longer one whose end is zero.
 const SKB_SIZE: usize = 192;
 
@@ -135,6 +145,25 @@ impl Context {
 /// # Errors
 /// [`Error::Io`] that names the program, for example `EINVAL` for a packet that the kernel finds too short.
 pub fn prog_run(program: BorrowedFd<'_>, packet: &[u8], context: Option<Context>, repeat: u32) -> Result<Run> {
+    run(program, packet, context, repeat, 0)
+}
+
+/// Runs the program once on a packet of which a card has taken the sum (`CHECKSUM_COMPLETE`). The kernel holds what it is told of changes
+/// against the packet that the program leaves. For XDP there is no sum, of several segments neither, nor before Linux 6.16, some
+/// of which do not know the flag: nothing is held against anything then.
+///
+/// # Errors
+/// As [`prog_run`], and `EBADMSG` if the sum is another one afterwards. That is no mistake of a program that has cut the packet: the kernel
+/// forgets the sum then.
+pub fn prog_run_summed(program: BorrowedFd<'_>, packet: &[u8], context: Context) -> Result<Run> {
+    let flags = match context {
+        Context::Skb { .. } | Context::Forwarded { .. } if *KNOWS_SUMS => CHECKSUM_COMPLETE,
+        Context::Skb { .. } | Context::Forwarded { .. } | Context::Xdp { .. } | Context::Segments { .. } => 0,
+    };
+    run(program, packet, Some(context), 1, flags)
+}
+
+fn run(program: BorrowedFd<'_>, packet: &[u8], context: Option<Context>, repeat: u32, flags: u32) -> Result<Run> {
     let length = to_u32(packet.len());
     let context_in = context.map(|context| context.to_bytes(length)).unwrap_or_default();
     let mut context_out = vec![0u8; context_in.len()];
@@ -153,6 +182,7 @@ pub fn prog_run(program: BorrowedFd<'_>, packet: &[u8], context: Option<Context>
         attr.test.ctx_out = context_out.as_mut_ptr() as u64;
         attr.test.ctx_size_out = to_u32(context_out.len());
     }
+    attr.test.flags = flags;
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map_err(|source| Error::Io {
         action: format!("run program {} on a packet of {length} bytes", name(program)),
         source,

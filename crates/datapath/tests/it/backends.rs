@@ -99,6 +99,7 @@ fn udp_of_a_silent_client_stays_as_long_as_its_backend_sends_and_no_longer() {
 #[test]
 fn a_backend_that_returns_to_its_old_slot_does_not_revive_old_flows() {
     let Some(mut node) = Node::new("slots that return") else { return };
+    node.refuses();
     for case in cases(Protocol::Tcp) {
         let [from, to] = open_flow(&mut node, case, OLD);
         node.serve(web(), &[]);
@@ -127,6 +128,7 @@ fn reset(answered: &Packet, sequence: u32, acknowledge: Option<u32>) -> Packet {
 #[test]
 fn tcp_to_a_backend_that_is_gone_is_reset_by_tc_and_left_to_it_by_xdp() {
     let Some(mut node) = Node::new("stale TCP") else { return };
+    node.refuses();
     for case in cases(Protocol::Tcp) {
         let [from, to] = open_flow(&mut node, case, OLD);
         node.serve(web(), &[NEW]);
@@ -147,6 +149,7 @@ fn tcp_to_a_backend_that_is_gone_is_reset_by_tc_and_left_to_it_by_xdp() {
 #[test]
 fn a_pod_is_reset_in_its_own_interface() {
     let Some(mut node) = Node::new("stale TCP of a pod") else { return };
+    node.refuses();
     for case in cases(Protocol::Tcp) {
         node.serve(web(), &[OLD]);
         let (from, to) = (case.at(address::pod(1, 2), node.client_port()), case.at(CLUSTER_IP, PORT));

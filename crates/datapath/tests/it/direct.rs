@@ -220,6 +220,7 @@ fn sized(case: Case, length: usize, from: &Packet) -> Packet {
 #[test]
 fn a_packet_that_does_not_fit_with_its_wrapper_tells_its_sender_what_does() {
     let Some(node) = serving("wrapped packets that are too big", &[(2, 1)]) else { return };
+    node.refuses();
     for case in CASES {
         let fits = 1500 - wrapper(case.family);
         let sent = first(&node, case, EXTERNAL_IP, PORT);

@@ -220,6 +220,7 @@ fn as_many_pieces_wait_as_a_datagram_has() {
 #[test]
 fn pieces_of_a_packet_that_is_refused_do_not_come_again() {
     let Some(mut node) = node("early pieces of refused packets") else { return };
+    node.refuses();
     node.serve(web(), &[]);
     for case in CASES {
         let [first, second, third] = &from_outside(case, &node, CLUSTER_IP).cut(PIECE)[..] else { panic!("three") };

@@ -100,6 +100,7 @@ fn the_only_endpoint_on_the_node_is_left_for_one_on_another_node_where_the_polic
 #[test]
 fn a_syn_that_nobody_answers_is_refused_in_the_end_and_may_begin_anew() {
     let Some(mut node) = Node::new("SYNs that nobody answers") else { return };
+    node.refuses();
     node.serve(web(), &[(1, 1), (1, 2), (1, 3)]);
     for case in cases(Protocol::Tcp) {
         let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };

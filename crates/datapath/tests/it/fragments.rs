@@ -277,6 +277,7 @@ fn pieces_that_are_not_ours_pass_and_are_not_remembered() {
 #[test]
 fn the_first_piece_is_refused_for_all_and_the_later_ones_are_dropped() {
     let Some(mut node) = Node::new("refused fragments") else { return };
+    node.refuses();
     node.serve(web(), &[]);
     for case in CASES {
         for (port, reason) in [(PORT, abi::REASON_NO_ENDPOINTS), (PORT + 1, abi::REASON_UNUSED_PORT)] {

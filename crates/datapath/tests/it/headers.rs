@@ -1,10 +1,12 @@
 //! Headers around and inside of what is translated: tags, options, extensions, checksums, odd lengths.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_datapath::Hook;
-use weir_testbed::address::{self, CLIENT};
+use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Packet, Transport};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
@@ -135,6 +137,31 @@ fn udp_without_a_checksum_stays_without_one() {
     }
 }
 
+/// A change of addresses tells nothing of a checksum that is the same afterwards.
+#[test]
+fn checksums_are_right_where_both_addresses_have_the_same_sum() {
+    let Some(mut node) = Node::new("addresses with the same sum") else { return };
+    let twin = Pair { v4: Ipv4Addr::new(10, 95, 0, 2), v6: Ipv6Addr::new(0xfd00, 0x95, 0, 0, 0, 0, 0, 2) };
+    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
+        for backend in &mut plan.backends {
+            backend.address = if backend.address.is_ipv4() { twin.v4.into() } else { twin.v6.into() };
+        }
+    });
+    for case in CASES {
+        let plain = to_service(&node, case);
+        let around = match case.family {
+            Family::V4 => Packet { options: vec![148, 4, 0, 0], ..to_service(&node, case) },
+            Family::V6 => Packet { extensions: extensions(), ..to_service(&node, case) },
+        };
+        for packet in [plain, around] {
+            let expected = packet.clone().with_destination(case.at(twin, TARGET_PORT));
+            for (hook, verdict, _) in HOOKS {
+                node.send(hook, Device::Eth0, &packet).is(verdict, abi::REASON_TO_LOCAL, &expected);
+            }
+        }
+    }
+}
+
 #[test]
 fn payloads_of_every_length_keep_a_right_checksum() {
     let Some(mut node) = Node::new("payload lengths") else { return };
@@ -213,6 +240,7 @@ fn tcp_flags_options_and_numbers_are_kept() {
 #[test]
 fn what_quotes_the_longest_headers_has_a_right_checksum() {
     let Some(mut node) = Node::new("an error about the longest headers") else { return };
+    node.refuses();
     node.serve(web(), &[(2, 1)]);
     let case = Case { family: Family::V6, protocol: Protocol::Tcp };
     let header = TcpHeader { syn: true, ..TcpHeader::default() };

@@ -201,6 +201,7 @@ fn errors_about_others_packets_or_that_quote_too_little_pass() {
 #[test]
 fn a_packet_that_is_too_big_for_the_way_to_another_node_tells_its_sender_how_big_it_may_be() {
     let Some(mut node) = Node::new("packets that are too big") else { return };
+    node.refuses();
     node.serve(web(), &[(3, 1)]);
     node.netns.ip("link set eth1 mtu 1300").unwrap();
     for case in CASES {
@@ -236,6 +237,7 @@ fn narrow_route(what: &str) -> Option<Node> {
 #[test]
 fn a_packet_that_is_too_big_for_the_route_but_not_for_its_devices_tells_its_sender_too() {
     let Some(node) = narrow_route("packets that are too big for a route") else { return };
+    node.refuses();
     for case in CASES {
         let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);

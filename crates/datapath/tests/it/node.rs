@@ -27,7 +27,7 @@ use weir_datapath::{AttachOptions, Datapath, FlowEntry, GoingFilter, Hook, MapSt
 use weir_testbed::Netns;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
-use weir_testbed::prog_run::{Context, prog_run};
+use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
 use crate::network::network;
@@ -88,6 +88,7 @@ pub(crate) struct Node {
     cluster: Cluster,
     config: PlanConfig,
     client_port: Cell<u16>,
+    sums: Cell<bool>,
     pins: Pins,
     pub(crate) netns: Netns,
     _peers: Netns,
@@ -129,15 +130,15 @@ impl Node {
             handing_over: BTreeSet::new(),
         };
         let view = View::open(pins.dir.clone()).unwrap();
-        let (tables, client_port) = (Tables::new(capacity), Cell::new(40000));
-        let node = Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers: peers };
+        let (tables, client_port, sums) = (Tables::new(capacity), Cell::new(40000), Cell::new(true));
+        let node = Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, _peers: peers };
         node.configure(SNAT_PORTS, true);
         Some(node)
     }
 
     /// The same with tables of another size, as an agent makes them that starts with other options.
     pub(crate) fn resized(self, capacity: Capacity) -> Self {
-        let Self { datapath, view: _, tables, cluster, config, client_port, pins, netns, _peers } = self;
+        let Self { datapath, view: _, tables, cluster, config, client_port, sums, pins, netns, _peers } = self;
         // Two cannot have the pins.
         drop(datapath);
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
@@ -146,7 +147,7 @@ impl Node {
         GoingFilter::open(datapath.pins()).unwrap().rebuild().unwrap();
         datapath.finish_switch().unwrap();
         let view = View::open(pins.dir.clone()).unwrap();
-        Self { datapath, view, tables, cluster, config, client_port, pins, netns, _peers }
+        Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, _peers }
     }
 
     /// Writes the configuration, and lets flows take the ports of a range.
@@ -320,7 +321,11 @@ impl Node {
         let name = format!("weir_{hook}");
         let program = self.datapath.program(&name).unwrap();
         let before = self.counters(hook);
-        let run = self.netns.enter(|| prog_run(program.as_fd(), frame, Some(context()), 1));
+        let sums = self.sums.get();
+        let run = self.netns.enter(|| match context() {
+            context if sums => prog_run_summed(program.as_fd(), frame, context),
+            context => prog_run(program.as_fd(), frame, Some(context), 1),
+        });
         let run = match run {
             Err(error) if error.io_kind() == Some(ErrorKind::InvalidInput) => return None,
             run => run.unwrap(),
@@ -331,6 +336,11 @@ impl Node {
         };
         let moved = (0..).zip(before.iter().zip(&after)).map(difference).filter(|(_, moved)| moved.packets > 0);
         Some((run, moved.collect()))
+    }
+
+    /// From here on packets are refused: they come without a sum, as what has been cut for the answer has none.
+    pub(crate) fn refuses(&self) {
+        self.sums.set(false);
     }
 
     /// Runs a program on a packet.

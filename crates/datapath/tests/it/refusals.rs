@@ -51,6 +51,7 @@ fn to_service(node: &Node, case: Case, client: Pair) -> Packet {
 #[test]
 fn without_endpoints_tc_answers_out_of_the_same_interface_and_xdp_leaves_it_to_tc() {
     let Some(mut node) = Node::new("no endpoints") else { return };
+    node.refuses();
     node.serve(web(), &[]);
     for case in CASES {
         for (frontend, port) in [(CLUSTER_IP, PORT), (address::node(1), NODE_PORT), (BALANCER_IP, PORT)] {
@@ -69,6 +70,7 @@ fn without_endpoints_tc_answers_out_of_the_same_interface_and_xdp_leaves_it_to_t
 fn a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are() {
     for case in cases(Protocol::Udp) {
         let Some(mut node) = Node::new("more errors than are told") else { return };
+        node.refuses();
         node.serve(web(), &[]);
         let sent = to_service(&node, case, CLIENT);
         let refuse = || node.send(Hook::NicIn, Device::Eth0, &sent);
@@ -91,8 +93,12 @@ fn a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are() {
 fn refusals_of_any_payload_length_have_right_checksums() {
     let Some(mut node) = Node::new("refused payloads") else { return };
     node.serve(web(), &[]);
-    for case in CASES {
-        for length in [0, 1, 2, 8, 9, 500, 1399] {
+    for length in [0, 1, 2, 8, 9, 500, 1399] {
+        // Of what is not longer than the answer nothing is cut.
+        if length > 0 {
+            node.refuses();
+        }
+        for case in CASES {
             let mut sent = to_service(&node, case, CLIENT);
             match &mut sent.transport {
                 Transport::Tcp { payload, .. } | Transport::Udp { payload, .. } => *payload = vec![0xa5; length],
@@ -107,6 +113,7 @@ fn refusals_of_any_payload_length_have_right_checksums() {
 #[test]
 fn a_connection_with_options_and_extensions_is_refused_without_them() {
     let Some(mut node) = Node::new("refused options") else { return };
+    node.refuses();
     node.serve(web(), &[]);
     for case in cases(Protocol::Tcp) {
         let mut header = TcpHeader { sequence_number: u32::MAX, syn: true, ..TcpHeader::default() };
@@ -124,6 +131,7 @@ fn a_connection_with_options_and_extensions_is_refused_without_them() {
 #[test]
 fn a_refused_datagram_with_options_or_extensions_is_quoted_up_to_its_ports() {
     let Some(mut node) = Node::new("quoted options") else { return };
+    node.refuses();
     node.serve(web(), &[]);
     for case in cases(Protocol::Udp) {
         let mut sent = to_service(&node, case, CLIENT);

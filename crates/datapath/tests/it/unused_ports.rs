@@ -21,6 +21,7 @@ fn node(what: &str) -> Option<Node> {
 #[test]
 fn tc_answers_for_an_unused_port_and_xdp_leaves_it_to_tc() {
     let Some(node) = node("unused ports") else { return };
+    node.refuses();
     for case in CASES {
         for port in [0, 1, PORT + 1, u16::MAX] {
             for (hook, device, client) in CLIENTS {
@@ -122,6 +123,7 @@ fn beside_another_proxy_what_comes_round_is_left_to_it() {
 #[test]
 fn a_flow_to_a_port_that_was_removed_goes_on_while_new_ones_are_refused() {
     let Some(mut node) = node("a port that was removed") else { return };
+    node.refuses();
     for case in CASES {
         let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(from, to)).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);

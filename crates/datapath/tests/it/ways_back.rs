@@ -187,6 +187,7 @@ fn a_syn_of_a_flow_whose_answers_belong_to_another_one_by_now_begins_anew() {
 #[test]
 fn the_middle_of_a_flow_whose_answers_belong_to_another_one_by_now_is_reset() {
     let Some(mut node) = Node::new("flows that were overtaken") else { return };
+    node.refuses();
     node.serve(web(), &[(1, 1)]);
     for case in cases(Protocol::Tcp) {
         let talk = talk_of(&node, case);
