@@ -125,7 +125,8 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 	error = bpf_skb_change_tail(ctx, length, 0);
 	if (error || !fits(&length))
 		return error ?: -EINVAL;
-	return bpf_skb_store_bytes(ctx, 0, piece->bytes, length, 0);
+	/* A sum that the card has taken is without the link header, which pieces that come from one router have alike. */
+	return bpf_skb_store_bytes(ctx, 0, piece->bytes, length, BPF_F_RECOMPUTE_CSUM);
 }
 
 /*

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::TcpHeader;
-use weir_core::model::{Family, Protocol};
-use weir_testbed::address::Pair;
+use weir_core::model::{Endpoint, Family, ObjectName, Protocol, Slice, SlicePort};
+use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Packet, Transport};
 
 /// Cluster IP of the service of most fixtures.
@@ -99,4 +99,34 @@ pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, chunk: u8) -> Packet {
 /// TCP from one end to another with the flags and numbers of `header`.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, header: TcpHeader) -> Packet {
     Packet::tcp(from, to, header, b"")
+}
+
+/// Endpoints as (node, pod), and whether they are ready or drain.
+pub(crate) fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -> Slice {
+    let port = |name: &str, protocol, port| SlicePort { name: name.into(), protocol, port };
+    let endpoint = |((node, pod), ready): &((u8, u8), bool)| Endpoint {
+        address: match family {
+            Family::V4 => address::pod(*node, *pod).v4.into(),
+            Family::V6 => address::pod(*node, *pod).v6.into(),
+        },
+        node: Some(format!("node-{node}").into()),
+        ready: *ready,
+        serving: true,
+        terminating: !ready,
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
+        pod: None,
+    };
+    Slice {
+        name: ObjectName::new("shop", format!("{}-{}", service.name, family.number())),
+        service: service.clone(),
+        family,
+        ports: vec![
+            port("tcp", Protocol::Tcp, TARGET_PORT),
+            port("udp", Protocol::Udp, TARGET_PORT),
+            port("sctp", Protocol::Sctp, PORT),
+        ],
+        endpoints: endpoints.iter().map(endpoint).collect(),
+        triggered: None,
+    }
 }

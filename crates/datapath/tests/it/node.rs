@@ -17,9 +17,7 @@ use std::time::Duration;
 use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
-use weir_core::model::{
-    Endpoint, Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort,
-};
+use weir_core::model::{Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Service, ServicePort};
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
@@ -29,7 +27,7 @@ use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
-use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
+use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, NODE_PORT, PORT, slice};
 use crate::network::network;
 use crate::outcome::{Counted, Outcome};
 use crate::pins::{Pins, SMALL};
@@ -378,35 +376,5 @@ pub(crate) fn web() -> Service {
         load_balancer_ips: BALANCER_IP.both().to_vec(),
         ports: vec![port("tcp", Protocol::Tcp), port("udp", Protocol::Udp)],
         ..Service::new(ObjectName::new("shop", "web"))
-    }
-}
-
-/// Endpoints as (node, pod), and whether they are ready or drain.
-fn slice(service: &ObjectName, family: Family, endpoints: &[((u8, u8), bool)]) -> Slice {
-    let port = |name: &str, protocol, port| SlicePort { name: name.into(), protocol, port };
-    let endpoint = |((node, pod), ready): &((u8, u8), bool)| Endpoint {
-        address: match family {
-            Family::V4 => address::pod(*node, *pod).v4.into(),
-            Family::V6 => address::pod(*node, *pod).v6.into(),
-        },
-        node: Some(format!("node-{node}").into()),
-        ready: *ready,
-        serving: true,
-        terminating: !ready,
-        zone_hints: Box::default(),
-        node_hints: Box::default(),
-        pod: None,
-    };
-    Slice {
-        name: ObjectName::new("shop", format!("{}-{}", service.name, family.number())),
-        service: service.clone(),
-        family,
-        ports: vec![
-            port("tcp", Protocol::Tcp, TARGET_PORT),
-            port("udp", Protocol::Udp, TARGET_PORT),
-            port("sctp", Protocol::Sctp, PORT),
-        ],
-        endpoints: endpoints.iter().map(endpoint).collect(),
-        triggered: None,
     }
 }
