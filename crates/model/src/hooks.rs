@@ -12,8 +12,9 @@ use crate::path::{Left, Translated};
 use crate::tables::{Fragment, FragmentKey};
 use crate::{Hook, Model, Outcome, Place, Reason, Verdict};
 
-/// Whether the reason is one of a packet that is answered.
-pub(crate) const fn is_answered(reason: Reason) -> bool {
+/// Whether the reason is one of a packet that is answered in the service's name.
+#[must_use]
+pub const fn is_answered(reason: Reason) -> bool {
     reason >= abi::REASON_NO_ENDPOINTS && reason < abi::REASON_NO_LOCAL_ENDPOINTS
 }
 

@@ -34,6 +34,7 @@ use weir_core::ops::MapOp;
 use weir_core::source_ports::PortSet;
 
 pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
+pub use hooks::is_answered;
 pub use packet::{End, Key};
 pub use socket::{Called, Refusal, Socket, Wish};
 pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables, Turn};

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use weir_abi as abi;
 use weir_core::model::Family;
 use weir_datapath::MapStore;
-use weir_model::{Hook, Key, Model, Network, Now, Place, Stage, Verdict, ends_of};
+use weir_model::{Hook, Key, Model, Now, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
 use super::places::{client, wrapper};
+use super::routes::Devices;
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
 use super::{compare, frame, kernel};
@@ -20,56 +21,8 @@ use crate::node::{Node, TUNNEL_IP};
 /// Within this time no SYN is one that comes again, but after [`Step::Pass`]. Later kernel and model may differ about when.
 const FAST: Duration = Duration::from_millis(80);
 
-/// The node's devices, and what is behind them: `Node` has the same in the kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Devices {
-    eth: [u32; 3],
-    pod: u32,
-}
-
-const MTU: u32 = 1500;
 /// The model's time when a scenario begins.
 pub(super) const BEGIN: Now = Now { ticks: 100_000, delay: 2_000_000 };
-
-impl Devices {
-    pub(super) fn of(node: &Node) -> Self {
-        let index = |name: &str| nix::net::if_::if_nametoindex(name).unwrap();
-        node.netns.enter(|| Self { eth: ["eth0", "eth1", "eth2"].map(index), pod: index("pod1") })
-    }
-
-    fn route_by_eth(&self, number: u8, neighbour: Option<u8>) -> weir_model::Route {
-        weir_model::Route {
-            device: self.eth[usize::from(number)],
-            mtu: MTU,
-            neighbour: neighbour.map(|last| [2, 0, 0, 0, 2, last]),
-            mac: [2, 0, 0, 0, 1, number],
-            has_xdp: number < 2,
-            is_nic: number < 2,
-        }
-    }
-}
-
-impl Network for Devices {
-    fn route(&self, to: IpAddr) -> Option<weir_model::Route> {
-        let is = |pair: address::Pair| pair.like(to) == to;
-        let in_node = |node: u8| address::pod_cidrs(node).iter().any(|net| net.contains(&to));
-        if is(address::node(1)) || to.is_loopback() || to.is_multicast() || to.is_unspecified() {
-            return None;
-        }
-        if is(address::pod(1, 1)) {
-            let (device, mac) = (self.pod, [2, 0, 0, 0, 1, 3]);
-            let neighbour = Some([2, 0, 0, 0, 2, 0x11]);
-            return Some(weir_model::Route { device, mtu: MTU, neighbour, mac, has_xdp: false, is_nic: false });
-        }
-        Some(match to {
-            _ if in_node(2) || is(address::node(2)) => self.route_by_eth(0, Some(2)),
-            _ if in_node(3) => self.route_by_eth(1, Some(3)),
-            _ if in_node(4) => self.route_by_eth(2, Some(4)),
-            _ if in_node(5) => self.route_by_eth(0, None),
-            _ => self.route_by_eth(0, Some(1)),
-        })
-    }
-}
 
 /// A packet that went in, and what came out.
 #[derive(Clone, Debug)]
@@ -318,20 +271,22 @@ impl<'a> Bench<'a> {
         let drawn: Vec<u32> = moved.map(|(slot, _)| slot).collect();
         let place = Place { hook, device, came_by, network: &self.devices, drawn: &drawn };
         let outcome = self.model.run(frame, &place);
-        let (name, out) = (weir_abi::names::reason_name(ran.reason as usize), compare::hex(&ran.frame));
-        self.log.push(format!("  {hook:?} {}\n    {name}, verdict {} {out}", compare::hex(frame), ran.verdict));
+        let name = weir_abi::names::reason_name(ran.reason as usize);
+        let out = ran.left.as_ref().map(|left| format!(", verdict {} {}", left.verdict, compare::hex(&left.frame)));
+        self.log.push(format!("  {hook:?} {}\n    {name}{}", compare::hex(frame), out.unwrap_or_default()));
         self.reached.insert((u32::try_from(kernel::program(hook).1).unwrap(), ran.reason));
         compare::packets(hook, frame, &ran, &outcome)?;
+        let Some(left) = ran.left else { return Ok(None) };
         let is_ours = (abi::REASON_TO_LOCAL..abi::REASON_NO_ENDPOINTS).contains(&ran.reason);
         if let (true, Some((key, _))) = (is_ours, ends_of(frame)) {
-            let passed = Passed { key, input: frame.to_vec(), output: ran.frame.clone() };
+            let passed = Passed { key, input: frame.to_vec(), output: left.frame.clone() };
             if !matches!(ran.reason, abi::REASON_BACK | abi::REASON_ERROR_TOLD) {
                 self.forward.push(passed.clone());
             }
             self.passed.push(passed);
         }
         let goes_up = outcome.verdict == Verdict::Pass && !outcome.hand_over;
-        Ok(goes_up.then_some(ran.frame))
+        Ok(goes_up.then_some(left.frame))
     }
 }
 

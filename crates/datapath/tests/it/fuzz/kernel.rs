@@ -5,13 +5,15 @@ use std::mem::offset_of;
 use std::os::fd::AsFd;
 
 use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray, PerCpuValues};
+use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_datapath::{GoingFilter, MapStore};
 use weir_model::{Hook, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
-use weir_testbed::prog_run::{Context, prog_run};
+use weir_testbed::Error;
+use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
 use super::world::{BACKENDS, LINES, SERVICES};
 use crate::entries;
@@ -20,8 +22,15 @@ use crate::node::Node;
 /// What a program did.
 #[derive(Debug)]
 pub(super) struct Ran {
-    pub(super) verdict: u32,
     pub(super) reason: u32,
+    /// None: the card's sum of the packet is not that of what came out, which the kernel keeps to itself then.
+    pub(super) left: Option<Left>,
+}
+
+/// How a frame left a program.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) verdict: u32,
     pub(super) frame: Vec<u8>,
     pub(super) hand_over: bool,
 }
@@ -87,6 +96,11 @@ fn stay_on_one_cpu() {
     sched_setaffinity(here, &one).unwrap();
 }
 
+/// Whether a card has taken the sum of a frame: of half of them, always the same.
+fn is_summed(frame: &[u8]) -> bool {
+    frame.iter().fold(0, |parity, byte| parity ^ byte).count_ones().is_multiple_of(2)
+}
+
 /// Runs a program at a device, on a frame that came in by one. None: the kernel runs nothing on such a frame.
 pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame: &[u8]) -> Option<Ran> {
     let (name, number) = program(hook);
@@ -98,11 +112,16 @@ pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame:
     let before = counted(node, number);
     let run = node.netns.enter(|| {
         stay_on_one_cpu();
-        prog_run(program.as_fd(), frame, Some(context), 1)
+        if is_summed(frame) {
+            prog_run_summed(program.as_fd(), frame, context)
+        } else {
+            prog_run(program.as_fd(), frame, Some(context), 1)
+        }
     });
-    let run = match run {
+    let left = match run {
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::InvalidInput) => return None,
-        run => run.unwrap(),
+        Err(Error::Io { source, .. }) if source.raw_os_error() == Some(Errno::EBADMSG as i32) => None,
+        run => Some(run.unwrap()),
     };
     let after = counted(node, number);
     let mut moved: Vec<_> = (0..abi::REASON_COUNT).filter(|reason| before[*reason] != after[*reason]).collect();
@@ -112,7 +131,8 @@ pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame:
     }
     assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
     let reason = u32::try_from(moved[0]).unwrap();
-    Some(Ran { verdict: run.retval, reason, frame: run.packet, hand_over: !run.metadata.is_empty() })
+    let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: !run.metadata.is_empty() });
+    Some(Ran { reason, left })
 }
 
 /// Makes everything look as if it had happened so much earlier.

@@ -13,6 +13,7 @@ mod frame;
 mod kernel;
 mod places;
 mod processes;
+mod routes;
 mod sockets;
 mod step;
 mod tables;
@@ -25,7 +26,8 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::bench::{Bench, Devices, End};
+use self::bench::{Bench, End};
+use self::routes::Devices;
 use self::step::{STEP_BYTES, Scenario, WORLD_BYTES};
 use crate::model::seed;
 use crate::node::Node;

@@ -169,37 +169,46 @@ impl Shape {
         if u.ratio(2, 3)? {
             return Ok(shape);
         }
+        shape.make_odd(u)?;
+        while !u.ratio(3, 4)? {
+            shape.make_odd(u)?;
+        }
+        Ok(shape)
+    }
+
+    /// One thing more is wrong or unusual.
+    fn make_odd(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.int_in_range(0..=11u8)? {
-            10 | 11 => shape.wrapped = Some((u.int_in_range(0..=3)?, u.int_in_range(0..=3)?)),
-            8 => shape.may_be_cut = true,
+            10 | 11 => self.wrapped = Some((u.int_in_range(0..=3)?, u.int_in_range(0..=3)?)),
+            8 => self.may_be_cut = true,
             9 => {
-                shape.length = Some(*u.choose(&[0, 20, 1501, 60000])?);
+                self.length = Some(*u.choose(&[0, 20, 1501, 60000])?);
                 let piece = Piece { offset: 185, more: false, id: 1 };
-                shape.fragment = if u.arbitrary()? { Some(piece) } else { None };
+                self.fragment = if u.arbitrary()? { Some(piece) } else { None };
             }
-            0 => shape.ttl = Some(u.int_in_range(0..=2)?),
-            1 => shape.vlans = u.int_in_range(1..=3)?,
+            0 => self.ttl = Some(u.int_in_range(0..=2)?),
+            1 => self.vlans = u.int_in_range(1..=3)?,
             2 => {
-                shape.extra = u.int_in_range(1..=8)?;
-                shape.payload = if shape.extra == 8 { 1460 } else { shape.payload };
+                self.extra = u.int_in_range(1..=8)?;
+                self.payload = if self.extra == 8 { 1460 } else { self.payload };
             }
             3 | 4 => {
                 let (offset, more) = *u.choose(&[(0, true), (1, true), (185, false), (1, false), (8191, true)])?;
-                shape.fragment = Some(Piece { offset, more, id: u.int_in_range(1..=2)? });
+                self.fragment = Some(Piece { offset, more, id: u.int_in_range(1..=2)? });
             }
             5 => {
-                shape.payload = u.int_in_range(1440..=1500)?;
-                shape.may_be_cut = u.arbitrary()?;
+                self.payload = u.int_in_range(1440..=1500)?;
+                self.may_be_cut = u.arbitrary()?;
             }
-            6 => shape.no_checksum = true,
+            6 => self.no_checksum = true,
             _ => {
                 for _ in 0..u.int_in_range(0..=3)? {
-                    shape.set.push((u.int_in_range(0..=90)?, u.arbitrary()?));
+                    self.set.push((u.int_in_range(0..=90)?, u.arbitrary()?));
                 }
-                shape.cut = if u.ratio(1, 2)? { u.int_in_range(0..=60)? } else { 0 };
+                self.cut = if u.ratio(1, 2)? { u.int_in_range(0..=60)? } else { 0 };
             }
         }
-        Ok(shape)
+        Ok(())
     }
 }
 
