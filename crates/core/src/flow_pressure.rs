@@ -1,4 +1,4 @@
-//! How full the flow tables are of flows that somebody still needs. Entries stay until another takes their place, so a table
+//! How full the tables are of flows and of clients' choices that somebody still needs. Entries stay until another takes their place, so a table
 //! that is full says nothing: only one that is full of open flows forgets some of them.
 
 use std::collections::BTreeMap;
@@ -42,10 +42,21 @@ impl IdleLimits {
         } else {
             self.tcp
         };
-        // Ticks wrap. A flow seen after the clock was read is not old.
-        let age = tick.wrapping_sub(flow.last_seen).cast_signed();
-        flow.flags & abi::FLOW_ENDED == 0 && age <= limit.cast_signed()
+        flow.flags & abi::FLOW_ENDED == 0 && is_recent(flow.last_seen, limit, tick)
     }
+}
+
+/// Whether something was seen within so many ticks. Ticks wrap. What was seen after the clock was read is not old.
+const fn is_recent(last_seen: u32, limit: u32, tick: u32) -> bool {
+    tick.wrapping_sub(last_seen).cast_signed() <= limit.cast_signed()
+}
+
+/// Whether a client still keeps its backend at a tick, of a service with an affinity of so many ticks: the backend is the one that it was, and
+/// the client's latest new flow is not too long ago.
+#[must_use]
+pub const fn is_kept(affinity: &abi::Affinity, backend: &abi::Backend, limit: u32, tick: u32) -> bool {
+    let is_there = backend.flags & abi::BACKEND_USED != 0 && backend.generation == affinity.generation;
+    is_there && limit != 0 && is_recent(affinity.last_seen, limit, tick)
 }
 
 /// Entries of a table.
@@ -142,6 +153,26 @@ mod tests {
         }
         assert!(!LIMITS.is_open(TCP, &flow(abi::FLOW_ENDED | abi::FLOW_CLOSING, 5), 5));
         assert!(LIMITS.is_open(TCP, &flow(0, 6), 5), "seen after the clock was read");
+    }
+
+    #[test]
+    fn a_client_keeps_its_endpoint_for_as_long_as_the_service_says_after_its_last_new_flow() {
+        let affinity = abi::Affinity { backend: 1, generation: 7, last_seen: u32::MAX - 5 };
+        let backend = |flags, generation| abi::Backend {
+            addr: std::net::IpAddr::from([10, 244, 1, 11]).into(),
+            port: abi::Be16::new(80),
+            proto: TCP,
+            flags,
+            generation,
+            service: 1,
+            node: 0,
+        };
+        let kept = |backend, limit, age| is_kept(&affinity, &backend, limit, affinity.last_seen.wrapping_add(age));
+        let same = backend(abi::BACKEND_USED, 7);
+        assert!(kept(same, 10, 0) && kept(same, 10, 10) && !kept(same, 10, 11));
+        assert!(!kept(same, 0, 0), "a service that has no affinity any more");
+        assert!(!kept(backend(abi::BACKEND_USED, 8), 10, 0), "another endpoint has the slot");
+        assert!(!kept(backend(0, 7), 10, 0), "the endpoint is gone");
     }
 
     fn full(open: u32) -> TableUse {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 pub use raw::RawEntry;
 use weir_abi as abi;
-use weir_core::flow_pressure::{IdleLimits, TableUse};
+use weir_core::flow_pressure::{IdleLimits, TableUse, is_kept};
 use weir_core::ops::Dump;
 use weir_core::source_ports::PortSet;
 
@@ -200,6 +200,22 @@ impl View {
             uses.entry(table).or_default().count(limits.is_open(protocol, flow, tick));
         })?;
         Ok(uses)
+    }
+
+    /// How many clients keep an endpoint by session affinity at a tick, how many entries are of clients that no longer do, and how
+    /// many there may be. A system call for each 4096 of them.
+    ///
+    /// # Errors
+    /// When a map cannot be read.
+    pub fn affinity_use(&self, tick: u32) -> Result<TableUse> {
+        let (_, capacity) = self.pins.open_map(&spec("affinities"), READ_ONLY)?;
+        let mut used = TableUse { capacity, ..TableUse::default() };
+        self.affinities.visit(|key, affinity| {
+            let limit = self.store.services.get(key.service).map_or(0, |service| service.affinity);
+            let backend = self.store.backends.get(affinity.backend);
+            used.count(backend.is_ok_and(|backend| is_kept(affinity, &backend, limit, tick)));
+        })?;
+        Ok(used)
     }
 
     /// How many entries of flows that begin, and of their answers, have lost their place to others within [`abi::OPENING_IDLE`] ticks

@@ -1,4 +1,4 @@
-//! Counts the open flows of each table, for metrics, and tells of a table that has no room for more. All of the flow tables is
+//! Counts the open flows of each table, and the clients with session affinity, for metrics, and tells of a table that has no room for more. All of the flow tables is
 //! read for that, and the filter in front of them made anew.
 
 use std::collections::BTreeMap;
@@ -38,14 +38,48 @@ struct PerState {
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct State {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct PerMap {
     map: &'static str,
 }
 
-/// Entries of the flow tables as they were counted last.
+/// What was counted at once.
+#[derive(Debug)]
+struct Counts {
+    flows: Uses,
+    affinities: TableUse,
+    displaced: Displaced,
+}
+
+impl Counts {
+    fn read(view: &View) -> weir_datapath::Result<Self> {
+        let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
+        Ok(Self {
+            flows: view.flow_uses(tick)?,
+            affinities: view.affinity_use(tick)?,
+            displaced: view.displaced_openings()?,
+        })
+    }
+
+    /// Each table and how full it is.
+    fn tables(&self) -> impl Iterator<Item = (&'static str, TableUse)> {
+        let flows = self.flows.iter().map(|(table, used)| (*table, *used));
+        flows.chain([(AFFINITIES, self.affinities)])
+    }
+}
+
+/// The table of session affinity.
+const AFFINITIES: &str = "affinities";
+
+/// Entries of the tables as they were counted last.
 #[derive(Clone, Debug)]
 pub(crate) struct PressureMetrics {
     entries: Family<PerState, Gauge>,
+    affinities: Family<State, Gauge>,
     evictions: Family<PerMap, Counter>,
     /// Evictions of which `evictions` knows, by table.
     counted: Displaced,
@@ -54,28 +88,42 @@ pub(crate) struct PressureMetrics {
 impl PressureMetrics {
     /// Without a count, registered.
     pub(crate) fn register(metrics: &mut Metrics) -> Self {
-        let (entries, evictions) = (Family::default(), Family::default());
-        catalogue::FLOW_ENTRIES.register(metrics, entries.clone());
-        catalogue::OPENING_EVICTIONS.register(metrics, evictions.clone());
-        Self { entries, evictions, counted: Displaced::new() }
+        let new = Self {
+            entries: Family::default(),
+            affinities: Family::default(),
+            evictions: Family::default(),
+            counted: Displaced::new(),
+        };
+        catalogue::FLOW_ENTRIES.register(metrics, new.entries.clone());
+        catalogue::AFFINITY_ENTRIES.register(metrics, new.affinities.clone());
+        catalogue::OPENING_EVICTIONS.register(metrics, new.evictions.clone());
+        new
     }
 
     /// Counts those since the last time; a table that was made anew begins at zero.
-    fn count(&mut self, displaced: Displaced) {
-        for (map, now) in &displaced {
+    fn count(&mut self, displaced: &Displaced) {
+        for (map, now) in displaced {
             let before = self.counted.get(map).copied().unwrap_or_default();
             self.evictions.get_or_create(&PerMap { map }).inc_by(now.checked_sub(before).unwrap_or(*now));
         }
-        self.counted = displaced;
+        self.counted.clone_from(displaced);
     }
 
-    fn set(&self, uses: &Uses) {
-        for (table, TableUse { open, over, capacity: _ }) in uses {
-            for (state, count) in [("open", *open), ("over", *over)] {
-                self.entries.get_or_create(&PerState { map: table, state }).set(i64::from(count));
+    fn set(&mut self, counts: &Counts) {
+        for (map, used) in &counts.flows {
+            for (state, count) in by_state(*used) {
+                self.entries.get_or_create(&PerState { map, state }).set(count);
             }
         }
+        for (state, count) in by_state(counts.affinities) {
+            self.affinities.get_or_create(&State { state }).set(count);
+        }
+        self.count(&counts.displaced);
     }
+}
+
+fn by_state(TableUse { open, over, capacity: _ }: TableUse) -> [(&'static str, i64); 2] {
+    [("open", open.into()), ("over", over.into())]
 }
 
 /// Counts until it is stopped.
@@ -104,9 +152,8 @@ impl PressureWatch {
                 tokio::time::sleep(pause).await;
                 let counted = tokio::task::spawn_blocking(move || {
                     let begin = Instant::now();
-                    let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
-                    let counts = view.flow_uses(tick).and_then(|uses| Ok((uses, view.displaced_openings()?)));
-                    let rebuilt = follow(&going, counts.as_ref().ok().map(|(uses, _)| uses));
+                    let counts = Counts::read(&view);
+                    let rebuilt = follow(&going, counts.as_ref().ok().map(|counts| &counts.flows));
                     ((view, going), counts, rebuilt, begin.elapsed())
                 });
                 let Ok((back, counts, rebuilt, took)) = counted.await else { return };
@@ -115,13 +162,12 @@ impl PressureWatch {
                     debug!(%cause, "what goes on is looked up without a filter");
                 }
                 match counts {
-                    Ok((uses, displaced)) => {
-                        metrics.set(&uses);
-                        metrics.count(displaced);
-                        let due = uses.into_iter().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
+                    Ok(counts) => {
+                        metrics.set(&counts);
+                        let due = counts.tables().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
                         due.for_each(|(table, used)| complain(&events, &node, table, used));
                     }
-                    Err(cause) => debug!(%cause, "flows were not counted"),
+                    Err(cause) => debug!(%cause, "the tables' entries were not counted"),
                 }
                 pause = took.div_f64(EFFORT).clamp(INTERVAL, LONGEST);
             }
@@ -141,33 +187,59 @@ fn follow(going: &GoingFilter, uses: Option<&Uses>) -> weir_datapath::Result<()>
 
 fn complain(events: &Events, node: &str, table: &'static str, used: TableUse) {
     let TableUse { open, over: _, capacity } = used;
-    let cause = if table.starts_with("openings") {
-        "flows that nobody has answered, as in a flood: the oldest are forgotten, and begin anew when their client comes again; \
-         see --max-openings"
-    } else {
-        "open flows: those that are used least are forgotten, and their connections may break; give the agent a larger \
-         --max-flows"
-    };
+    let cause = cause_of(table);
     warn!(table, open, capacity, "the table is full of {cause}");
     let note = format!("table {table} is full, {open} of {capacity} entries are {cause}");
     events.warn(Regarding::node(node), "FlowTablePressure", note);
+}
+
+/// What a table is full of, what comes of it, and what to do.
+fn cause_of(table: &str) -> &'static str {
+    if table.starts_with("openings") {
+        "flows that nobody has answered, as in a flood: the oldest are forgotten, and begin anew when their client comes again; \
+         see --max-openings"
+    } else if table == AFFINITIES {
+        "clients that keep their endpoint by session affinity: those whose last new flow was longest ago may get another one; give \
+         the agent a larger --max-affinities"
+    } else {
+        "open flows: those that are used least are forgotten, and their connections may break; give the agent a larger \
+         --max-flows"
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn counts() -> Counts {
+        Counts {
+            flows: Uses::from([("flows4", TableUse { open: 7, over: 3, capacity: 16 })]),
+            affinities: TableUse { open: 15, over: 1, capacity: 16 },
+            displaced: Displaced::new(),
+        }
+    }
+
     #[test]
     fn entries_are_a_gauge_by_table_and_state() {
         let mut metrics = Metrics::new();
-        let uses = Uses::from([("flows4", TableUse { open: 7, over: 3, capacity: 16 })]);
-        PressureMetrics::register(&mut metrics).set(&uses);
+        PressureMetrics::register(&mut metrics).set(&counts());
         let text = metrics.encode().unwrap();
-        for line in
-            [r#"weir_flow_entries{map="flows4",state="open"} 7"#, r#"weir_flow_entries{map="flows4",state="over"} 3"#]
-        {
+        for line in [
+            r#"weir_flow_entries{map="flows4",state="open"} 7"#,
+            r#"weir_flow_entries{map="flows4",state="over"} 3"#,
+            r#"weir_affinity_entries{state="open"} 15"#,
+            r#"weir_affinity_entries{state="over"} 1"#,
+        ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
+    }
+
+    #[test]
+    fn a_table_of_affinity_that_is_short_of_room_is_told_of_as_flow_tables_are() {
+        let (counts, mut alarm) = (counts(), Alarm::default());
+        let due = counts.tables().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
+        assert_eq!(due.collect::<Vec<_>>(), [(AFFINITIES, counts.affinities)]);
+        assert!(cause_of(AFFINITIES).ends_with("--max-affinities"));
     }
 
     #[test]
@@ -175,7 +247,7 @@ mod tests {
         let mut metrics = Metrics::new();
         let mut pressure = PressureMetrics::register(&mut metrics);
         for (seen, told) in [(5, 5), (7, 7), (7, 7), (2, 9)] {
-            pressure.count(Displaced::from([("openings4", seen)]));
+            pressure.count(&Displaced::from([("openings4", seen)]));
             let text = metrics.encode().unwrap();
             let line = format!(r#"weir_opening_evictions_total{{map="openings4"}} {told}"#);
             assert!(text.lines().any(|found| found == line), "{text}");

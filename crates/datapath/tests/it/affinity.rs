@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use weir_abi as abi;
+use weir_core::flow_pressure::TableUse;
 use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
@@ -13,6 +14,7 @@ use weir_testbed::packet::Packet;
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases};
 use crate::entries::age;
 use crate::node::{Device, Node, web};
+use crate::pins::SMALL;
 
 const SECONDS: u32 = 10_800;
 /// The same in ticks of the fixtures' clock.
@@ -84,6 +86,31 @@ fn clients_do_not_share_a_backend_because_one_of_them_has_it() {
         let seen: BTreeSet<_> = clients().map(|client| to_cluster_ip(&node, case, client)).collect();
         assert!(seen.len() > 1, "{case:?}: all clients got {seen:?}");
     }
+}
+
+#[test]
+fn clients_that_keep_a_backend_are_counted_until_their_time_is_over_or_the_backend_is_gone() {
+    let Some(mut node) = Node::new("clients with affinity are counted") else { return };
+    node.serve(sticky(), &many(1));
+    let [case, ..] = CASES;
+    // Of the client whose flow is the latest one.
+    let count = |node: &Node| {
+        let is_latest = |(key, _): &(abi::AffinityKey, abi::Affinity)| key.client == case.ip(CLIENT).into();
+        let (_, latest) = node.view.affinities().unwrap().into_iter().find(is_latest).unwrap();
+        let TableUse { open, over, capacity } = node.view.affinity_use(latest.last_seen).unwrap();
+        assert_eq!(capacity, SMALL.affinities);
+        (open, over)
+    };
+    for client in clients() {
+        to_cluster_ip(&node, case, client);
+    }
+    to_cluster_ip(&node, case, CLIENT);
+    assert_eq!(count(&node), (21, 0));
+    age_clients(&node, TICKS + 2);
+    to_cluster_ip(&node, case, CLIENT);
+    assert_eq!(count(&node), (1, 20));
+    node.serve(sticky(), &[(2, 1)]);
+    assert_eq!(count(&node), (0, 21));
 }
 
 #[test]

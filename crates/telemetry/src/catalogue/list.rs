@@ -119,6 +119,7 @@ metrics! {
         Counter DROPS = "weir_drops_total" ["hook", "reason"] Most(HOOKS * DROP_REASONS), "Those of the packets that were dropped; told from the start";
         Counter SELECTIONS = "weir_selections_total" ["tier"] Most(3), "New flows by how far they went";
         Gauge FLOW_ENTRIES = "weir_flow_entries" ["map", "state"] Most(8), "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is free; weir_map_max_entries is the room";
+        Gauge AFFINITY_ENTRIES = "weir_affinity_entries" ["state"] Most(2), "Entries of session affinity, counted every 30 s to 5 min: clients that keep an endpoint (open), and those whose time is over, whose place is free; weir_map_max_entries of affinities is the room";
         Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
         Counter OPENING_EVICTIONS = "weir_opening_evictions_total" ["map"] Most(4), "Entries of flows that begin, and of the answers that they await, that lost their place to others within 8 ticks of their last packet, counted every 30 s to 5 min: in a flood its own, as a rule";
         Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, with nothing known of them, and got an endpoint by their hash: another one than before resets them. In a flood of SYNs, none of which is remembered, all that begin";
