@@ -31,12 +31,18 @@ static __always_inline __u32 affinity_find(const struct affinity_key *key, enum 
 	return id;
 }
 
-/* Whether a client keeps a backend, of whatever class. Asking prolongs nothing. */
-static __always_inline bool affinity_holds(const struct affinity_key *key, __u32 limit)
+/*
+ * Whether a client keeps the backend that it has, of whatever class, when a flow goes on: unless that began later than the flow for which the
+ * client got it, and not elsewhere because nobody answered. Asking prolongs nothing.
+ */
+static __always_inline bool affinity_stays(const struct affinity_key *key, const struct flow *flow, __u32 limit)
 {
 	const struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
 
-	return kept && affinity_flags(kept, kept->backend, limit);
+	if (!kept || !affinity_flags(kept, kept->backend, limit))
+		return false;
+	return kept->backend == flow->backend || flow->flags & FLOW_RETRIES ||
+	       (__s32)(flow->created - kept->last_seen) < 0;
 }
 
 /* Lets a client keep a backend. Best effort: without room it is selected for anew next time. */

@@ -60,14 +60,15 @@ static __always_inline void count_pace(const struct packet *p)
 static __always_inline __u8 unsure_of(const struct packet *p, const struct config *config)
 {
 	const bool flood = is_flood(config);
+	__u8 unsure = flood || !p->syn ? UNSURE_BY_HASH : 0;
 
 	/* Datagrams are remembered always. */
 	if (p->proto == IPPROTO_UDP)
 		return 0;
-	if (p->syn)
-		return flood ? UNSURE_BY_HASH | UNSURE_KEEP_NOTHING : 0;
 	/* Of an association nobody tells when it goes on. */
-	return flood && p->proto == IPPROTO_TCP ? UNSURE_BY_HASH | UNSURE_KEEP_NOTHING : UNSURE_BY_HASH;
+	if (p->proto == IPPROTO_TCP || (flood && p->syn))
+		unsure |= UNSURE_KEEP_NOTHING;
+	return unsure;
 }
 
 /*
@@ -109,7 +110,9 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 
 		reply_key(&key, backend, &p->src, p->sport, v6);
 		reply_forget(&key, STAGE_GOING, v6);
-		reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6);
+		/* Without it the answer would leave with the node's own address. */
+		if (reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6))
+			return -REASON_FLOW_TABLE;
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
@@ -250,8 +253,8 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 }
 
 /*
- * Lets the client of a flow that goes on keep its backend, unless it keeps one: in a flood this is not noted before. A function of
- * its own: few services ask.
+ * Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its first
+ * packet. A function of its own: few services ask.
  */
 __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 {
@@ -267,7 +270,7 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 		return 0;
 	key.client = p->src;
 	key.service = flow->service;
-	if (is_set(&key.client) && !affinity_holds(&key, service->affinity))
+	if (is_set(&key.client) && !affinity_stays(&key, flow, service->affinity))
 		affinity_store(&key, flow->backend, flow->generation);
 	return 0;
 }

@@ -172,6 +172,9 @@ __noinline int choose(struct request *request)
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
 	if (keeps) {
+		/* Until that is noted nothing else tells what the client's other flows got. */
+		if (request->unsure & UNSURE_KEEP_NOTHING)
+			request->unsure |= UNSURE_BY_HASH;
 		request->hash = hash_of_client(request, service);
 		kept = affinity_find(&key, class, service->affinity);
 		if (kept && kept != request->backend && take(request, kept))

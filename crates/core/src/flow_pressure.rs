@@ -51,20 +51,24 @@ const fn is_recent(last_seen: u32, limit: u32, tick: u32) -> bool {
     tick.wrapping_sub(last_seen).cast_signed() <= limit.cast_signed()
 }
 
-/// Whether a client still keeps its backend at a tick, of a service with an affinity of so many ticks: the backend is the one that it was, and
-/// the client's latest new flow is not too long ago.
+/// All bits of a backend that say which classes of traffic may send new flows there.
+const CLASSES: u8 = abi::BACKEND_CLASS * ((1 << abi::CLASS_COUNT) - 1);
+
+/// Whether a client still keeps its backend at a tick, of a service with an affinity of so many ticks: the backend is the one that it was and
+/// takes new flows, and the client's latest one is not too long ago.
 #[must_use]
 pub const fn is_kept(affinity: &abi::Affinity, backend: &abi::Backend, limit: u32, tick: u32) -> bool {
-    let is_there = backend.flags & abi::BACKEND_USED != 0 && backend.generation == affinity.generation;
+    let takes_flows = backend.flags & abi::BACKEND_USED != 0 && backend.flags & CLASSES != 0;
+    let is_there = takes_flows && backend.generation == affinity.generation;
     is_there && limit != 0 && is_recent(affinity.last_seen, limit, tick)
 }
 
-/// Entries of a table.
+/// Entries of a table of flows, or of what clients keep.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TableUse {
-    /// Of flows that are open.
+    /// Of flows that are open, of clients that keep something.
     pub open: u32,
-    /// Of flows that are over: their place is free.
+    /// Of those whose time is over.
     pub over: u32,
     /// How many there may be.
     pub capacity: u32,
@@ -168,11 +172,13 @@ mod tests {
             node: 0,
         };
         let kept = |backend, limit, age| is_kept(&affinity, &backend, limit, affinity.last_seen.wrapping_add(age));
-        let same = backend(abi::BACKEND_USED, 7);
+        let flags = abi::BACKEND_USED | abi::BACKEND_CLASS << abi::CLASS_EXTERNAL;
+        let same = backend(flags, 7);
         assert!(kept(same, 10, 0) && kept(same, 10, 10) && !kept(same, 10, 11));
         assert!(!kept(same, 0, 0), "a service that has no affinity any more");
-        assert!(!kept(backend(abi::BACKEND_USED, 8), 10, 0), "another endpoint has the slot");
-        assert!(!kept(backend(0, 7), 10, 0), "the endpoint is gone");
+        assert!(!kept(backend(flags, 8), 10, 0), "another endpoint has the slot");
+        assert!(!kept(backend(abi::BACKEND_USED, 7), 10, 0), "the endpoint takes no new flows");
+        assert!(!kept(backend(flags & !abi::BACKEND_USED, 7), 10, 0), "the endpoint is gone");
     }
 
     fn full(open: u32) -> TableUse {

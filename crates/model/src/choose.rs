@@ -47,7 +47,7 @@ impl Request {
         let flood = model.is_flood();
         // Datagrams are remembered always; of an association nobody tells when it goes on.
         let by_hash = p.protocol != UDP && (flood || !p.syn);
-        let keep_nothing = flood && (p.protocol == TCP || p.syn);
+        let keep_nothing = p.protocol == TCP || (flood && p.syn && p.protocol != UDP);
         Self { client: p.src, frontend, class, hash, avoid: None, by_socket: false, by_hash, keep_nothing }
     }
 
@@ -94,7 +94,7 @@ const fn class_of(frontend: abi::Frontend, from_outside: bool) -> usize {
 impl Model {
     /// Chooses a backend, the one to avoid only if no other is found. Where the kernel draws at random, `drawn` tells what
     /// it drew; whether it may have is judged here.
-    pub(crate) fn choose(&mut self, request: Request, drawn: &[u32]) -> Result<Choice, Reason> {
+    pub(crate) fn choose(&mut self, mut request: Request, drawn: &[u32]) -> Result<Choice, Reason> {
         let id = request.frontend.service;
         let service = self.control.service(id);
         let ranged = service.flags & abi::SERVICE_SOURCE_RANGES != 0;
@@ -102,6 +102,7 @@ impl Model {
             return Err(abi::REASON_SOURCE_RANGE);
         }
         let has_affinity = service.affinity != 0 && is_set(request.client);
+        request.by_hash |= has_affinity && request.keep_nothing;
         if has_affinity
             && let Some(kept) = self.kept_backend(&request, service.affinity)
             && Some(kept) != request.avoid
@@ -148,11 +149,17 @@ impl Model {
         self.tables.affinities.insert(who, abi::Affinity { backend, generation, last_seen: self.now.ticks });
     }
 
-    /// Lets the client of a flow that goes on keep its backend, unless it keeps one: in a flood this is not noted before.
+    /// Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its
+    /// first packet. What it keeps by a later flow stays, and so does what it keeps when nobody there answered.
     pub(crate) fn keep_backend(&mut self, p: &Packet, flow: &Flow) {
         let (limit, who) = (self.control.service(flow.service).affinity, (p.src, flow.service));
         let concerned = p.endpoint.is_none() && limit != 0 && is_set(p.src) && self.is_alive(flow);
-        if concerned && self.flags_of_kept(who, limit) == 0 {
+        let kept = self.tables.affinities.get(&who).filter(|_| self.flags_of_kept(who, limit) != 0);
+        let stays = kept.is_some_and(|kept| {
+            let is_newer = flow.created.wrapping_sub(kept.last_seen).cast_signed() >= 0;
+            kept.backend == flow.backend || flow.retries > 0 || !is_newer
+        });
+        if concerned && !stays {
             self.keep(who, Choice { backend: flow.backend, generation: flow.generation });
         }
     }

@@ -56,13 +56,8 @@ struct Counts {
 }
 
 impl Counts {
-    fn read(view: &View) -> weir_datapath::Result<Self> {
-        let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
-        Ok(Self {
-            flows: view.flow_uses(tick)?,
-            affinities: view.affinity_use(tick)?,
-            displaced: view.displaced_openings()?,
-        })
+    fn read(view: &View, flows: Uses, tick: u32) -> weir_datapath::Result<Self> {
+        Ok(Self { flows, affinities: view.affinity_use(tick)?, displaced: view.displaced_openings()? })
     }
 
     /// Each table and how full it is.
@@ -152,8 +147,10 @@ impl PressureWatch {
                 tokio::time::sleep(pause).await;
                 let counted = tokio::task::spawn_blocking(move || {
                     let begin = Instant::now();
-                    let counts = Counts::read(&view);
-                    let rebuilt = follow(&going, counts.as_ref().ok().map(|counts| &counts.flows));
+                    let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
+                    let flows = view.flow_uses(tick);
+                    let rebuilt = follow(&going, flows.as_ref().ok());
+                    let counts = flows.and_then(|flows| Counts::read(&view, flows, tick));
                     ((view, going), counts, rebuilt, begin.elapsed())
                 });
                 let Ok((back, counts, rebuilt, took)) = counted.await else { return };
@@ -178,11 +175,16 @@ impl PressureWatch {
 
 /// Makes the filter of what goes on anew, unless so much does that it is of no use, or nobody knows how much.
 fn follow(going: &GoingFilter, uses: Option<&Uses>) -> weir_datapath::Result<()> {
-    let count = |uses: &Uses, table| uses.get(table).map_or(0, |TableUse { open, over, .. }| u64::from(open + over));
-    match uses {
-        Some(uses) if GoingFilter::is_worth_while(count(uses, "flows4") + count(uses, "flows6")) => going.rebuild(),
+    match uses.map(entries_that_go_on) {
+        Some(entries) if GoingFilter::is_worth_while(entries) => going.rebuild(),
         Some(_) | None => going.give_up(),
     }
+}
+
+/// Entries of both families' flows that go on, those that are over included.
+fn entries_that_go_on(uses: &Uses) -> u64 {
+    let of = |table| uses.get(table).map_or(0, |TableUse { open, over, .. }| u64::from(open + over));
+    of("flows4") + of("flows6")
 }
 
 fn complain(events: &Events, node: &str, table: &'static str, used: TableUse) {
@@ -240,6 +242,13 @@ mod tests {
         let due = counts.tables().filter(|(table, used)| alarm.is_due(table, *used, Instant::now()));
         assert_eq!(due.collect::<Vec<_>>(), [(AFFINITIES, counts.affinities)]);
         assert!(cause_of(AFFINITIES).ends_with("--max-affinities"));
+    }
+
+    #[test]
+    fn what_goes_on_is_in_the_tables_of_both_families_and_not_in_those_of_what_begins() {
+        let some = |open, over| TableUse { open, over, capacity: 16 };
+        let uses = [("flows4", some(1, 2)), ("flows6", some(4, 8)), ("openings4", some(16, 0))];
+        assert_eq!(entries_that_go_on(&Uses::from(uses)), 15);
     }
 
     #[test]

@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::flow_pressure::TableUse;
 use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
+use weir_core::plan::Selector;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases};
-use crate::entries::age;
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::entries::{age, evict};
 use crate::node::{Device, Node, web};
 use crate::pins::SMALL;
 
@@ -41,13 +43,37 @@ fn clients() -> impl Iterator<Item = Pair> {
     })
 }
 
-/// Opens a new flow and returns the endpoint that it goes to.
+/// Sends what begins a flow. Returns it as the endpoint gets it.
+#[track_caller]
+fn begin(node: &Node, hook: Hook, first: &Packet) -> Packet {
+    let outcome = node.send(hook, Device::Eth0, first);
+    assert!(matches!(outcome.reason, abi::REASON_TO_LOCAL | abi::REASON_TO_REMOTE), "{outcome:?}");
+    outcome.packet()
+}
+
+/// Opens a new flow, a connection by its whole handshake. Returns the endpoint that it goes to.
+#[track_caller]
+fn open(node: &Node, case: Case, hook: Hook, from: SocketAddr, to: SocketAddr) -> IpAddr {
+    let seen = begin(node, hook, &case.first(from, to));
+    if case.protocol == Protocol::Tcp {
+        accept(node, case, &seen);
+        begin(node, hook, &case.later(from, to));
+    }
+    seen.destination
+}
+
+/// The endpoint answers what it has seen of a connection's client.
+#[track_caller]
+fn accept(node: &Node, case: Case, seen: &Packet) {
+    let back = if seen.source == case.ip(address::node(1)) { Hook::NicIn } else { Hook::NicOut };
+    let header = TcpHeader { syn: true, ack: true, ..TcpHeader::default() };
+    let outcome = node.send(back, Device::Eth0, &tcp(seen.destination_socket(), seen.source_socket(), header));
+    assert_eq!(outcome.reason, abi::REASON_BACK, "{outcome:?}");
+}
+
 #[track_caller]
 fn open_flow(node: &Node, case: Case, hook: Hook, client: Pair, to: SocketAddr) -> IpAddr {
-    let outcome = node.send(hook, Device::Eth0, &case.first(case.at(client, node.client_port()), to));
-    let reasons = [abi::REASON_TO_LOCAL, abi::REASON_TO_REMOTE];
-    assert!(reasons.contains(&outcome.reason), "{outcome:?}");
-    outcome.packet().destination
+    open(node, case, hook, case.at(client, node.client_port()), to)
 }
 
 fn to_cluster_ip(node: &Node, case: Case, client: Pair) -> IpAddr {
@@ -129,10 +155,12 @@ fn without_affinity_the_flows_of_a_client_spread_and_switching_it_takes_effect_a
 #[test]
 fn a_client_that_comes_back_too_late_is_selected_for_anew() {
     let Some(mut node) = Node::new("expired affinity") else { return };
-    node.serve(sticky(), &many(1));
     for case in CASES {
+        node.serve(sticky(), &many(1));
         let select = |node: &Node| clients().map(|client| to_cluster_ip(node, case, client)).collect::<Vec<_>>();
         let before = select(&node);
+        // Of the same endpoints a connection's client would get the same.
+        node.serve(sticky(), &[many(1), many(21)].concat());
         age_clients(&node, TICKS - 5);
         assert_eq!(select(&node), before, "{case:?} in time");
         age_clients(&node, TICKS + 1);
@@ -146,7 +174,7 @@ fn a_new_flow_prolongs_affinity_and_the_packets_of_an_old_one_do_not() {
     node.serve(sticky(), &many(1));
     for case in CASES {
         let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-        let kept = node.send(Hook::NicIn, Device::Eth0, &case.first(from, to)).packet().destination;
+        let kept = open(&node, case, Hook::NicIn, from, to);
         let last_seen = |node: &Node| {
             let all = node.view.affinities().unwrap();
             let of_case = all.into_iter().find(|(key, _)| {
@@ -215,6 +243,73 @@ fn affinity_never_leads_to_an_endpoint_that_the_policy_in_force_forbids() {
             "{case:?}: only local ones are allowed"
         );
         assert_eq!(to_cluster_ip(&node, case, CLIENT), local, "{case:?}: the latest selection is the one to keep");
+    }
+}
+
+#[test]
+fn a_connections_first_packet_which_anybody_may_send_in_a_clients_name_lets_nobody_keep_anything() {
+    let Some(mut node) = Node::new("affinity beside forged SYNs") else { return };
+    node.serve(sticky(), &many(1));
+    for case in cases(Protocol::Tcp) {
+        let kept = to_cluster_ip(&node, case, CLIENT);
+        let before = node.view.affinities().unwrap();
+        for (hook, client) in [Hook::Xdp, Hook::NicIn].into_iter().cycle().zip(clients()) {
+            let from = case.at(client, node.client_port());
+            begin(&node, hook, &case.first(from, case.at(CLUSTER_IP, PORT)));
+            // Of a connection that nobody knows.
+            begin(&node, Hook::NicIn, &case.later(from, case.at(EXTERNAL_IP, PORT)));
+        }
+        assert_eq!(node.view.affinities().unwrap(), before, "{case:?}");
+        assert_eq!(to_cluster_ip(&node, case, CLIENT), kept, "{case:?}");
+    }
+}
+
+#[test]
+fn connections_that_a_new_client_opens_at_once_get_one_backend_which_it_keeps() {
+    let Some(mut node) = Node::new("affinity of connections at once") else { return };
+    for selector in [Selector::Weights, Selector::LeastConn, Selector::Maglev] {
+        node.serve_changed(sticky(), &many(1), &[], |plan| plan.selector = selector);
+        for case in cases(Protocol::Tcp) {
+            let mut used = BTreeSet::new();
+            for client in clients() {
+                let open = |(to, port)| {
+                    let first = case.first(case.at(client, node.client_port()), case.at(to, port));
+                    let seen = begin(&node, Hook::NicIn, &first);
+                    (first, seen)
+                };
+                let all: Vec<_> = frontends().into_iter().map(open).collect();
+                let endpoint = all[0].1.destination;
+                for (first, seen) in all {
+                    assert_eq!(seen.destination, endpoint, "{case:?} {selector:?}");
+                    accept(&node, case, &seen);
+                    begin(&node, Hook::NicIn, &case.later(first.source_socket(), first.destination_socket()));
+                }
+                assert_eq!(to_cluster_ip(&node, case, client), endpoint, "{case:?} {selector:?}");
+                used.insert(endpoint);
+            }
+            assert!(used.len() > 1, "{case:?} {selector:?}: all clients got {used:?}");
+        }
+        evict(&node, "affinities");
+    }
+}
+
+#[test]
+fn a_client_whose_connection_its_endpoints_node_answers_directly_keeps_the_endpoint_when_it_goes_on() {
+    let Some(mut node) = Node::new("affinity of direct flows") else { return };
+    let remote: Vec<_> = (1..=8).map(|pod| (2, pod)).collect();
+    node.serve(sticky(), &remote);
+    node.direct(&[2]);
+    for case in cases(Protocol::Tcp) {
+        let (from, to) = (case.at(CLIENT, node.client_port()), case.at(BALANCER_IP, PORT));
+        let first = node.send(Hook::NicIn, Device::Eth0, &case.first(from, to));
+        assert_eq!(first.reason, abi::REASON_DIRECT, "{first:?}");
+        assert_eq!(node.view.affinities().unwrap().len(), 0, "{case:?}");
+        node.send(Hook::NicIn, Device::Eth0, &case.later(from, to));
+        node.send(Hook::NicIn, Device::Eth0, &case.later(from, to));
+        let kept = node.view.affinities().unwrap();
+        assert_eq!(kept.len(), 1, "{case:?}");
+        assert_eq!(kept[0].1.backend, node.flow_of(&case.first(from, to)).backend, "{case:?}");
+        evict(&node, "affinities");
     }
 }
 

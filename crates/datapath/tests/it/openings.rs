@@ -241,6 +241,27 @@ fn a_flow_for_which_there_is_no_place_right_now_is_dropped_and_its_client_may_co
 }
 
 #[test]
+fn a_flow_to_a_process_on_the_node_is_dropped_where_its_answers_would_not_be_known() {
+    let Some(mut node) = Node::new("answers of a process without a place") else { return };
+    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
+        for backend in &mut plan.backends {
+            backend.host_network = true;
+        }
+    });
+    for case in CASES {
+        let table = if case.family == Family::V4 { "awaited4" } else { "awaited6" };
+        for (hook, device) in [NIC_IN, XDP] {
+            let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            keep_busy(&node, table);
+            let dropped = if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT };
+            node.send(hook, device, &first).is_untouched(dropped, abi::REASON_FLOW_TABLE, &first.to_bytes());
+            empty_sets(&node, table);
+            assert_eq!(node.send(hook, device, &first).reason, abi::REASON_TO_LOCAL);
+        }
+    }
+}
+
+#[test]
 fn in_a_flood_a_flow_in_the_nodes_name_is_remembered_for_its_port() {
     let Some(mut node) = Node::new("clients of another node's endpoints in a flood") else { return };
     node.serve(web(), &[(2, 1)]);

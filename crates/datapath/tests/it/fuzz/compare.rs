@@ -33,7 +33,7 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
 
 /// Whether the kernel forgets a card's sum of a frame: when it cuts it for an answer, in front of which an error's headers come
 /// then. What nobody will see may have any.
-fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
+pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
     let added = match model.frame.get(12..24) {
         Some([8, 0, .., 1]) => 20 + 8,
         Some([0x86, 0xdd, _, _, _, _, _, _, 58, ..]) => 40 + 8,

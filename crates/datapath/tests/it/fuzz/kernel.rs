@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_datapath::{GoingFilter, MapStore};
-use weir_model::{Hook, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
+use weir_model::{Hook, Place, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
@@ -96,13 +96,9 @@ fn stay_on_one_cpu() {
     sched_setaffinity(here, &one).unwrap();
 }
 
-/// Whether a card has taken the sum of a frame: of half of them, always the same.
-fn is_summed(frame: &[u8]) -> bool {
-    frame.iter().fold(0, |parity, byte| parity ^ byte).count_ones().is_multiple_of(2)
-}
-
-/// Runs a program at a device, on a frame that came in by one. None: the kernel runs nothing on such a frame.
-pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame: &[u8]) -> Option<Ran> {
+/// Runs a program on a frame of which a card has taken the sum, or has not. None: the kernel runs nothing on such a frame.
+pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool) -> Option<Ran> {
+    let Place { hook, device, came_by, .. } = *place;
     let (name, number) = program(hook);
     let program = node.datapath.program(name).unwrap();
     let context = match hook {
@@ -112,7 +108,7 @@ pub(super) fn run(node: &Node, hook: Hook, (device, came_by): (u32, u32), frame:
     let before = counted(node, number);
     let run = node.netns.enter(|| {
         stay_on_one_cpu();
-        if is_summed(frame) {
+        if is_summed {
             prog_run_summed(program.as_fd(), frame, context)
         } else {
             prog_run(program.as_fd(), frame, Some(context), 1)
