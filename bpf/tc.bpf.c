@@ -3,6 +3,7 @@
  * tc on the node's interfaces and on the host side of the pods': the baseline that does everything. Untouched and passed
  * packets leave with TC_ACT_UNSPEC, so that programs of others behind ours still see them.
  */
+#include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 
 #include "lib/ctx_tc.h"
@@ -263,6 +264,16 @@ static __always_inline int verdict(ctx_t *ctx, const struct packet *p, const boo
 	return p->action ? p->action : TC_ACT_UNSPEC;
 }
 
+/*
+ * Whether a frame is not to the node's interface: to another machine, which a card that listens to everything lets in, or to all. The
+ * kernel neither forwards such a frame nor hands it to a connection: two nodes would answer for one that an announced address is at.
+ * docs/adr/0053-frames-of-others.md
+ */
+static __always_inline bool is_of_others(const ctx_t *ctx, const enum hook hook, const bool headerless)
+{
+	return hook == HOOK_NIC_INGRESS && !headerless && ctx->pkt_type != PACKET_HOST;
+}
+
 /* headerless: frames begin with the IP header. Returns TC_ACT_UNSPEC, TC_ACT_SHOT or TC_ACT_REDIRECT. */
 static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool headerless)
 {
@@ -273,6 +284,11 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool h
 
 	if (is_egress(hook) && is_marked(ctx)) {
 		count(hook, REASON_NO_REPLY, length);
+		return TC_ACT_UNSPEC;
+	}
+	if (is_of_others(ctx, hook, headerless)) {
+		count(hook, REASON_OTHER_HOST, length);
+		mark_translated(ctx, false);
 		return TC_ACT_UNSPEC;
 	}
 	if (hook == HOOK_NIC_INGRESS && !headerless)

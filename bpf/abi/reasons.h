@@ -24,10 +24,11 @@ enum reason {
 	REASON_FRAGMENT = 3,	  /* no ports: the first one was not seen, or is too short */
 	REASON_MALFORMED = 4,	  /* shorter than its headers say */
 	REASON_NO_FRONTEND = 5,
-	REASON_NO_REPLY = 6,   /* on egress: not an answer to a flow of ours */
-	REASON_LEFT_TO_TC = 7, /* XDP cannot do it: no neighbour, VLAN tag, other device */
-	REASON_XDP_DONE = 8,   /* tc: XDP translated it already */
-	REASON_MID_FLOW = 9,   /* of a connection that another proxy has begun */
+	REASON_NO_REPLY = 6,	/* on egress: not an answer to a flow of ours */
+	REASON_LEFT_TO_TC = 7,	/* XDP cannot do it: no neighbour, VLAN tag, other device */
+	REASON_XDP_DONE = 8,	/* tc: XDP translated it already */
+	REASON_MID_FLOW = 9,	/* of a connection that another proxy has begun */
+	REASON_OTHER_HOST = 10, /* in a frame to another machine, or to several */
 	/* translated */
 	REASON_TO_LOCAL = 16,
 	REASON_TO_REMOTE = 17,

@@ -184,10 +184,7 @@ __noinline int from_pod6(ctx_t *ctx, struct packet *p)
 	return p ? from_pod(ctx, p, true) : REASON_MALFORMED;
 }
 
-/*
- * Sends a packet past the host's stack if it may go there, on its way in. Returns its reason. A frame that is not for the
- * node at all, which a card that listens to everything lets in, is left to the stack to throw away.
- */
+/* Sends a packet past the host's stack if it may go there, on its way in. Returns its reason. */
 static __always_inline int pass_by(ctx_t *ctx, struct packet *p, int reason, const enum hook hook, const bool v6)
 {
 	/* By an interface without link headers no answer goes past the host. */
@@ -196,8 +193,6 @@ static __always_inline int pass_by(ctx_t *ctx, struct packet *p, int reason, con
 	if (hook == HOOK_POD_INGRESS && reason == REASON_NO_FRONTEND)
 		return v6 ? from_pod6(ctx, p) : from_pod4(ctx, p);
 	if (p->hand_over != HANDOVER_TO_POD || (reason != REASON_TO_LOCAL && reason != REASON_XDP_DONE))
-		return reason;
-	if (hook == HOOK_NIC_INGRESS && ctx->pkt_type != PACKET_HOST)
 		return reason;
 	return v6 ? to_pod6(ctx, p, reason) : to_pod4(ctx, p, reason);
 }

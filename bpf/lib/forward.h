@@ -62,6 +62,16 @@ static __always_inline bool fits_device(const ctx_t *ctx, const struct packet *p
 #endif
 }
 
+/* Whether a frame is to a MAC address. */
+static __always_inline bool is_frame_to(const ctx_t *ctx, const __u8 *mac)
+{
+	const __u16 *to = (void *)(long)ctx->data, *at = (const __u16 *)mac;
+
+	if ((void *)((struct ethhdr *)to + 1) > (void *)(long)ctx->data_end)
+		return false;
+	return !((to[0] ^ at[0]) | (to[1] ^ at[1]) | (to[2] ^ at[2]));
+}
+
 /*
  * Finds the way for a packet of so many bytes before anything is written to it.
  * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
@@ -81,9 +91,10 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 	if (CTX_XDP) {
 		if (found != BPF_FIB_LKUP_RET_SUCCESS)
 			return -REASON_LEFT_TO_TC;
-		if (fib->ifindex != ctx_ifindex(ctx) && !bpf_map_lookup_elem(&devices, &fib->ifindex))
-			return -REASON_LEFT_TO_TC;
-		return 0;
+		/* What is not to this interface tc leaves alone. Whose address another one has, XDP does not know. */
+		if (fib->ifindex == ctx_ifindex(ctx))
+			return is_frame_to(ctx, fib->smac) ? 0 : -REASON_LEFT_TO_TC;
+		return bpf_map_lookup_elem(&devices, &fib->ifindex) ? 0 : -REASON_LEFT_TO_TC;
 	}
 	switch (found) {
 	case BPF_FIB_LKUP_RET_SUCCESS:

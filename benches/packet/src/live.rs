@@ -23,6 +23,8 @@ const ARRIVE: f64 = 0.99;
 /// The two ends of the veth.
 const NEAR: &str = "near";
 const FAR: &str = "far";
+/// Address of the near one.
+const MAC: [u8; 6] = [0x0a, 0x58, 0, 0, 0, 1];
 
 /// One figure.
 #[derive(Clone, Debug, Serialize)]
@@ -59,9 +61,10 @@ pub fn live() -> Result<Vec<LiveFigure>> {
 /// Makes the veth, and the way by it to the endpoints. Returns the index of its near end.
 fn wire() -> Result<u32> {
     let (v4, v6) = NODE;
+    let near = MAC.map(|byte| format!("{byte:02x}")).join(":");
     let far = "0a:58:00:00:00:02";
     let script = format!(
-        "link add {NEAR} type veth peer name {FAR} address {far}
+        "link add {NEAR} address {near} type veth peer name {FAR} address {far}
         link set {NEAR} addrgenmode none up
         link set {FAR} addrgenmode none up
         addr add {v4}/24 dev {NEAR}
@@ -88,7 +91,9 @@ fn of_family(family: Family, device: u32) -> Result<Vec<LiveFigure>> {
     let mut bed =
         Bed::new(Setting { family, services: 1, room, openings: room, endpoints: Endpoints::Elsewhere, device })?;
     bed.attach_sink(FAR)?;
-    let frame = frame::tcp(family, false);
+    let mut frame = frame::tcp(family, false);
+    // What is to another machine it would leave alone.
+    frame[..MAC.len()].copy_from_slice(&MAC);
     let plan = bed.plan(&frame, OTHER_FLOWS, 1, bed::first_service(family));
     // Makes the flows known.
     let ran = bed.run(Program::Weir, &plan, &frame, OTHER_FLOWS)?;

@@ -243,6 +243,8 @@ pub const REASON_LEFT_TO_TC: u32 = 7;
 pub const REASON_XDP_DONE: u32 = 8;
 /// Of a connection that another proxy has begun.
 pub const REASON_MID_FLOW: u32 = 9;
+/// In a frame to another machine, or to several.
+pub const REASON_OTHER_HOST: u32 = 10;
 /// `REASON_TO_LOCAL` of `enum reason`.
 pub const REASON_TO_LOCAL: u32 = 16;
 /// `REASON_TO_REMOTE` of `enum reason`.

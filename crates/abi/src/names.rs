@@ -19,6 +19,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         7 => "left_to_tc",
         8 => "xdp_done",
         9 => "mid_flow",
+        10 => "other_host",
         16 => "to_local",
         17 => "to_remote",
         18 => "back",

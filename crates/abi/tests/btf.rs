@@ -211,6 +211,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_LEFT_TO_TC,
         REASON_XDP_DONE,
         REASON_MID_FLOW,
+        REASON_OTHER_HOST,
         REASON_TO_LOCAL,
         REASON_TO_REMOTE,
         REASON_BACK,

@@ -36,6 +36,9 @@ impl Outcome {
 impl Model {
     /// What a program does with a frame. The tables change as the kernel's do.
     pub fn run(&mut self, frame: &[u8], place: &Place<'_>) -> Outcome {
+        if place.hook == Hook::NicIn && !frame.starts_with(&place.network.mac(place.device)) {
+            return Outcome::untouched(abi::REASON_OTHER_HOST, frame);
+        }
         match parse(frame) {
             Err(reason) => Outcome::untouched(reason, frame),
             Ok((mut p, read)) => match place.hook {

@@ -98,6 +98,9 @@ pub struct Route {
 pub trait Network {
     /// The way to an address; none for what the node keeps or must not forward.
     fn route(&self, to: IpAddr) -> Option<Route>;
+
+    /// Address of a device.
+    fn mac(&self, device: u32) -> [u8; 6];
 }
 
 /// Where a packet is, and what only the kernel knows.

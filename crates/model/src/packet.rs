@@ -72,6 +72,8 @@ pub(crate) enum Piece {
 /// What was read of a packet until something stopped it; the rest is zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
+    /// Whose frame it is in.
+    pub(crate) mac: [u8; 6],
     pub(crate) family: Family,
     pub(crate) src: Addr,
     pub(crate) dst: Addr,
@@ -111,8 +113,9 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    fn of(family: Family, l3: usize, vlan: bool, frame: usize) -> Self {
+    fn of(family: Family, l3: usize, vlan: bool, frame: &[u8]) -> Self {
         Self {
+            mac: frame.first_chunk().copied().unwrap_or_default(),
             family,
             src: Addr::UNSET,
             dst: Addr::UNSET,
@@ -124,7 +127,7 @@ impl Packet {
             ttl: 0,
             tos: 0,
             length: 0,
-            frame: u32::try_from(frame).unwrap_or(u32::MAX),
+            frame: u32::try_from(frame.len()).unwrap_or(u32::MAX),
             vlan,
             piece: Piece::Whole,
             may_be_cut: false,
@@ -266,7 +269,7 @@ pub(crate) fn parse_until(frame: &[u8], headers_end: usize) -> Result<(Packet, R
         0x86dd => Family::V6,
         _ => return Err(abi::REASON_NOT_IP),
     };
-    let mut packet = Packet::of(family, cursor.at, vlan, frame.len());
+    let mut packet = Packet::of(family, cursor.at, vlan, frame);
     let read = read_ip(&mut cursor, &mut packet);
     Ok((packet, read))
 }

@@ -201,7 +201,8 @@ impl Place<'_> {
         let found = self.network.route(ip_of(p.family, to));
         if self.is_xdp() {
             let fits = |route: &Route| length <= route.mtu && route.neighbour.is_some();
-            let reachable = |route: &Route| route.device == self.device || route.has_xdp;
+            let is_own = |route: &Route| p.mac == route.mac;
+            let reachable = |route: &Route| if route.device == self.device { is_own(route) } else { route.has_xdp };
             return found.filter(fits).filter(reachable).ok_or(abi::REASON_LEFT_TO_TC);
         }
         let route = found.ok_or(abi::REASON_NO_ROUTE)?;

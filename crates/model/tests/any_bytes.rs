@@ -12,7 +12,13 @@ impl Network for Nowhere {
     fn route(&self, _: IpAddr) -> Option<Route> {
         None
     }
+
+    fn mac(&self, _: u32) -> [u8; 6] {
+        MAC
+    }
 }
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 const HOOKS: [Hook; 5] = [Hook::Xdp, Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
 
@@ -26,6 +32,9 @@ fn a_node_without_services_leaves_every_frame_as_it_came() {
     let mut model = node();
     for _ in 0..20_000 {
         let mut frame: Vec<u8> = (0..rng.usize(..200)).map(|_| rng.u8(..)).collect();
+        if let Some(to) = frame.first_chunk_mut() {
+            *to = MAC;
+        }
         if let Some(ethertype) = frame.get_mut(12..16) {
             // Else hardly one would be of IP.
             let (kind, version) = *rng.choice(&[([8, 0], 0x45), ([0x86, 0xdd], 0x60)]).unwrap();

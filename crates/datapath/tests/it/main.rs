@@ -27,6 +27,7 @@ mod model;
 mod network;
 mod node;
 mod openings;
+mod others;
 mod outcome;
 mod pins;
 mod pod_sockets;

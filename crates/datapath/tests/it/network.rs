@@ -6,7 +6,7 @@ use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::Mac;
 use weir_testbed::{Netns, Result};
 
-use crate::node::{ETH0_MAC, ETH1_MAC, NODE2_MAC, NODE3_MAC, ROUTER_MAC};
+use crate::node::{ETH0_MAC, ETH1_MAC, ETH2_MAC, NODE2_MAC, NODE3_MAC, ROUTER_MAC};
 use crate::pins::unique_name;
 
 /// Address of this node (host 11) or of a neighbour in the network of eth`device`.
@@ -21,9 +21,7 @@ pub(crate) fn network() -> Result<(Netns, Netns)> {
     let peers = Netns::create(&unique_name())?;
     let mut script = String::new();
     let mut peer_script = String::new();
-    for (name, mac) in
-        [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", Mac([2, 0, 0, 0, 1, 2])), ("pod1", Mac([2, 0, 0, 0, 1, 3]))]
-    {
+    for (name, mac) in [("eth0", ETH0_MAC), ("eth1", ETH1_MAC), ("eth2", ETH2_MAC), ("pod1", Mac([2, 0, 0, 0, 1, 3]))] {
         script += &format!("link add {name} address {mac} type veth peer name peer-{name} netns {}\n", peers.name());
         // Without link-local addresses nobody says anything unasked.
         script += &format!("link set {name} addrgenmode none\nlink set {name} up\n");

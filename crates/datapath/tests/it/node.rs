@@ -43,9 +43,10 @@ pub(crate) const TC_UNSPEC: u32 = u32::MAX;
 pub(crate) const TC_SHOT: u32 = 2;
 pub(crate) const TC_REDIRECT: u32 = 7;
 
-/// Of each device of the node.
-pub(crate) const ETH0_MAC: Mac = Mac([2, 0, 0, 0, 1, 0]);
+/// Of each device of the node. The first one's is whom packets of tests are to, unless they say otherwise.
+pub(crate) const ETH0_MAC: Mac = Mac([2, 0, 0, 0, 0, 2]);
 pub(crate) const ETH1_MAC: Mac = Mac([2, 0, 0, 0, 1, 1]);
+pub(crate) const ETH2_MAC: Mac = Mac([2, 0, 0, 0, 1, 2]);
 /// Of its neighbours.
 pub(crate) const ROUTER_MAC: Mac = Mac([2, 0, 0, 0, 2, 1]);
 pub(crate) const NODE2_MAC: Mac = Mac([2, 0, 0, 0, 2, 2]);

@@ -7,7 +7,7 @@ use weir_testbed::packet::Packet;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
 use crate::icmp::{ROUTER, assert_told, error};
-use crate::node::{Device, Node, TC_REDIRECT, TUNNEL_IP, XDP_PASS, web};
+use crate::node::{Device, ETH2_MAC, Node, TC_REDIRECT, TUNNEL_IP, XDP_PASS, web};
 
 /// Node 4 is behind the tunnel, node 2 is not.
 const FAR: (u8, u8) = (4, 1);
@@ -40,6 +40,11 @@ fn reaches(node: &Node, sent: &Packet) -> Packet {
     outcome.packet()
 }
 
+/// As it comes out of the tunnel.
+fn by_tunnel(packet: Packet) -> Packet {
+    Packet { destination_mac: ETH2_MAC, ..packet }
+}
+
 #[test]
 fn what_leaves_by_a_tunnel_has_its_address_and_what_is_answered_there_reaches_the_client() {
     let Some(node) = serving("the source of what leaves by a tunnel", FAR) else { return };
@@ -49,7 +54,7 @@ fn what_leaves_by_a_tunnel_has_its_address_and_what_is_answered_there_reaches_th
             let seen = reaches(&node, &sent);
             assert_eq!(seen.source_socket().ip(), case.ip(TUNNEL_IP), "{case:?}");
             assert_eq!(seen.destination_socket(), case.at(address::pod(4, 1), TARGET_PORT));
-            let answer = answer(case, &seen);
+            let answer = by_tunnel(answer(case, &seen));
             for _ in 0..2 {
                 let back = node.send(Hook::NicIn, Device::Eth2, &answer);
                 back.is_for(TC_REDIRECT, abi::REASON_BACK);
@@ -116,7 +121,7 @@ fn errors_are_told_to_and_from_the_tunnels_address() {
         told.is_for(TC_REDIRECT, abi::REASON_ERROR_TOLD);
         assert_told(&told.packet(), case.ip(TUNNEL_IP), &answer(case, &seen));
 
-        let told = node.send(Hook::NicIn, Device::Eth2, &error(case, case.ip(ROUTER), &seen));
+        let told = node.send(Hook::NicIn, Device::Eth2, &by_tunnel(error(case, case.ip(ROUTER), &seen)));
         told.is_for(TC_REDIRECT, abi::REASON_ERROR_TOLD);
         assert_told(&told.packet(), case.ip(EXTERNAL_IP), &Packet { ttl: seen.ttl, ..sent });
     }

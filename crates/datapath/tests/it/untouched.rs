@@ -10,7 +10,7 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Packet, Transport};
 
 use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases};
-use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+use crate::node::{Device, ETH0_MAC, Node, TC_UNSPEC, XDP_PASS, web};
 
 /// Every program with its device and the verdict that lets a packet go on.
 const HOOKS: [(Hook, Device, u32); 5] = [
@@ -43,8 +43,8 @@ fn to_service(node: &Node, case: Case) -> Packet {
 #[test]
 fn frames_without_ip_pass() {
     let Some(node) = node("frames without IP") else { return };
-    // An ARP request for the cluster IP, and an ethertype of nobody.
-    let mut arp = [0xff; 6].to_vec();
+    // An ARP request for the cluster IP, to the node alone, and an ethertype of nobody.
+    let mut arp = ETH0_MAC.0.to_vec();
     arp.extend([2, 0, 0, 0, 0, 1, 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 198, 51, 100, 2]);
     arp.extend([0, 0, 0, 0, 0, 0, 10, 96, 0, 1]);
     passes_everywhere(&node, abi::REASON_NOT_IP, &arp);

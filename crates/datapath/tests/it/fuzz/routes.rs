@@ -6,7 +6,7 @@ use weir_model::Network;
 use weir_testbed::address;
 
 use crate::network::nic;
-use crate::node::Node;
+use crate::node::{ETH0_MAC, Node};
 
 const MTU: u32 = 1500;
 
@@ -28,7 +28,7 @@ impl Devices {
             device: self.eth[usize::from(number)],
             mtu: MTU,
             neighbour: neighbour.map(|last| [2, 0, 0, 0, 2, last]),
-            mac: [2, 0, 0, 0, 1, number],
+            mac: mac_of_eth(number),
             has_xdp: number < 2,
             is_nic: number < 2,
         }
@@ -55,7 +55,19 @@ fn is_of_many(to: IpAddr) -> bool {
     }
 }
 
+const fn mac_of_eth(number: u8) -> [u8; 6] {
+    if number == 0 { ETH0_MAC.0 } else { [2, 0, 0, 0, 1, number] }
+}
+
 impl Network for Devices {
+    fn mac(&self, device: u32) -> [u8; 6] {
+        let cards = (0..).zip(self.eth);
+        cards
+            .into_iter()
+            .find(|(_, index)| *index == device)
+            .map_or([2, 0, 0, 0, 1, 3], |(number, _)| mac_of_eth(number))
+    }
+
     fn route(&self, to: IpAddr) -> Option<weir_model::Route> {
         let is = |pair: address::Pair| pair.like(to) == to;
         let in_node = |node: u8| address::pod_cidrs(node).iter().any(|net| net.contains(&to));

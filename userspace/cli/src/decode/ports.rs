@@ -1,0 +1,49 @@
+//! Maps of source ports, and of SYNs that wait for one, from bytes.
+
+use std::mem::offset_of;
+
+use weir_abi as abi;
+use weir_core::source_ports::PortSet;
+use weir_datapath::RawEntry;
+
+use super::{Value, number, word};
+
+/// Key and value of `snat_counters`, from bytes: the index; the running number, and the tick in which a port was taken too soon.
+pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
+    let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
+    let pressed = word(&counter[offset_of!(abi::SnatCounter, pressed)..]);
+    (number(word(index)), Value::Fields(vec![("next", number(word(counter))), ("pressed", number(pressed))]))
+}
+
+/// Key and value of `first_syns`, from bytes: the index, and how many SYNs are noted there.
+pub(crate) fn first_syns((index, tags): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    (number(index), Value::Fields(vec![("syns", number(tags.iter().map(|tag| u32::from(*tag != 0)).sum::<u32>()))]))
+}
+
+/// Key and value of `snat_kept`, from bytes: the index, and the ports that are kept there.
+pub(crate) fn snat_kept((index, line): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let entries = line.as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).filter(|entry| *entry != 0);
+    (number(index), Value::Fields(vec![("ports", Value::List(entries.map(|entry| number(entry & 0xffff)).collect()))]))
+}
+
+/// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
+pub(crate) fn snat_next((index, next): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let ports = next.as_chunks().0.iter().map(|bytes| number(u16::from_ne_bytes(*bytes)));
+    (number(index), Value::Fields(vec![("next", Value::List(ports.collect()))]))
+}
+
+/// Key and value of `snat_ports`, from bytes: the index, ports at which answers may arrive, and those among them that no
+/// new flow may take.
+pub(crate) fn snat_ports((index, ports): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let first = u16::try_from(index << abi::SNAT_WORD_BITS).unwrap_or_default();
+    let shown = |bits: &[u8; size_of::<u64>()]| {
+        let bits = u64::from_ne_bytes(*bits);
+        let set: PortSet = (0..64).filter(|place| bits >> place & 1 != 0).map(|place: u16| first + place).collect();
+        word(set.to_string())
+    };
+    (number(index), Value::Fields(["answers", "left"].into_iter().zip(ports.as_chunks().0.iter().map(shown)).collect()))
+}
