@@ -5,14 +5,22 @@
 
 #include "config.h"
 
-/* Flags of the backend that a client keeps; 0: that one went away, or the client's latest flow is more than limit ticks ago. */
-static __always_inline __u8 affinity_flags(const struct affinity *kept, __u32 id, __u32 limit)
+/* All bits of a backend that say which classes of traffic may send new flows there. */
+#define BACKEND_CLASSES (BACKEND_CLASS * ((1 << CLASS_COUNT) - 1))
+
+/*
+ * The classes of traffic whose new flows of a client may go to the backend that it keeps, as bits of a backend's flags; 0: that one went away or
+ * takes none, or the client's latest flow is more than limit ticks ago.
+ */
+static __always_inline __u8 affinity_classes(const struct affinity *kept, __u32 id, __u32 limit)
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
 
 	if (!backend || is_idle(now_ticks(), kept->last_seen, limit))
 		return 0;
-	return backend->flags & BACKEND_USED && backend->generation == kept->generation ? backend->flags : 0;
+	if (!(backend->flags & BACKEND_USED) || backend->generation != kept->generation)
+		return 0;
+	return backend->flags & BACKEND_CLASSES;
 }
 
 /*
@@ -24,7 +32,7 @@ static __always_inline __u32 affinity_find(const struct affinity_key *key, enum 
 	struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
 	__u32 now = now_ticks(), id = kept ? kept->backend : 0;
 
-	if (!kept || !(affinity_flags(kept, id, limit) & BACKEND_CLASS << class))
+	if (!kept || !(affinity_classes(kept, id, limit) & BACKEND_CLASS << class))
 		return 0;
 	if (kept->last_seen != now)
 		kept->last_seen = now;
@@ -39,16 +47,27 @@ static __always_inline bool affinity_stays(const struct affinity_key *key, const
 {
 	const struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
 
-	if (!kept || !affinity_flags(kept, kept->backend, limit))
+	if (!kept || !affinity_classes(kept, kept->backend, limit))
 		return false;
 	return kept->backend == flow->backend || flow->flags & FLOW_RETRIES ||
 	       (__s32)(flow->created - kept->last_seen) < 0;
 }
 
-/* Lets a client keep a backend. Best effort: without room it is selected for anew next time. */
-static __always_inline void affinity_store(const struct affinity_key *key, __u32 id, __u32 generation)
+/*
+ * When a client that keeps nothing any more had its latest flow; 0: it keeps something, or nothing is known. First packets do not change it, so
+ * that all of what the client begins at once is told the same; what it gets next need not be what it had.
+ */
+static __always_inline __u32 affinity_past(const struct affinity_key *key, __u32 limit)
 {
-	struct affinity kept = { .backend = id, .generation = generation, .last_seen = now_ticks() };
+	const struct affinity *kept = bpf_map_lookup_elem(&affinities, key);
+
+	return kept && !affinity_classes(kept, kept->backend, limit) ? kept->last_seen : 0;
+}
+
+/* Lets a client keep a backend from a tick on. Best effort: without room it is selected for anew next time. */
+static __always_inline void affinity_store(const struct affinity_key *key, __u32 id, __u32 generation, __u32 tick)
+{
+	struct affinity kept = { .backend = id, .generation = generation, .last_seen = tick };
 
 	bpf_map_update_elem(&affinities, key, &kept, BPF_ANY);
 }

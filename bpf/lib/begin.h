@@ -271,7 +271,7 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 	key.client = p->src;
 	key.service = flow->service;
 	if (is_set(&key.client) && !affinity_stays(&key, flow, service->affinity))
-		affinity_store(&key, flow->backend, flow->generation);
+		affinity_store(&key, flow->backend, flow->generation, flow->created);
 	return 0;
 }
 
@@ -289,15 +289,13 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 	if (error)
 		return error;
 	if (!(flow->flags & FLOW_SNAT)) {
-		/* Of a flood, an answered one. */
-		if (p->syn || p->ending || p->proto != IPPROTO_TCP)
+		/* Of a flood, an answered one. Of a direct one the client's next packet tells that it goes on. */
+		if (p->syn || p->ending || p->proto != IPPROTO_TCP || flow->flags & FLOW_DIRECT)
 			return 0;
-		if (!(flow->flags & FLOW_DIRECT)) {
-			error = v6 ? promote6(p) : promote4(p);
-			if (error == PROMOTED_NOT)
-				return 0;
-			flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
-		}
+		error = v6 ? promote6(p) : promote4(p);
+		if (error == PROMOTED_NOT)
+			return 0;
+		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
 		(void)keep_backend(p, flow);
 		return 0;
 	}

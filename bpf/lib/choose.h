@@ -136,16 +136,16 @@ __noinline int select_again(const struct request *request, __u32 attempt)
 
 /*
  * The hash by which a client with affinity is selected for. Where nodes share its flows it is the same at all of them; where no table
- * may tell what it got, its other flows that begin now must get the same.
+ * may tell what it got, its other flows that begin now must get the same. past: affinity_past().
  */
-static __always_inline __u64 hash_of_client(const struct request *request, const struct service *service)
+static __always_inline __u64 hash_of_client(const struct request *request, const struct service *service, __u32 past)
 {
 	const struct config *config = config_get();
 
 	if (service->flags & SERVICE_MAGLEV)
 		return client_hash(MAGLEV_SEED, &request->client);
 	if (config && request->unsure & UNSURE_BY_HASH)
-		return client_hash(config->hash_seed, &request->client);
+		return client_hash(config->hash_seed ^ past, &request->client);
 	return request->hash;
 }
 
@@ -172,13 +172,13 @@ __noinline int choose(struct request *request)
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
 	if (keeps) {
-		/* Until that is noted nothing else tells what the client's other flows got. */
-		if (request->unsure & UNSURE_KEEP_NOTHING)
-			request->unsure |= UNSURE_BY_HASH;
-		request->hash = hash_of_client(request, service);
 		kept = affinity_find(&key, class, service->affinity);
 		if (kept && kept != request->backend && take(request, kept))
 			return 0;
+		/* Until that is noted nothing else tells what the client's other flows got. */
+		if (request->unsure & UNSURE_KEEP_NOTHING)
+			request->unsure |= UNSURE_BY_HASH;
+		request->hash = hash_of_client(request, service, affinity_past(&key, service->affinity));
 		/* A SYN may have been lost on its way: the client keeps what it has. */
 		keeps = !request->backend && !(request->unsure & UNSURE_KEEP_NOTHING);
 	}
@@ -191,7 +191,7 @@ __noinline int choose(struct request *request)
 			continue;
 		if (take(request, selected)) {
 			if (keeps)
-				affinity_store(&key, request->backend, request->generation);
+				affinity_store(&key, request->backend, request->generation, now_ticks());
 			return 0;
 		}
 	}

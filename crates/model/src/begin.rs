@@ -199,9 +199,6 @@ impl Model {
             if !flood {
                 self.tables.flows.put(Stage::Opening, p.key(), flow);
             }
-            if !p.syn && !p.ending && p.protocol == TCP {
-                self.keep_backend(p, &flow);
-            }
             return Ok(Written::Flow(flow));
         }
         let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;

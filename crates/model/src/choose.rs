@@ -128,7 +128,7 @@ impl Model {
         }
         let choice = self.take(selected, &request);
         if has_affinity && !request.keep_nothing {
-            self.keep((request.client, id), choice);
+            self.keep((request.client, id), choice, self.now.ticks);
         }
         Ok(choice)
     }
@@ -139,14 +139,22 @@ impl Model {
         if service.flags & abi::SERVICE_MAGLEV != 0 {
             select::client_hash(abi::MAGLEV_SEED.into(), request.client.ip())
         } else if request.by_hash {
-            select::client_hash(self.config.hash_seed, request.client.ip())
+            let past = self.past((request.client, request.frontend.service), service.affinity);
+            select::client_hash(self.config.hash_seed ^ u64::from(past), request.client.ip())
         } else {
             request.hash
         }
     }
 
-    fn keep(&mut self, who: (Addr, u32), Choice { backend, generation }: Choice) {
-        self.tables.affinities.insert(who, abi::Affinity { backend, generation, last_seen: self.now.ticks });
+    /// When a client that keeps nothing any more had its latest flow, by the kernel's clock; 0: it keeps something, or nothing is
+    /// known.
+    fn past(&self, who: (Addr, u32), limit: u32) -> u32 {
+        let past = self.tables.affinities.get(&who).filter(|_| self.classes_of_kept(who, limit) == 0);
+        past.map_or(0, |kept| kept.last_seen.wrapping_sub(self.now.ticks).wrapping_add(self.kernel_tick))
+    }
+
+    fn keep(&mut self, who: (Addr, u32), Choice { backend, generation }: Choice, tick: u32) {
+        self.tables.affinities.insert(who, abi::Affinity { backend, generation, last_seen: tick });
     }
 
     /// Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its
@@ -154,28 +162,30 @@ impl Model {
     pub(crate) fn keep_backend(&mut self, p: &Packet, flow: &Flow) {
         let (limit, who) = (self.control.service(flow.service).affinity, (p.src, flow.service));
         let concerned = p.endpoint.is_none() && limit != 0 && is_set(p.src) && self.is_alive(flow);
-        let kept = self.tables.affinities.get(&who).filter(|_| self.flags_of_kept(who, limit) != 0);
+        let kept = self.tables.affinities.get(&who).filter(|_| self.classes_of_kept(who, limit) != 0);
         let stays = kept.is_some_and(|kept| {
             let is_newer = flow.created.wrapping_sub(kept.last_seen).cast_signed() >= 0;
             kept.backend == flow.backend || flow.retries > 0 || !is_newer
         });
         if concerned && !stays {
-            self.keep(who, Choice { backend: flow.backend, generation: flow.generation });
+            self.keep(who, Choice { backend: flow.backend, generation: flow.generation }, flow.created);
         }
     }
 
-    /// Flags of the backend that a client keeps; 0: that one went away, or its latest flow is too long ago.
-    fn flags_of_kept(&self, who: (Addr, u32), limit: u32) -> u8 {
+    /// The classes whose new flows may go to the backend that a client keeps, as bits of its flags; 0: it went away or takes none, or
+    /// the client's latest flow is too long ago.
+    fn classes_of_kept(&self, who: (Addr, u32), limit: u32) -> u8 {
+        const CLASSES: u8 = abi::BACKEND_CLASS * ((1 << abi::CLASS_COUNT) - 1);
         let Some(kept) = self.tables.affinities.get(&who) else { return 0 };
         let backend = self.control.backend(kept.backend);
         let is_there = backend.flags & abi::BACKEND_USED != 0 && backend.generation == kept.generation;
-        if is_there && !self.now.is_idle(kept.last_seen, limit) { backend.flags } else { 0 }
+        if is_there && !self.now.is_idle(kept.last_seen, limit) { backend.flags & CLASSES } else { 0 }
     }
 
     /// The backend that session affinity keeps for a client, if it may still have new flows of the class. They prolong it.
     fn kept_backend(&mut self, request: &Request, limit: u32) -> Option<u32> {
         let (now, who) = (self.now.ticks, (request.client, request.frontend.service));
-        if self.flags_of_kept(who, limit) & abi::BACKEND_CLASS << request.class == 0 {
+        if self.classes_of_kept(who, limit) & abi::BACKEND_CLASS << request.class == 0 {
             return None;
         }
         let kept = self.tables.affinities.get_mut(&who)?;

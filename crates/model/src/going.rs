@@ -69,7 +69,10 @@ impl Model {
         } else {
             return (Stage::Opening, flow);
         };
-        self.keep_backend(p, &flow);
+        // Of one that had settled it was noted then.
+        if !flow.settled {
+            self.keep_backend(p, &flow);
+        }
         known
     }
 

@@ -137,6 +137,8 @@ pub struct Model {
     pub hooked_pods: HashMap<u64, abi::HookedPod>,
     /// The time. Only its differences mean something.
     pub now: Now,
+    /// What the kernel's clock of ticks shows when this one shows `now`: a hash depends on it.
+    pub kernel_tick: u32,
     /// Sets of each table of flows that begin, which is where held SYNs are noted.
     pub opening_sets: u32,
     control: control::Control,
@@ -148,7 +150,7 @@ impl Model {
     pub fn new(config: abi::Config, now: Now, opening_sets: u32) -> Self {
         let (tables, control) = (Tables::default(), control::Control::default());
         let (other_nodes, hooked_pods) = (HashSet::new(), HashMap::new());
-        Self { config, tables, other_nodes, hooked_pods, now, opening_sets, control }
+        Self { config, tables, other_nodes, hooked_pods, now, kernel_tick: now.ticks, opening_sets, control }
     }
 
     /// Applies writes of the control plane, in order. Names are left out, and so is [`MapOp::ForgetFlows`]: whoever forgets

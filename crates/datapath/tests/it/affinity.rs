@@ -155,12 +155,10 @@ fn without_affinity_the_flows_of_a_client_spread_and_switching_it_takes_effect_a
 #[test]
 fn a_client_that_comes_back_too_late_is_selected_for_anew() {
     let Some(mut node) = Node::new("expired affinity") else { return };
+    node.serve(sticky(), &many(1));
     for case in CASES {
-        node.serve(sticky(), &many(1));
         let select = |node: &Node| clients().map(|client| to_cluster_ip(node, case, client)).collect::<Vec<_>>();
         let before = select(&node);
-        // Of the same endpoints a connection's client would get the same.
-        node.serve(sticky(), &[many(1), many(21)].concat());
         age_clients(&node, TICKS - 5);
         assert_eq!(select(&node), before, "{case:?} in time");
         age_clients(&node, TICKS + 1);
@@ -294,6 +292,24 @@ fn connections_that_a_new_client_opens_at_once_get_one_backend_which_it_keeps() 
 }
 
 #[test]
+fn a_client_that_comes_back_too_late_with_several_connections_at_once_gets_one_backend_for_them() {
+    let Some(mut node) = Node::new("expired affinity of connections at once") else { return };
+    node.serve(sticky(), &many(1));
+    for case in cases(Protocol::Tcp) {
+        for client in clients() {
+            to_cluster_ip(&node, case, client);
+        }
+        age_clients(&node, TICKS + 2);
+        for client in clients() {
+            let first = |port| case.first(case.at(client, port), case.at(CLUSTER_IP, PORT));
+            let begun = [node.client_port(), node.client_port(), node.client_port()];
+            let seen = begun.map(|port| begin(&node, Hook::NicIn, &first(port)).destination);
+            assert_eq!(seen, [seen[0]; 3], "{case:?}");
+        }
+    }
+}
+
+#[test]
 fn a_client_whose_connection_its_endpoints_node_answers_directly_keeps_the_endpoint_when_it_goes_on() {
     let Some(mut node) = Node::new("affinity of direct flows") else { return };
     let remote: Vec<_> = (1..=8).map(|pod| (2, pod)).collect();
@@ -303,8 +319,10 @@ fn a_client_whose_connection_its_endpoints_node_answers_directly_keeps_the_endpo
         let (from, to) = (case.at(CLIENT, node.client_port()), case.at(BALANCER_IP, PORT));
         let first = node.send(Hook::NicIn, Device::Eth0, &case.first(from, to));
         assert_eq!(first.reason, abi::REASON_DIRECT, "{first:?}");
+        // Nor does one packet in the middle of a connection that nobody knows.
+        let unknown = case.later(case.at(CLIENT, node.client_port()), to);
+        assert_eq!(node.send(Hook::NicIn, Device::Eth0, &unknown).reason, abi::REASON_DIRECT);
         assert_eq!(node.view.affinities().unwrap().len(), 0, "{case:?}");
-        node.send(Hook::NicIn, Device::Eth0, &case.later(from, to));
         node.send(Hook::NicIn, Device::Eth0, &case.later(from, to));
         let kept = node.view.affinities().unwrap();
         assert_eq!(kept.len(), 1, "{case:?}");

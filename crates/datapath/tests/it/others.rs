@@ -67,6 +67,21 @@ fn xdp_sends_no_frame_back_that_was_to_another_machine() {
 }
 
 #[test]
+fn what_xdp_has_translated_for_an_endpoint_here_tc_leaves_to_the_host_which_throws_it_away() {
+    let Some(mut node) = Node::new("XDP and frames to other machines for an endpoint here") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        for (destination_mac, sent) in OTHERS.into_iter().cycle().zip(packets(&node, case)) {
+            let frame = Packet { destination_mac, ..sent }.to_bytes();
+            let translated = node.run(Hook::Xdp, Device::Eth0, &frame);
+            assert_eq!((translated.verdict, translated.reason), (XDP_PASS, abi::REASON_TO_LOCAL));
+            let frame = translated.frame;
+            node.run(Hook::NicIn, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_OTHER_HOST, &frame);
+        }
+    }
+}
+
+#[test]
 fn behind_a_bridge_a_pods_frame_is_to_the_bridge_and_translated_all_the_same() {
     let Some(mut node) = Node::new("frames of pods behind a bridge") else { return };
     node.serve(web(), &[(1, 1)]);

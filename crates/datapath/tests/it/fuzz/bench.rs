@@ -89,6 +89,7 @@ impl<'a> Bench<'a> {
 
     fn play_steps(&mut self, steps: &[Step]) -> End {
         let tick = kernel::tick();
+        self.model.kernel_tick = tick;
         let play = |bench: &mut Self| {
             for step in steps {
                 bench.log.push(format!("{step:?}"));
