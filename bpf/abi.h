@@ -164,7 +164,8 @@ enum backend_flags {
 	BACKEND_HOST_NETWORK = 4, /* its address is a node's own */
 	/* Bit BACKEND_CLASS << class: new flows of that class may go here. Affinity asks, the tiers know by themselves. */
 	BACKEND_CLASS = 8,
-	BACKEND_DIRECT = 64, /* on another node, which takes clients' packets as they are and answers them itself */
+	BACKEND_CLASSES = 56, /* all of these */
+	BACKEND_DIRECT = 64,  /* on another node, which takes clients' packets as they are and answers them itself */
 };
 
 /* One endpoint of one service port. Slot 0 is never used. */

@@ -5,8 +5,7 @@
 
 #include "config.h"
 
-/* All bits of a backend that say which classes of traffic may send new flows there. */
-#define BACKEND_CLASSES (BACKEND_CLASS * ((1 << CLASS_COUNT) - 1))
+_Static_assert(BACKEND_CLASSES == BACKEND_CLASS * ((1 << CLASS_COUNT) - 1), "a bit for each class");
 
 /*
  * The classes of traffic whose new flows of a client may go to the backend that it keeps, as bits of a backend's flags; 0: that one went away or

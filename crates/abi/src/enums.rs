@@ -119,6 +119,8 @@ pub const BACKEND_LOCAL: u8 = 2;
 pub const BACKEND_HOST_NETWORK: u8 = 4;
 /// Shifted by a `CLASS_*`: new flows of that class may go here.
 pub const BACKEND_CLASS: u8 = 8;
+/// All of these.
+pub const BACKEND_CLASSES: u8 = 56;
 /// On another node, which takes clients' packets as they are and answers them itself.
 pub const BACKEND_DIRECT: u8 = 64;
 

@@ -157,6 +157,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         BACKEND_LOCAL,
         BACKEND_HOST_NETWORK,
         BACKEND_CLASS,
+        BACKEND_CLASSES,
         BACKEND_DIRECT,
         FLOW_SNAT,
         FLOW_CLOSING,

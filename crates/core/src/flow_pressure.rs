@@ -51,14 +51,11 @@ const fn is_recent(last_seen: u32, limit: u32, tick: u32) -> bool {
     tick.wrapping_sub(last_seen).cast_signed() <= limit.cast_signed()
 }
 
-/// All bits of a backend that say which classes of traffic may send new flows there.
-const CLASSES: u8 = abi::BACKEND_CLASS * ((1 << abi::CLASS_COUNT) - 1);
-
 /// Whether a client still keeps its backend at a tick, of a service with an affinity of so many ticks: the backend is the one that it was and
 /// takes new flows, and the client's latest one is not too long ago.
 #[must_use]
 pub const fn is_kept(affinity: &abi::Affinity, backend: &abi::Backend, limit: u32, tick: u32) -> bool {
-    let takes_flows = backend.flags & abi::BACKEND_USED != 0 && backend.flags & CLASSES != 0;
+    let takes_flows = backend.flags & abi::BACKEND_USED != 0 && backend.flags & abi::BACKEND_CLASSES != 0;
     let is_there = takes_flows && backend.generation == affinity.generation;
     is_there && limit != 0 && is_recent(affinity.last_seen, limit, tick)
 }

@@ -175,11 +175,10 @@ impl Model {
     /// The classes whose new flows may go to the backend that a client keeps, as bits of its flags; 0: it went away or takes none, or
     /// the client's latest flow is too long ago.
     fn classes_of_kept(&self, who: (Addr, u32), limit: u32) -> u8 {
-        const CLASSES: u8 = abi::BACKEND_CLASS * ((1 << abi::CLASS_COUNT) - 1);
         let Some(kept) = self.tables.affinities.get(&who) else { return 0 };
         let backend = self.control.backend(kept.backend);
         let is_there = backend.flags & abi::BACKEND_USED != 0 && backend.generation == kept.generation;
-        if is_there && !self.now.is_idle(kept.last_seen, limit) { backend.flags & CLASSES } else { 0 }
+        if is_there && !self.now.is_idle(kept.last_seen, limit) { backend.flags & abi::BACKEND_CLASSES } else { 0 }
     }
 
     /// The backend that session affinity keeps for a client, if it may still have new flows of the class. They prolong it.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::TcpHeader;
 use weir_core::model::{Endpoint, Family, ObjectName, Protocol, Slice, SlicePort};
+use weir_core::plan::ServicePlan;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Packet, Transport};
 
@@ -99,6 +100,13 @@ pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, chunk: u8) -> Packet {
 /// TCP from one end to another with the flags and numbers of `header`.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, header: TcpHeader) -> Packet {
     Packet::tcp(from, to, header, b"")
+}
+
+/// Has all endpoints be processes on their nodes.
+pub(crate) fn on_host_network(plan: &mut ServicePlan) {
+    for backend in &mut plan.backends {
+        backend.host_network = true;
+    }
 }
 
 /// Endpoints as (node, pod), and whether they are ready or drain.

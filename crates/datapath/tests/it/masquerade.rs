@@ -5,7 +5,7 @@ use weir_core::model::{Family, Service, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, on_host_network};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
 
 const EXTERNAL: u32 = abi::CONFIG_MASQUERADE_EXTERNAL;
@@ -98,11 +98,7 @@ fn pods_keep_their_addresses_towards_cluster_ips_unless_all_are_masqueraded() {
 #[test]
 fn a_process_of_the_node_as_the_endpoint_sees_its_clients() {
     let Some(mut node) = Node::new("host network, not masqueraded") else { return };
-    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
-        for backend in &mut plan.backends {
-            backend.host_network = true;
-        }
-    });
+    node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
     with_flags(&node, ALL);
     for case in CASES {
         for to in EXTERNAL_FRONTENDS.into_iter().chain([CLUSTER]) {

@@ -10,7 +10,7 @@ use weir_core::model::{Family, Protocol};
 use weir_datapath::{FlowEntry, Hook};
 use weir_testbed::address::CLIENT;
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases, on_host_network};
 use crate::entries::{empty_sets, keep_busy};
 use crate::node::{Device, Node, TC_SHOT, XDP_DROP, web};
 use crate::pins::SMALL;
@@ -220,45 +220,37 @@ fn in_a_flood_a_syn_that_went_elsewhere_is_remembered_there() {
     }
 }
 
+/// Packets that begin flows are dropped for a reason while a table, one for each family, has no place for an entry, and not afterwards.
+#[track_caller]
+fn drops_without_a_place(node: &Node, tables: [&str; 2], reason: u32) {
+    for case in CASES {
+        let table = tables[usize::from(case.family == Family::V6)];
+        for (hook, device) in [NIC_IN, XDP] {
+            let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            keep_busy(node, table);
+            let dropped = if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT };
+            node.send(hook, device, &first).is_untouched(dropped, reason, &first.to_bytes());
+            empty_sets(node, table);
+            let sent = node.send(hook, device, &first).reason;
+            assert!([abi::REASON_TO_LOCAL, abi::REASON_TO_REMOTE].contains(&sent), "{sent}");
+        }
+    }
+}
+
 #[test]
 fn a_flow_for_which_there_is_no_place_right_now_is_dropped_and_its_client_may_come_again() {
     let Some(mut node) = Node::new("flows without a place") else { return };
     for endpoint in [(1, 1), (2, 1)] {
         node.serve(web(), &[endpoint]);
-        for case in CASES {
-            let table = if case.family == Family::V4 { "openings4" } else { "openings6" };
-            for (hook, device) in [NIC_IN, XDP] {
-                let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-                keep_busy(&node, table);
-                let dropped = if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT };
-                node.send(hook, device, &first).is_untouched(dropped, abi::REASON_FLOW_TABLE, &first.to_bytes());
-                empty_sets(&node, table);
-                let sent = node.send(hook, device, &first).reason;
-                assert!([abi::REASON_TO_LOCAL, abi::REASON_TO_REMOTE].contains(&sent), "{sent}");
-            }
-        }
+        drops_without_a_place(&node, ["openings4", "openings6"], abi::REASON_FLOW_TABLE);
     }
 }
 
 #[test]
 fn a_flow_to_a_process_on_the_node_is_dropped_where_its_answers_would_not_be_known() {
     let Some(mut node) = Node::new("answers of a process without a place") else { return };
-    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
-        for backend in &mut plan.backends {
-            backend.host_network = true;
-        }
-    });
-    for case in CASES {
-        let table = if case.family == Family::V4 { "awaited4" } else { "awaited6" };
-        for (hook, device) in [NIC_IN, XDP] {
-            let first = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
-            keep_busy(&node, table);
-            let dropped = if hook == Hook::Xdp { XDP_DROP } else { TC_SHOT };
-            node.send(hook, device, &first).is_untouched(dropped, abi::REASON_FLOW_TABLE, &first.to_bytes());
-            empty_sets(&node, table);
-            assert_eq!(node.send(hook, device, &first).reason, abi::REASON_TO_LOCAL);
-        }
-    }
+    node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
+    drops_without_a_place(&node, ["awaited4", "awaited6"], abi::REASON_FLOW_TABLE);
 }
 
 #[test]

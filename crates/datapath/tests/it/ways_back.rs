@@ -9,7 +9,7 @@ use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network};
 use crate::entries::{age, evict};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::openings::{allow, begins, flows, open_in_flood};
@@ -205,11 +205,7 @@ fn the_middle_of_a_flow_whose_answers_belong_to_another_one_by_now_is_reset() {
 #[test]
 fn of_two_flows_of_one_client_to_a_process_on_the_node_the_one_that_speaks_is_answered() {
     let Some(mut node) = Node::new("two flows to a process on the node") else { return };
-    node.serve_changed(web(), &[(1, 1)], &[], |plan| {
-        for backend in &mut plan.backends {
-            backend.host_network = true;
-        }
-    });
+    node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
     for case in CASES {
         let client = case.at(CLIENT, node.client_port());
         let frontends = [case.at(CLUSTER_IP, PORT), case.at(address::node(1), NODE_PORT)];
