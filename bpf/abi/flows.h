@@ -29,7 +29,7 @@ enum flow_flags {
 	FLOW_REPLIED = 4, /* an answer was seen; in a flow: while it was among the openings */
 	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
 	FLOW_MOVED = 8,
-	/* How often the SYN went to another backend, so many times FLOW_RETRY; FLOW_RETRIES at most. */
+	/* How often the SYN went to another backend before this one, so many times FLOW_RETRY; FLOW_RETRIES at most. */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
 	/* In openings or awaited: nobody has answered so far, the client does not know yet, or the flow has settled or ended. */

@@ -141,7 +141,7 @@ static __always_inline bool is_still_asked(const struct packet *p, const struct 
 	flow.backend = reply->backend;
 	flow.generation = reply->generation;
 	flow.service = frontend->service;
-	flow.flags = (reply->flags & (FLOW_SNAT | FLOW_TUNNEL)) | FLOW_OPENING | FLOW_REPLIED;
+	flow.flags = (reply->flags & (FLOW_SNAT | FLOW_TUNNEL | FLOW_RETRIES)) | FLOW_OPENING | FLOW_REPLIED;
 	flow.snat_port = port;
 	/* A port that was taken a while ago has not just been. */
 	flow.created = flow.last_seen = reply->last_seen;

@@ -191,7 +191,7 @@ static __always_inline void reply_of(struct reply *reply, const struct packet *p
 	__builtin_memcpy(&reply->client, &p->src, sizeof(reply->client));
 	reply->frontend_port = p->dport;
 	reply->client_port = p->sport;
-	reply->flags = flow->flags & (FLOW_SNAT | FLOW_TUNNEL | FLOW_OPENING);
+	reply->flags = flow->flags & (FLOW_SNAT | FLOW_TUNNEL | FLOW_RETRIES | FLOW_OPENING);
 	reply->backend = flow->backend;
 	reply->generation = flow->generation;
 	reply->last_seen = now_ticks();

@@ -65,6 +65,12 @@ static __always_inline __u32 endpoint_of(const struct packet *outer, const struc
 	return flow ? local_endpoint(flow->service, &outer->dst) : 0;
 }
 
+/* Whether the address of a wrapped piece without ports is one that is asked for services: no other one waits for its first piece. */
+static __always_inline bool may_be_for_service(const struct packet *outer, const struct packet *inner, const bool v6)
+{
+	return addr_equal(&inner->dst, &outer->src, v6) || frontend_lookup(&inner->dst, 0, 0, v6);
+}
+
 /*
  * Takes the wrapper off a packet that is for us. Returns 0, and p is about what was in it; else a negative reason:
  * -REASON_NOT_TRANSPORT for one that is none of ours, which is untouched.
@@ -83,10 +89,14 @@ static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 	if (cursor.pos > cursor.end)
 		return -REASON_MALFORMED;
 	error = parse_ip(&cursor, &inner, v6);
+	/* From here on it is about what the frame will be. */
+	inner.l3 -= size;
+	inner.l4 -= size;
+	inner.vlan = p->vlan;
 	if (!error && inner.piece == PIECE_LATER)
 		error = fragment_find(&inner, false);
-	/* It waits as it came, wrapped. */
-	if (error == -REASON_FRAGMENT_HELD) {
+	/* It waits as it came, wrapped, and comes again so. */
+	if (error == -REASON_FRAGMENT_HELD && may_be_for_service(p, &inner, v6)) {
 		*p = inner;
 		return error;
 	}
@@ -97,9 +107,6 @@ static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 		return -REASON_NOT_TRANSPORT;
 	if (bpf_skb_adjust_room(ctx, -(int)size, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
 		return -REASON_REWRITE_FAILED;
-	inner.l3 -= size;
-	inner.l4 -= size;
-	inner.vlan = p->vlan;
 	*p = inner;
 	return 0;
 }

@@ -263,6 +263,7 @@ impl Model {
             kept: false,
             opening: flow.opening,
             settled: false,
+            retries: flow.retries,
             backend: flow.backend,
             generation: flow.generation,
             last_seen: self.now.ticks,

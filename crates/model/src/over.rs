@@ -214,13 +214,12 @@ impl Model {
         let frontend = self.control.frontend_at(key.family, reply.frontend, key.protocol);
         let backend = self.control.backend(reply.backend);
         if backend.generation == reply.generation && frontend.is_some_and(|to| to.service == backend.service) {
-            let (created, last_seen) = (reply.last_seen, reply.last_seen);
+            let &Reply { tunnel, retries, last_seen, .. } = reply;
             let flow = self.new_flow(reply.backend, backend.service);
-            let tunnel = reply.tunnel;
             self.tables.flows.put(
                 Stage::Opening,
                 key,
-                Flow { snat, tunnel, replied: true, created, last_seen, ..flow },
+                Flow { snat, tunnel, retries, replied: true, created: last_seen, last_seen, ..flow },
             );
         }
         true

@@ -100,6 +100,8 @@ pub struct Reply {
     pub opening: bool,
     /// Its flow goes on, and stays among those that begin for this tick.
     pub settled: bool,
+    /// How often its SYN went to another backend before this one.
+    pub retries: u16,
     /// Slot of the backend.
     pub backend: u32,
     /// Of the backend when it was chosen.

@@ -41,10 +41,16 @@ impl Model {
         if packet.piece == Piece::Later
             && let Err(reason) = self.take_ports(&mut packet, false)
         {
-            return (reason == abi::REASON_FRAGMENT_HELD).then_some(Opened { packet, frame: Err(reason) });
+            let waits = reason == abi::REASON_FRAGMENT_HELD && self.may_be_for_service(outer, &packet);
+            return waits.then_some(Opened { packet, frame: Err(reason) });
         }
         packet.endpoint = Some(self.endpoint_of(outer, &packet)?);
         Some(Opened { packet, frame: Ok(frame) })
+    }
+
+    /// Whether the address of a wrapped piece without ports is one that is asked for services.
+    fn may_be_for_service(&self, outer: &Packet, inner: &Packet) -> bool {
+        inner.dst == outer.src || self.control.rest_of(inner.family, inner.dst).is_some()
     }
 
     /// The slot of the endpoint that a wrapped packet is for.

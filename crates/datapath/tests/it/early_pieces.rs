@@ -10,10 +10,11 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Mac, Packet, decode};
 use weir_testbed::{Capture, wait};
 
-use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, cases};
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases};
 use crate::entries::age;
 use crate::fragments::{PIECE, answer, assemble, large};
 use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
+use crate::unwrap::by_entry;
 
 /// Every order of three pieces in which the first one is not the first.
 const ORDERS: [[usize; 3]; 4] = [[1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
@@ -214,6 +215,21 @@ fn as_many_pieces_wait_as_a_datagram_has() {
         let order: Vec<usize> = (0..pieces.len()).rev().collect();
         let seen = send(&node, &INTO, &sent, &pieces, &order);
         assert_eq!(seen.transport, sent.with_destination(seen.destination_socket()).transport);
+    }
+}
+
+#[test]
+fn pieces_that_come_wrapped_reach_the_endpoint_in_any_order() {
+    let Some(mut node) = node("early pieces, wrapped") else { return };
+    node.serve(web(), &[(1, 1)]);
+    node.direct(&[]);
+    for case in CASES {
+        for (order, (service, early)) in ORDERS.iter().zip([(CLUSTER_IP, HELD), (EXTERNAL_IP, PASSED)].repeat(2)) {
+            let sent = from_outside(case, &node, service);
+            let wrapped: Vec<_> = sent.cut(PIECE).iter().map(|piece| by_entry(case, piece)).collect();
+            let seen = send(&node, &Way { early, ..INTO }, &sent, &wrapped, order);
+            assert_eq!(seen, sent.with_destination(case.at(address::pod(1, 1), TARGET_PORT)));
+        }
     }
 }
 

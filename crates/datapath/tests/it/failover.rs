@@ -13,6 +13,7 @@ use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_INIT, SCTP_INIT_ACK, TARGET_PORT, cases, sctp, tcp};
+use crate::entries::evict;
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
 
@@ -73,6 +74,23 @@ fn each_backend_that_did_not_answer_has_it_counted_once_and_the_next_one_gets_a_
         assert_eq!((after.unanswered - before.unanswered, after.flows - before.flows), (1, 0));
         assert_ne!(alive.flow().backend, slot);
         assert_eq!(alive.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRY);
+    }
+}
+
+#[test]
+fn a_flow_that_the_answer_to_its_syn_brings_back_has_gone_to_another_backend_as_often_as_before() {
+    let Some(mut node) = Node::new("SYNs that come again, whose flow has lost its place") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            let endpoints = [way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)];
+            node.serve(web(), &endpoints);
+            let alive = again(&open(&node, case, way));
+            let slot = alive.flow().backend;
+            evict(&node, alive.flows());
+            alive.accept();
+            let flow = alive.flow();
+            assert_eq!((flow.backend, flow.flags & abi::FLOW_RETRIES), (slot, abi::FLOW_RETRY), "{way:?}");
+        }
     }
 }
 

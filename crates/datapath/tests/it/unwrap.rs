@@ -24,7 +24,7 @@ fn serving(what: &str) -> Option<Node> {
 }
 
 /// Wrapped by the entry for the endpoint.
-fn by_entry(case: Case, inner: &Packet) -> Packet {
+pub(crate) fn by_entry(case: Case, inner: &Packet) -> Packet {
     wrapped(case.ip(ENTRY), case.ip(address::pod(1, 1)), inner)
 }
 
@@ -196,4 +196,17 @@ fn pieces_that_come_wrapped_reach_the_endpoint() {
         let expected = whole.clone().with_destination(case.at(address::pod(1, 1), TARGET_PORT));
         assert_eq!(assemble(&opened), expected);
     }
+}
+
+#[test]
+fn pieces_in_tunnels_of_others_wait_for_no_first_one() {
+    let Some(node) = serving("pieces in tunnels of others") else { return };
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { held_pieces: abi::HELD_REGION, ..config }).unwrap();
+    for case in CASES {
+        for piece in large(case, &node, CLIENT, address::pod(1, 1)).cut(PIECE) {
+            is_left_alone(&node, &by_entry(case, &piece));
+        }
+    }
+    assert_eq!(node.view.held_pieces().unwrap().len(), 0);
 }

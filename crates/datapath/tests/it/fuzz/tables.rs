@@ -106,6 +106,7 @@ fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
         kept: flags & abi::FLOW_KEPT != 0,
         opening: flags & abi::FLOW_OPENING != 0,
         settled: flags & abi::FLOW_SETTLED != 0,
+        retries: (flags & abi::FLOW_RETRIES) / abi::FLOW_RETRY,
         asked_again: flags & abi::FLOW_ASKED_AGAIN != 0,
         backend: f.u32(),
         generation: f.u32(),
