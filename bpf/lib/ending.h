@@ -24,16 +24,14 @@ static __always_inline void balance_add(const struct flow *flow, const int chang
 
 /*
  * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and takes it out of the balance of its
- * backend.
+ * backend, once: both sides may say so at the same time.
  */
 static __always_inline void flow_end(struct flow *flow, struct reply *reply)
 {
 	if (reply)
-		reply->flags |= FLOW_ENDED;
-	if (flow->flags & FLOW_ENDED)
-		return;
-	flow->flags |= FLOW_ENDED;
-	balance_add(flow, -1);
+		set_bits(&reply->flags, FLOW_ENDED);
+	if (!(set_bits(&flow->flags, FLOW_ENDED) & FLOW_ENDED))
+		balance_add(flow, -1);
 }
 
 /* The entry of a flow's answers, or NULL: it was evicted, is another's, or answers do not come by here. */
@@ -78,7 +76,8 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	reply = own_reply(p, flow, v6);
 	if (is_reset_of_another(p, flow, reply))
 		return 0;
-	flow->flags |= FLOW_CLOSING;
+	if (p->reset)
+		set_bits(&flow->flags, FLOW_CLOSING);
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
 		flow_end(flow, reply);
 	return 0;
@@ -104,20 +103,41 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 	return 0;
 }
 
-/* Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow. */
+/* Whether a flow is the one that a backend's packet answers: its client may have gone on to another one. */
+static __always_inline bool is_answered_by(const struct flow *flow, const struct packet *p, const struct reply *reply)
+{
+	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+
+	return flow && flow->backend == reply->backend && flow->generation == reply->generation &&
+	       flow->snat_port == port;
+}
+
+/*
+ * Notes an end that a backend has sent. The flow and the entry may be moving to the tables of those that go on: promote() takes along what
+ * was noted before it has looked, and what is noted later is noted there, too.
+ */
 static __always_inline int backend_ends(const struct packet *p, struct reply *reply, const bool v6)
 {
-	__be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	struct reply *moved;
+	union flow_key key;
 	struct flow *flow;
 
-	/* It is set; but the client's may be looked for only now. */
 	set_bits(&reply->flags, FLOW_CLOSING);
-	flow = reply_flow(reply, p->proto, v6);
-	if (!flow || flow->backend != reply->backend || flow->generation != reply->generation ||
-	    flow->snat_port != port)
+	packet_key(&key, p, v6);
+	moved = reply_at(&key, STAGE_GOING, v6);
+	if (moved) {
+		set_bits(&moved->flags, FLOW_CLOSING);
+		reply = moved;
+	}
+	/* It is set; but the client's may be looked for only now. */
+	client_key(&key, reply, p->proto, v6);
+	flow = flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	if (!is_answered_by(flow, p, reply) || !(p->reset || flow->flags & FLOW_CLOSING))
 		return 0;
-	if (p->reset || flow->flags & FLOW_CLOSING)
-		flow_end(flow, reply);
+	flow_end(flow, reply);
+	flow = flow_at(&key, STAGE_GOING, v6);
+	if (is_answered_by(flow, p, reply))
+		set_bits(&flow->flags, FLOW_ENDED);
 	return 0;
 }
 

@@ -154,16 +154,15 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 /* Notes and counts a backend's packet to its client. */
 static __always_inline void count_back(struct reply *reply, const struct packet *p, const bool v6)
 {
-	const __u16 says = p->ending ? FLOW_REPLIED | FLOW_CLOSING : FLOW_REPLIED;
 	__u32 now = now_ticks(), bytes;
-	bool all = reply->last_seen != now || (reply->flags | says) & FLOW_CLOSING || reply->asked;
+	bool all = reply->last_seen != now || p->ending || reply->flags & FLOW_CLOSING || reply->asked;
 
 	if (reply->last_seen != now)
 		reply->last_seen = now;
 	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
-	if (says & ~reply->flags)
-		reply->flags |= says;
+	if (!(reply->flags & FLOW_REPLIED))
+		reply->flags |= FLOW_REPLIED;
 	if (p->syn_ack)
 		reply->heard = p->heard;
 	if (p->ending)

@@ -117,6 +117,19 @@ static __always_inline bool has_heard(const struct packet *p, const struct reply
 	return !reply->heard || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
 }
 
+/* Notes at a flow that goes on, and at the entry of its answers, what end was noted where both began since they were copied. */
+static __always_inline void take_end_along(const struct flow *flow, struct flow *going, const struct reply *reply,
+					   const union flow_key *key, const bool v6)
+{
+	const __u16 end = *(const volatile __u16 *)&reply->flags & (FLOW_CLOSING | FLOW_ENDED);
+	struct reply *moved = end ? reply_at(key, STAGE_GOING, v6) : NULL;
+
+	if (moved)
+		set_bits(&moved->flags, end);
+	if (going && *(const volatile __u16 *)&flow->flags & FLOW_ENDED)
+		set_bits(&going->flags, FLOW_ENDED);
+}
+
 /*
  * Moves a flow that was answered to the tables of those that go on. Returns whether it did: its backend may have said nothing
  * yet, its client not know of it, or a busy table may have no room now. What was found in the tables before is not there any more
@@ -128,7 +141,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	const struct config *config = config_get();
 	const bool snat = flow->flags & FLOW_SNAT;
 	const __u16 stays = FLOW_OPENING | (flow->flags & FLOW_SETTLED);
-	const struct flow *going;
+	struct flow *going;
 	struct reply *reply;
 	union flow_key key;
 	__u32 slot = flow->backend;
@@ -147,9 +160,10 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))
 		return false;
-	reply->flags &= ~(FLOW_OPENING | FLOW_SETTLED);
+	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED);
+	clear_bits(&flow->flags, FLOW_OPENING | FLOW_SETTLED);
 	/* Of one that was met in its middle this is not known yet. */
-	flow->flags = (flow->flags & ~(FLOW_OPENING | FLOW_SETTLED)) | FLOW_REPLIED;
+	set_bits(&flow->flags, FLOW_REPLIED);
 	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
 	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
 		/* It would hide the one that counts. */
@@ -157,8 +171,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		moved = false;
 	}
 	if (!moved) {
-		reply->flags |= stays;
-		flow->flags |= stays;
+		set_bits(&reply->flags, stays);
+		set_bits(&flow->flags, stays);
 		return false;
 	}
 	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
@@ -167,6 +181,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		flow_forget(p, STAGE_GOING, v6);
 		return false;
 	}
+	take_end_along(flow, going, reply, &key, v6);
 	reply_forget(&key, STAGE_OPENING, v6);
 	flow_forget(p, STAGE_OPENING, v6);
 	return true;
@@ -216,8 +231,8 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 	    !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
 	    (v6 ? awaited6_settled(&key.v6) : awaited4_settled(&key.v4)) >= SETTLED_MOST)
 		return false;
-	reply->flags |= FLOW_SETTLED;
-	flow->flags |= FLOW_SETTLED | FLOW_REPLIED;
+	set_bits(&reply->flags, FLOW_SETTLED);
+	set_bits(&flow->flags, FLOW_SETTLED | FLOW_REPLIED);
 	return true;
 }
 

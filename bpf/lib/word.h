@@ -24,11 +24,20 @@ static __always_inline word word_of(__u16 first, __u16 second)
 
 /*
  * Sets bits of the first half of a word. What is read afterwards is read after that on every CPU: of two that set a bit each and then look
- * for the other's, one at least sees it. That takes an exchange, whose result somebody wants.
+ * for the other's, one at least sees it. That takes an exchange, whose result somebody wants. Returns the bits that were set before.
  */
-static __always_inline void set_bits(__u16 *half, __u16 bits)
+static __always_inline __u16 set_bits(__u16 *half, __u16 bits)
 {
 	word before = __sync_fetch_and_or((word *)half, bits);
+
+	barrier_var(before);
+	return before;
+}
+
+/* Clears them, and loses none that another CPU sets meanwhile. */
+static __always_inline void clear_bits(__u16 *half, __u16 bits)
+{
+	word before = __sync_fetch_and_and((word *)half, ~(word)bits);
 
 	barrier_var(before);
 }

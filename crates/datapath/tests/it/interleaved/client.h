@@ -26,7 +26,8 @@ enum segment {
 	SYN,
 	SYN_ACK,
 	DATA,
-	FIN
+	FIN,
+	RESET
 };
 
 static struct addr address_of(enum who who)
@@ -53,7 +54,8 @@ static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dp
 		.frame = 74,
 		.syn = tcp && segment == SYN,
 		.syn_ack = tcp && segment == SYN_ACK,
-		.ending = tcp && segment == FIN,
+		.ending = tcp && segment >= FIN,
+		.reset = tcp && segment == RESET,
 		.heard = tcp ? HEARD_KNOWN : 0,
 	};
 }

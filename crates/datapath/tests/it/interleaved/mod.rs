@@ -35,6 +35,11 @@ fn while_a_flow_moves_neither_its_packets_nor_its_answers_miss_it() {
 }
 
 #[test]
+fn what_a_backend_says_of_a_connections_end_is_not_lost_while_its_flow_moves() {
+    holds("closes");
+}
+
+#[test]
 fn while_the_agent_finds_out_what_goes_on_a_flow_that_moves_there_is_not_missed() {
     holds("filter");
 }

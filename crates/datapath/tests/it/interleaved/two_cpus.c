@@ -7,6 +7,7 @@
  */
 #include <stdio.h>
 
+#include "agent.h"
 #include "client.h"
 
 /* ---- scenarios ----------------------------------------------------------------------------------------------- */
@@ -55,48 +56,6 @@ static bool is_moved(void)
 	       in_set(reply_set()) == stays && settled() == 2 * stays;
 }
 
-#define GOING_WORDS (sizeof(written.going.slots) / sizeof(*written.going.slots))
-static __u64 taken[GOING_WORDS];
-
-static AT_ONCE void agent_asks(void)
-{
-	memset(taken, 0, sizeof(taken));
-	for (__u32 word = 0; word < GOING_WORDS; word++)
-		written.going.slots[word] = ~0ull / GOING_MASK * GOING_ASKED;
-}
-
-static AT_ONCE void agent_reads(const struct table *table)
-{
-	for (__u32 i = 0; i < table->used; i++) {
-		__u32 slot = going_slot((const word *)table->key[i], table->key_size / sizeof(word));
-
-		if (table->there[i])
-			taken[slot >> GOING_WORD_BITS] |= (__u64)GOING_MASK << going_shift(slot);
-	}
-}
-
-static AT_ONCE void agent_answers(void)
-{
-	for (__u32 word = 0; word < GOING_WORDS; word++) {
-		__u64 now = written.going.slots[word], asked = now & ~0ull / GOING_MASK * GOING_ASKED;
-
-		written.going.slots[word] = (now & ~asked) | (asked & ~taken[word]) >> 1;
-	}
-}
-
-/* What the agent does with the filter of what goes on: it asks for all slots, reads the tables, and takes the others for empty. */
-static void agent_looks(void)
-{
-	agent_asks();
-	for (unsigned int i = 0; i < TABLES; i++) {
-		meanwhile();
-		agent_reads(&tables[i]);
-	}
-	meanwhile();
-	agent_answers();
-	meanwhile();
-}
-
 /* Whatever the agent has found, the flow is found by its client and its backend. */
 static bool is_known(void)
 {
@@ -112,6 +71,43 @@ static void begin_closed(void)
 	client_sends(DATA);
 	backend_sends(FIN);
 	client_sends(FIN);
+}
+
+static void other_backend_closes(void)
+{
+	seen[OTHER] = backend_sends(FIN) == REASON_BACK;
+}
+
+static void other_backend_resets(void)
+{
+	seen[OTHER] = backend_sends(RESET) == REASON_BACK;
+}
+
+/* The client's flow, wherever it is, and whether it says so. */
+static bool has_flag(__u16 flag)
+{
+	struct packet p = packet_of(CLIENT, 40000, FRONTEND, 80, DATA);
+	const struct flow *flow = flow_lookup(&p, STAGE_ANY, way.v6);
+
+	return flow && flow->flags & flag;
+}
+
+/* What the backend has said is known wherever the flow is by now: when its client has closed, too, it has ended. Datagrams end nothing. */
+static bool ends_when_both_have_closed(void)
+{
+	if (way.proto != IPPROTO_TCP)
+		return true;
+	client_sends(FIN);
+	return seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
+}
+
+/* If it is taken back while it is moving, its client's packet may find none and begin another one, which the backend will reset, too. */
+static bool has_ended_at_once(void)
+{
+	const bool other = written.backend[FIRST].flows == 2;
+
+	return way.proto != IPPROTO_TCP ||
+	       (seen[OTHER] && has_flag(FLOW_ENDED) == !other && written.backend[FIRST].balance == other);
 }
 
 /* Datagrams end nothing. */
@@ -292,6 +288,8 @@ static const struct scenario {
 } scenarios[] = {
 	{ "moves", begin_answered, one_client_sends, other_client_sends, is_moved, true },
 	{ "moves", begin_answered, one_client_sends, other_backend_sends, is_moved, true },
+	{ "closes", begin_answered, one_client_sends, other_backend_closes, ends_when_both_have_closed, true },
+	{ "closes", begin_answered, one_client_sends, other_backend_resets, has_ended_at_once, true },
 	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
