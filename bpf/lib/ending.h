@@ -103,13 +103,19 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 	return 0;
 }
 
-/* Whether a flow is the one that a backend's packet answers: its client may have gone on to another one. */
-static __always_inline bool is_answered_by(const struct flow *flow, const struct packet *p, const struct reply *reply)
+/*
+ * Whether a flow is the one that a backend's packet answers: its client may have gone on to another one, and another flow's entry may be
+ * where this one's was.
+ */
+static __always_inline bool is_answered_by(const struct flow *flow, const struct packet *p, const struct reply *reply,
+					   const bool v6)
 {
-	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	const bool snat = reply->flags & FLOW_SNAT;
 
+	if (!snat && (reply->client_port != p->dport || !addr_equal(&reply->client, &p->dst, v6)))
+		return false;
 	return flow && flow->backend == reply->backend && flow->generation == reply->generation &&
-	       flow->snat_port == port;
+	       flow->snat_port == (snat ? p->dport : 0);
 }
 
 /*
@@ -125,18 +131,18 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 	set_bits(&reply->flags, FLOW_CLOSING);
 	packet_key(&key, p, v6);
 	moved = reply_at(&key, STAGE_GOING, v6);
-	if (moved) {
+	if (moved)
 		set_bits(&moved->flags, FLOW_CLOSING);
-		reply = moved;
-	}
 	/* It is set; but the client's may be looked for only now. */
 	client_key(&key, reply, p->proto, v6);
 	flow = flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
-	if (!is_answered_by(flow, p, reply) || !(p->reset || flow->flags & FLOW_CLOSING))
+	if (!is_answered_by(flow, p, reply, v6) || !(p->reset || flow->flags & FLOW_CLOSING))
 		return 0;
 	flow_end(flow, reply);
+	if (moved)
+		set_bits(&moved->flags, FLOW_ENDED);
 	flow = flow_at(&key, STAGE_GOING, v6);
-	if (is_answered_by(flow, p, reply))
+	if (is_answered_by(flow, p, reply, v6))
 		set_bits(&flow->flags, FLOW_ENDED);
 	return 0;
 }

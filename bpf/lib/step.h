@@ -117,17 +117,27 @@ static __always_inline bool has_heard(const struct packet *p, const struct reply
 	return !reply->heard || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
 }
 
-/* Notes at a flow that goes on, and at the entry of its answers, what end was noted where both began since they were copied. */
-static __always_inline void take_end_along(const struct flow *flow, struct flow *going, const struct reply *reply,
-					   const union flow_key *key, const bool v6)
+/*
+ * Notes at a flow that goes on, and at the entry of its answers, what end its backend has told of where both began, since they were
+ * copied. Others may have these places by now, so that what seems to be an end is looked up once more.
+ */
+static __always_inline void take_end_along(const struct packet *p, const struct flow *flow, struct flow *going,
+					   const struct reply *reply, const union flow_key *key, const bool v6)
 {
-	const __u16 end = *(const volatile __u16 *)&reply->flags & (FLOW_CLOSING | FLOW_ENDED);
-	struct reply *moved = end ? reply_at(key, STAGE_GOING, v6) : NULL;
+	const __u16 ends = FLOW_CLOSING | FLOW_ENDED;
+	struct reply *moved;
 
-	if (moved)
-		set_bits(&moved->flags, end);
-	if (going && *(const volatile __u16 *)&flow->flags & FLOW_ENDED)
-		set_bits(&going->flags, FLOW_ENDED);
+	if (*(const volatile __u16 *)&reply->flags & ends) {
+		reply = reply_at(key, STAGE_OPENING, v6);
+		moved = reply && reply_is_of(reply, p, going, v6) ? reply_at(key, STAGE_GOING, v6) : NULL;
+		if (moved)
+			set_bits(&moved->flags, reply->flags & ends);
+	}
+	if (*(const volatile __u16 *)&flow->flags & FLOW_ENDED) {
+		flow = flow_lookup(p, STAGE_OPENING, v6);
+		if (flow && flow->flags & FLOW_ENDED)
+			set_bits(&going->flags, FLOW_ENDED);
+	}
 }
 
 /*
@@ -181,7 +191,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		flow_forget(p, STAGE_GOING, v6);
 		return false;
 	}
-	take_end_along(flow, going, reply, &key, v6);
+	if (going)
+		take_end_along(p, flow, going, reply, &key, v6);
 	reply_forget(&key, STAGE_OPENING, v6);
 	flow_forget(p, STAGE_OPENING, v6);
 	return true;

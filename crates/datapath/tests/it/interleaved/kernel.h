@@ -29,6 +29,8 @@ static __u64 ticks, nanoseconds;
 #define bpf_map_delete_elem(map, key) (meanwhile(), map_delete((void *)(map), key))
 #define __sync_val_compare_and_swap(at, old, new) (meanwhile(), __sync_val_compare_and_swap(at, old, new))
 #define __sync_lock_test_and_set(at, new) (meanwhile(), __sync_lock_test_and_set(at, new))
+#define __sync_fetch_and_or(at, bits) (meanwhile(), __sync_fetch_and_or(at, bits))
+#define __sync_fetch_and_and(at, bits) (meanwhile(), __sync_fetch_and_and(at, bits))
 #define bpf_loop(rounds, round, state, flags) repeat(rounds, round, state)
 /* Time stands still but for what a scenario lets pass. */
 #define bpf_jiffies64() (ticks << TICK_SHIFT)

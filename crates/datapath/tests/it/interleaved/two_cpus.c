@@ -101,7 +101,7 @@ static bool ends_when_both_have_closed(void)
 	return seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
 }
 
-/* If it is taken back while it is moving, its client's packet may find none and begin another one, which the backend will reset, too. */
+/* If it is taken back while it is moving, its client's packet may find none and begin another one, which its backend knows nothing of. */
 static bool has_ended_at_once(void)
 {
 	const bool other = written.backend[FIRST].flows == 2;
