@@ -19,6 +19,11 @@
 
 /* Levels below the root of cgroups where a pod's may be: a node's, kubelet's, kubepods, a class, the pod, and spare. */
 #define POD_LEVELS 8
+/*
+ * Levels below a pod's where its processes are: a container's, and one that it divides itself into. What is deeper may be a container in a
+ * container, with a network of its own.
+ */
+#define CONTAINER_LEVELS 2
 
 typedef struct bpf_sock_addr ctx_t;
 
@@ -85,15 +90,16 @@ static __always_inline const struct hooked_pod *calling_pod(void)
 			return NULL;
 		pod = bpf_map_lookup_elem(&hooked_pods, &id);
 		if (pod)
-			return pod;
+			return bpf_get_current_ancestor_cgroup_id(level + CONTAINER_LEVELS + 1) ? NULL : pod;
 	}
 	return NULL;
 }
 
-/* Whose socket it is. */
+/* Whose socket it is, and what for. */
 struct caller {
 	const struct addr *client; /* NULL: packets are translated, if anything is */
 	bool is_pod;
+	bool connects; /* or sends */
 };
 
 /*
@@ -103,7 +109,7 @@ struct caller {
 static __always_inline struct caller caller_of(ctx_t *ctx, const struct config *config, const struct addr *to,
 					       const bool connects, const bool v6)
 {
-	struct caller caller = { .client = v6 ? &config->node6 : &config->node4 };
+	struct caller caller = { .client = v6 ? &config->node6 : &config->node4, .connects = connects };
 	const struct hooked_pod *pod;
 
 	if (bpf_get_netns_cookie(ctx) == config->netns_cookie)
@@ -140,29 +146,51 @@ static __always_inline struct request request_of(const struct frontend *frontend
 }
 
 /*
+ * Forgets what was noted of an address that the socket's owner now talks to itself: what comes from there is shown as it is, and the
+ * socket is nobody's business. What an AF_INET6 socket sends to an IPv4 address it may be connected to: it comes by here each time, with
+ * the endpoint's address (udpv6_sendmsg() in net/ipv6/udp.c).
+ */
+static __always_inline void forget_peer(const ctx_t *ctx, const struct socket_key *key, const bool connects,
+					const bool v6)
+{
+	if (!connects && !v6 && ctx->family != AF_INET)
+		return;
+	if (bpf_map_lookup_elem(&socket_peers, key))
+		bpf_map_delete_elem(&socket_peers, key);
+}
+
+/* A backend, and its generation when it was chosen: it may have gone away since, and what is remembered must tell. */
+struct chosen {
+	__u32 backend;
+	__u32 generation;
+};
+
+/*
  * Remembers which address the socket's owner believes to talk to. Its datagrams may go to one backend by two frontends: what comes
  * back is most likely an answer to the latest.
  */
 static __always_inline void remember_here(ctx_t *ctx, const struct socket_key *key, const struct backend *backend,
-					  __u32 id)
+					  const struct chosen *chosen)
 {
 	struct socket_key back = socket_key_of(ctx, &backend->addr, backend->port);
 	const struct socket_peer *known = bpf_map_lookup_elem(&socket_peers, &back);
 	struct socket_peer here = {
-		.addr = key->addr, .port = key->port, .backend = id, .generation = backend->generation
+		.addr = key->addr, .port = key->port, .backend = chosen->backend, .generation = chosen->generation
 	};
 
-	if (!known || known->port != here.port || !addr_equal(&known->addr, &here.addr, true) || known->backend != id ||
-	    known->generation != here.generation)
+	if (!known || known->port != here.port || !addr_equal(&known->addr, &here.addr, true) ||
+	    known->backend != here.backend || known->generation != here.generation)
 		bpf_map_update_elem(&socket_peers, &back, &here, BPF_ANY);
 }
 
 /* Remembers where the socket's datagrams go. */
-static __always_inline void remember_there(const struct socket_key *key, const struct backend *backend, __u32 id)
+static __always_inline void remember_there(const struct socket_key *key, const struct backend *backend,
+					   const struct chosen *chosen)
 {
-	struct socket_peer there = {
-		.addr = backend->addr, .port = backend->port, .backend = id, .generation = backend->generation
-	};
+	struct socket_peer there = { .addr = backend->addr,
+				     .port = backend->port,
+				     .backend = chosen->backend,
+				     .generation = chosen->generation };
 
 	if (key->proto == IPPROTO_UDP)
 		bpf_map_update_elem(&socket_peers, key, &there, BPF_ANY);
@@ -185,19 +213,21 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	const struct frontend *frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
 	const struct socket_peer *known;
 	const struct backend *backend;
+	struct chosen chosen = {};
 	struct request request;
-	__u32 id = 0;
 	int error;
 
-	if (!frontend && is_unused_port(&key->addr, service_v6))
+	/* Who connects for datagrams may only ask for the way there, and sends nothing: libraries sort a name's addresses so. */
+	if (!frontend && !(caller->connects && key->proto == IPPROTO_UDP) && is_unused_port(&key->addr, service_v6))
 		return refuse(REASON_UNUSED_PORT);
 	if (!frontend) {
+		forget_peer(ctx, key, caller->connects, v6);
 		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);
 		return ALLOW;
 	}
 	known = key->proto == IPPROTO_UDP ? known_peer(key, frontend) : NULL;
 	if (known) {
-		id = known->backend;
+		chosen = (struct chosen){ known->backend, known->generation };
 	} else {
 		request = request_of(frontend, key, caller->client, config, service_v6);
 		/* A socket keeps its pod's address; a packet can be given the node's. */
@@ -208,14 +238,14 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 			count_refusal(request.service, -error);
 			return refuse(-error);
 		}
-		id = request.backend;
+		chosen = (struct chosen){ request.backend, request.generation };
 	}
-	backend = bpf_map_lookup_elem(&backends, &id);
+	backend = bpf_map_lookup_elem(&backends, &chosen.backend);
 	if (!backend)
 		return refuse(REASON_BROKEN_TABLE);
-	remember_here(ctx, key, backend, id);
+	remember_here(ctx, key, backend, &chosen);
 	if (!known)
-		remember_there(key, backend, id);
+		remember_there(key, backend, &chosen);
 	set_user_addr(ctx, &backend->addr, backend->port, v6);
 	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);
 	return ALLOW;

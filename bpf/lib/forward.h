@@ -8,9 +8,6 @@
 
 #include "flow.h"
 
-#define AF_INET 2
-#define AF_INET6 10
-
 /* Of struct tcphdr: the upper half is the header's length in words. */
 #define TCP_WORDS_AT 12
 

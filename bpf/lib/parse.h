@@ -23,6 +23,9 @@
 
 #include "abi.h"
 
+/* Address families, as the kernel's calls have them. */
+#define AF_INET 2
+#define AF_INET6 10
 /* Two tags: what a provider bridge puts around a customer's. */
 #define VLAN_DEPTH 2
 /* RFC 8200 names six kinds of extension headers; each may come once, destination options twice. */

@@ -14,6 +14,8 @@ use crate::{Model, Reason};
 
 /// Levels of cgroups below the root at which a pod's may be.
 const POD_LEVELS: usize = 8;
+/// Levels of cgroups below a pod's at which its processes may be.
+const CONTAINER_LEVELS: usize = 2;
 
 /// A socket, and the process that uses it.
 #[derive(Clone, Debug)]
@@ -75,7 +77,15 @@ impl Model {
         let end = End { addr: to.ip().into(), port: to.port() };
         let family = Family::of(to.ip().to_canonical());
         match self.caller(socket, wish, family, end) {
-            Some(caller) => self.translate(socket, caller, family, end),
+            Some(caller) => {
+                let called = self.translate(socket, caller, wish, family, end);
+                // What goes to an IPv4 address by a socket of IPv6 may be what one sends that is connected there.
+                let may_be_connected = wish == Wish::Send && to.is_ipv6() && family == Family::V4;
+                if called.reason == Some(abi::REASON_NO_FRONTEND) && !may_be_connected {
+                    self.tables.sockets.remove(&socket.key(end));
+                }
+                called
+            }
             None => Called { reason: None, result: Ok(canonical(end)) },
         }
     }
@@ -107,7 +117,12 @@ impl Model {
         if !self.control.may_be_frontend(to, TCP) && !self.control.may_be_frontend(any_port, 0) {
             return None;
         }
-        let pod = socket.groups.iter().take(POD_LEVELS).find_map(|group| self.hooked_pods.get(group))?;
+        let pods = socket.groups.iter().take(POD_LEVELS).map(|group| self.hooked_pods.get(group));
+        let (level, pod) = pods.enumerate().find_map(|(level, pod)| Some((level, pod?)))?;
+        // A container in a container may have a network of its own.
+        if socket.groups.len() > level + 1 + CONTAINER_LEVELS {
+            return None;
+        }
         let client = match family {
             Family::V4 => pod.addr4,
             Family::V6 => pod.addr6,
@@ -115,15 +130,15 @@ impl Model {
         is_set(client).then_some(Caller { client, is_pod: true })
     }
 
-    fn translate(&mut self, socket: &Socket, caller: Caller, family: Family, to: End) -> Called {
+    fn translate(&mut self, socket: &Socket, caller: Caller, wish: Wish, family: Family, to: End) -> Called {
         let untouched = |reason| Called { reason, result: Ok(canonical(to)) };
         let Some(frontend) = self.control.frontend_at(family, to, socket.protocol) else {
-            let unused_port = self.control.is_cluster_ip(family, to.addr);
-            return if unused_port {
-                refused(abi::REASON_UNUSED_PORT)
-            } else {
-                untouched(Some(abi::REASON_NO_FRONTEND))
-            };
+            // Who connects for datagrams may only ask for the way there.
+            let asks = wish == Wish::Connect && socket.protocol == UDP;
+            if !asks && self.control.is_cluster_ip(family, to.addr) {
+                return refused(abi::REASON_UNUSED_PORT);
+            }
+            return untouched(Some(abi::REASON_NO_FRONTEND));
         };
         let known = if socket.protocol == UDP { self.known_backend(&socket.key(to), frontend) } else { None };
         let slot = match known {

@@ -117,18 +117,28 @@ fn sweep(sockets: &Sockets) -> Swept {
 
 fn destroy_stranded(sockets: &Sockets, destroyed: &mut u64) -> Result<()> {
     let diag = Diag::open().context("cannot open a sock_diag socket")?;
-    for socket in diag.connected_udp().context("cannot list UDP sockets")? {
-        let (cookie, remote) = (socket.cookie(), socket.remote());
-        if !sockets.is_stranded(cookie, remote)? {
-            continue;
+    let mut before = usize::MAX;
+    loop {
+        let mut missed = 0;
+        for socket in diag.connected_udp().context("cannot list UDP sockets")? {
+            let (cookie, remote) = (socket.cookie(), socket.remote());
+            if !sockets.is_stranded(cookie, remote)? {
+                continue;
+            }
+            if diag.destroy(&socket).with_context(|| format!("cannot destroy the UDP socket to {remote}"))? {
+                *destroyed += 1;
+                sockets.forget_stranded(cookie, remote)?;
+            } else {
+                missed += 1;
+            }
         }
-        // Whoever connected elsewhere or closed the socket meanwhile is not stranded any more.
-        if diag.destroy(&socket).with_context(|| format!("cannot destroy the UDP socket to {remote}"))? {
-            *destroyed += 1;
+        // Of several sockets with the same two ends the kernel finds one, which may be another than was meant. Whoever connected elsewhere
+        // or closed the socket meanwhile is not listed any more.
+        if missed == 0 || missed >= before {
+            return Ok(());
         }
-        sockets.forget_stranded(cookie, remote)?;
+        before = missed;
     }
-    Ok(())
 }
 
 /// Why a failure will not pass, and what to do, if that is known.

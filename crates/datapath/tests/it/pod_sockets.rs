@@ -141,6 +141,18 @@ fn a_pod_that_nobody_named_is_left_to_its_packets_and_so_are_all_without_the_fla
 }
 
 #[test]
+fn a_container_may_divide_itself_and_one_within_it_is_left_to_its_packets() {
+    let Some(mut pod) = Pod::new("containers in a container") else { return };
+    pod.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Tcp) {
+        for (below, translated) in [("init.scope", true), ("docker/inner", false), ("kubepods/pod1/inner", false)] {
+            pod.container = pod.pod.below(&format!("other/{below}")).unwrap();
+            pod.assert_translated(case, case.at(CLUSTER_IP, PORT), translated, below);
+        }
+    }
+}
+
+#[test]
 fn where_a_pods_packets_would_get_the_nodes_address_they_do() {
     let Some(mut pod) = Pod::new("masquerading and sockets of pods") else { return };
     pod.node.serve(web(), &[(1, 1)]);

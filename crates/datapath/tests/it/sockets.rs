@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use weir_abi as abi;
-use weir_core::model::{Protocol, Service};
+use weir_core::model::{Family, Protocol, Service};
 use weir_core::ops::{FrontendKey, MapOp};
 use weir_datapath::MapStore;
 use weir_testbed::address;
 use weir_testbed::cgroup::Cgroup;
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, cases};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
 use crate::node::{Node, web};
 use crate::pins::unique_name;
 
@@ -89,13 +89,66 @@ fn is_refused(host: &Host, case: Case, to: SocketAddr, reason: u32, errno: i32) 
 fn an_unused_port_of_a_cluster_ip_refuses_and_those_of_other_addresses_are_left_alone() {
     let Some(mut host) = Host::new("sockets to unused ports") else { return };
     host.node.serve(web(), &[(1, 1)]);
-    for case in CASES {
+    for case in cases(Protocol::Tcp) {
         is_refused(&host, case, case.at(CLUSTER_IP, PORT + 1), abi::REASON_UNUSED_PORT, libc::ECONNREFUSED);
     }
     for case in cases(Protocol::Udp) {
+        let to = case.at(CLUSTER_IP, PORT + 1);
+        let error = host.enter(|| udp(to).send_to(b"query", to)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{case:?}: {error}");
         let before = host.counted(abi::REASON_NO_FRONTEND);
         host.connect(case, case.at(BALANCER_IP, PORT + 1)).unwrap();
         assert_eq!(host.counted(abi::REASON_NO_FRONTEND), before + 1);
+    }
+}
+
+/// `getaddrinfo()` asks so for the way to each address of a name, of which it needs no port (RFC 3484, 6).
+#[test]
+fn who_connects_for_datagrams_to_an_unused_port_of_a_cluster_ip_learns_the_address_that_it_would_send_from() {
+    let Some(mut host) = Host::new("the way to a cluster IP") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        let to = case.at(CLUSTER_IP, 9);
+        let from = host.enter(|| {
+            let socket = udp(to);
+            socket.connect(to).map(|()| socket.local_addr().unwrap().ip())
+        });
+        assert!(!from.unwrap().is_unspecified(), "{case:?}");
+    }
+}
+
+/// The kernel has what such a socket sends looked at each time, with the endpoint's address.
+#[test]
+fn a_socket_of_ipv6_that_is_connected_by_ipv4_sees_whom_it_was_connected_to_whatever_it_sends() {
+    let Some(mut host) = Host::new("mapped sockets that send") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp).filter(|case| case.family == Family::V4) {
+        let IpAddr::V4(ip) = case.ip(CLUSTER_IP) else { panic!("{case:?}") };
+        let to = SocketAddr::new(ip.to_ipv6_mapped().into(), PORT);
+        host.enter(|| {
+            let socket = udp(to);
+            socket.connect(to).unwrap();
+            for _ in 0..2 {
+                socket.send(b"query").unwrap();
+                assert_eq!(socket.peer_addr().unwrap(), to);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_socket_whose_owner_goes_on_to_an_endpoint_itself_is_shown_that_one() {
+    let Some(mut host) = Host::new("sockets by a frontend and without") else { return };
+    host.node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        let (frontend, endpoint) = (case.at(CLUSTER_IP, PORT), case.at(address::pod(1, 1), TARGET_PORT));
+        host.enter(|| {
+            let socket = udp(frontend);
+            for to in [frontend, endpoint, frontend, endpoint] {
+                socket.connect(to).unwrap();
+                assert_eq!(socket.peer_addr().unwrap(), to);
+            }
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 
+use socket2::{Domain, Socket, Type};
 use weir_testbed::{address, wait};
 
 use crate::harness::callers::say;
@@ -138,6 +139,41 @@ fn a_socket_fails_when_its_endpoint_is_removed_and_connects_anew_to_another_one(
     assert_moved(&node, &moved, 1, "after the removal of pod 2");
     assert_destroyed(&node, 2 * moved.len());
     stay.iter().for_each(|held| held.assert_answered_by(1, "after two changes of other endpoints"));
+}
+
+/// Between the same two ends, where the kernel finds one of them.
+#[test]
+fn all_sockets_that_share_a_port_of_the_host_fail_when_their_endpoint_is_removed() {
+    if !standalone::can_run("connected UDP sockets that share a port") {
+        return;
+    }
+    let served = |pod| file(&[service(1, &[(pod, READY)])]);
+    let node = Standalone::start(2, &served(1), &[]);
+    let targets = cluster_ips(1);
+    let share = |target: SocketAddr| {
+        let bind = |at: SocketAddr| {
+            let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None).unwrap();
+            socket.set_reuse_port(true).unwrap();
+            socket.bind(&at.into()).unwrap();
+            UdpSocket::from(socket)
+        };
+        on_host(&node, || {
+            let first = bind(any(target, 0));
+            let others = [(); 3].map(|()| bind(any(target, first.local_addr().unwrap().port())));
+            std::iter::once(first).chain(others).collect::<Vec<_>>()
+        })
+    };
+    let mut sockets = Vec::new();
+    for target in targets {
+        for socket in share(target) {
+            socket.set_read_timeout(Some(SOON)).unwrap();
+            sockets.push(Held { socket, target });
+        }
+    }
+    sockets.iter().for_each(|held| held.connect_again(&node).unwrap());
+    node.write(&served(2));
+    sockets.iter().for_each(|held| held.await_failure(&node));
+    assert_destroyed(&node, sockets.len());
 }
 
 #[test]
