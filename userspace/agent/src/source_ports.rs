@@ -34,32 +34,69 @@ const CONNTRACK: &str = "/proc/self/net/nf_conntrack";
 /// More than the kernel prints of any set of ports: each other one, with a comma. It prints to a first read only.
 const SYSCTL_MOST: usize = 256 << 10;
 
+/// What the host uses, each kind as it was last seen.
+#[derive(Clone, Debug)]
+struct Seen {
+    ephemeral: PortSet,
+    reserved: PortSet,
+    /// Of sockets.
+    bound: PortSet,
+    /// That another proxy beside us has masqueraded to.
+    masqueraded: PortSet,
+}
+
+impl Default for Seen {
+    /// As usual.
+    fn default() -> Self {
+        let none = PortSet::default();
+        Self { ephemeral: USUAL_EPHEMERAL.collect(), reserved: none.clone(), bound: none.clone(), masqueraded: none }
+    }
+}
+
+impl Seen {
+    fn all(&self) -> PortSet {
+        let mut all = self.ephemeral.clone();
+        [&self.reserved, &self.bound, &self.masqueraded].into_iter().for_each(|ports| all.add(ports));
+        all
+    }
+}
+
 /// What a look at the host found.
 #[derive(Debug)]
-pub(crate) struct Look {
-    /// The ephemeral range, reserved ports, ports of sockets, and those that another proxy beside us has masqueraded to.
-    pub(crate) used: PortSet,
+struct Look {
+    seen: Seen,
     /// What could not be seen, and why.
     troubles: Vec<String>,
 }
 
 impl Look {
-    /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as usual.
-    pub(crate) fn now(beside: bool) -> Self {
-        let mut troubles = Vec::new();
-        let mut seen = |result: Result<PortSet>, otherwise: PortSet| {
-            result.unwrap_or_else(|cause| {
-                troubles.push(format!("{cause:#}"));
-                otherwise
-            })
-        };
-        let mut used = seen(ephemeral(), USUAL_EPHEMERAL.collect());
-        used.add(&seen(reserved(), PortSet::default()));
-        used.add(&seen(bound(), PortSet::default()));
-        if beside {
-            used.add(&seen(masqueraded(), PortSet::default()));
+    /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as before: who has a
+    /// port of ours keeps it, so that a set which shrinks for one look is in the way for as long as connections last.
+    fn now(before: Seen, beside: bool) -> Self {
+        let mut look = Self { seen: before, troubles: Vec::new() };
+        let Seen { ephemeral: range, reserved: kept, bound: taken, masqueraded: others } = &mut look.seen;
+        look.troubles.extend(
+            [
+                update(range, ephemeral()),
+                update(kept, reserved()),
+                update(taken, bound()),
+                update(others, if beside { masqueraded() } else { Ok(PortSet::default()) }),
+            ]
+            .into_iter()
+            .flatten(),
+        );
+        look
+    }
+}
+
+/// Takes over what was seen. Returns why nothing was.
+fn update(ports: &mut PortSet, seen: Result<PortSet>) -> Option<String> {
+    match seen {
+        Ok(seen) => {
+            *ports = seen;
+            None
         }
-        Self { used, troubles }
+        Err(cause) => Some(format!("{cause:#}")),
     }
 }
 
@@ -124,6 +161,7 @@ impl Shortage {
 #[derive(Debug)]
 pub(crate) struct PortWatch {
     used: watch::Sender<PortSet>,
+    seen: Seen,
     /// Told already.
     troubles: Vec<String>,
     counters: Counters,
@@ -142,10 +180,11 @@ impl PortWatch {
         node: &str,
         stage: CurrentStage,
     ) -> (Self, watch::Receiver<PortSet>) {
-        let Look { used, troubles } = Look::now(stage.is_beside());
-        let (used, receiver) = watch::channel(used);
+        let Look { seen, troubles } = Look::now(Seen::default(), stage.is_beside());
+        let (used, receiver) = watch::channel(seen.all());
         let shortage = Shortage { counted: dropped(&counters), told: None };
-        let mut watch = Self { used, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
+        let mut watch =
+            Self { used, seen, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
         watch.tell(troubles);
         (watch, receiver)
     }
@@ -160,10 +199,13 @@ impl PortWatch {
                     _ = look.tick() => {}
                     () = self.stage.changed() => {}
                 }
-                let beside = self.stage.is_beside();
-                if let Ok(Look { used, troubles }) = tokio::task::spawn_blocking(move || Look::now(beside)).await {
+                let (before, beside) = (self.seen.clone(), self.stage.is_beside());
+                if let Ok(Look { seen, troubles }) =
+                    tokio::task::spawn_blocking(move || Look::now(before, beside)).await
+                {
                     self.tell(troubles);
-                    publish(&self.used, used);
+                    publish(&self.used, seen.all());
+                    self.seen = seen;
                 }
                 if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
                     self.complain(packets);
@@ -216,10 +258,20 @@ mod tests {
 
     #[test]
     fn what_the_kernel_hands_out_by_itself_is_used() {
-        let Look { used, troubles } = Look::now(true);
+        let Look { seen, troubles } = Look::now(Seen::default(), true);
         assert_eq!(troubles, Vec::<String>::new());
-        let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (used, port) = (seen.all(), UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
         assert!(used.contains(port), "{port} in {used}");
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_as_it_was_seen_before() {
+        let [before, now] = [1000, 2000].map(|port| PortSet::from_iter([port]));
+        let mut ports = before.clone();
+        assert_eq!(update(&mut ports, Err(anyhow!("no memory"))).as_deref(), Some("no memory"));
+        assert_eq!(ports, before);
+        assert_eq!(update(&mut ports, Ok(now.clone())), None);
+        assert_eq!(ports, now);
     }
 
     #[test]
