@@ -134,8 +134,8 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 }
 
 /*
- * Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE or
- * -REASON_BROKEN_TABLE.
+ * Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE,
+ * -REASON_BROKEN_TABLE, or -REASON_NO_ROUTE on a node without an address of the family.
  */
 static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -146,9 +146,11 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	counter = backend ? snat_counter_of(backend) : NULL;
 	if (!config || !backend || !counter)
 		return -REASON_BROKEN_TABLE;
-	if (is_pressed(p, flow, counter) && (v6 ? is_first_syn6(p) : is_first_syn4(p)))
+	if (!is_set(source_of(config, flow->flags, v6)))
+		return -REASON_NO_ROUTE;
+	if (must_ask_again(p, flow, counter) && (v6 ? is_first_syn6(p) : is_first_syn4(p)))
 		return -REASON_FIRST_SYN;
-	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, counter, config, v6);
+	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, counter, v6);
 	if (!flow->snat_port)
 		return -REASON_SNAT_EXHAUSTED;
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;

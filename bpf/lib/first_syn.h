@@ -35,12 +35,17 @@ __noinline int snat_press6(struct snat_counter *counter, const struct reply *old
 	return counter && old ? snat_press(counter, old, port, true) : 0;
 }
 
-/* Whether flows that begin with this packet have to show that somebody waits for an answer. */
-static __always_inline bool is_pressed(const struct packet *p, const struct flow *flow,
-				       const struct snat_counter *counter)
+/* Whether flows that nobody waited for have lost their source ports of late, as in a flood. */
+static __always_inline bool is_pressed(const struct snat_counter *counter)
 {
-	return p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_RETRIES) &&
-	       !is_idle(now_ticks(), counter->pressed, OPENING_IDLE);
+	return !is_idle(now_ticks(), counter->pressed, OPENING_IDLE);
+}
+
+/* Whether flows that begin with this packet have to show that somebody waits for an answer. */
+static __always_inline bool must_ask_again(const struct packet *p, const struct flow *flow,
+					   const struct snat_counter *counter)
+{
+	return p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_RETRIES) && is_pressed(counter);
 }
 
 /*

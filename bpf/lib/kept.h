@@ -11,20 +11,27 @@
 /* An entry: a part of the hash of who has the port, and its number. 0: none. */
 #define SNAT_KEPT_TAG 0xffff0000
 
-/* The slot of an endpoint's counter, whichever service sends to it. */
+/* Hash of an endpoint, whichever service sends to it. Those of several nodes may differ in the network alone. */
+static __always_inline __u64 snat_hash_of(const struct backend *backend)
+{
+	const __u64 multiplier = 0x9e3779b97f4a7c15ull;
+	__u64 h = ((__u64)backend->addr.word[0] << 32 | backend->addr.word[1]) * multiplier;
+
+	h = ((h ^ h >> 32) + ((__u64)backend->addr.word[2] << 32 | backend->addr.word[3])) * multiplier;
+	return ((h ^ h >> 32) + ((__u64)backend->port << 8 | backend->proto)) * multiplier;
+}
+
+/* The slot of an endpoint's counter. */
 static __always_inline __u32 snat_slot_of(const struct backend *backend)
 {
-	__u64 h = (__u64)backend->addr.word[2] << 32 | backend->addr.word[3];
-
-	h = (h ^ ((__u64)backend->port << 8 | backend->proto)) * 0x9e3779b97f4a7c15ull;
-	return (h >> 32) & (SNAT_COUNTERS - 1);
+	return (snat_hash_of(backend) >> 32) & (SNAT_COUNTERS - 1);
 }
 
 /* Hash of a connection's key at its client, and of the endpoint. */
 static __always_inline __u64 snat_kept_hash(const union flow_key *key, const struct backend *backend,
 					    const struct config *config, const bool v6)
 {
-	__u64 seed = config->hash_seed ^ (snat_slot_of(backend) + 1);
+	__u64 seed = config->hash_seed ^ snat_hash_of(backend);
 
 	return v6 ? opening_hash((const word *)&key->v6, sizeof(key->v6) / sizeof(word), seed)
 		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed);

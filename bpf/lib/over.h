@@ -56,25 +56,32 @@ static __always_inline bool opening_yields(const struct flow *flow, const struct
 	return proto == IPPROTO_TCP || flow->last_seen == flow->created;
 }
 
+/* Ticks for which an endpoint may still remember a connection that is over (TIME_WAIT). tcp_linger is rounded down to whole ticks. */
+static __always_inline __u32 remembered_limit(const struct config *config)
+{
+	return (config->tcp_linger + 1) * TIME_WAIT_LINGERS;
+}
+
 /*
  * Whether a flow that has ended yields its place. Ports whose turn comes after it are free for longer, unless all have had
- * their turn since it began.
+ * their turn while its endpoint may remember it.
  */
 static __always_inline bool ended_yields(const struct flow *flow, const struct reply *reply,
 					 const struct config *config, enum claim claim)
 {
-	return claim != CLAIM_TURN || is_silent(flow, reply, config->tcp_linger) ||
-	       !is_idle(now_ticks(), flow->created, config->tcp_linger);
+	const __u32 limit = remembered_limit(config);
+
+	return claim != CLAIM_TURN || is_silent(flow, reply, limit) || !is_idle(now_ticks(), flow->created, limit);
 }
 
 /*
  * Whether the port of a flow that keeps it from one connection to the next is passed over by those who take the one that was taken longest
- * ago: its endpoint may still remember it. tcp_linger is in whole ticks, rounded down.
+ * ago: its endpoint may still remember it.
  */
 static __always_inline bool keeps_port(const struct reply *reply, const struct config *config, enum claim claim)
 {
 	return claim == CLAIM_TURN && reply->flags & FLOW_KEPT &&
-	       !is_idle(now_ticks(), reply->last_seen, (config->tcp_linger + 1) * TIME_WAIT_LINGERS);
+	       !is_idle(now_ticks(), reply->last_seen, remembered_limit(config));
 }
 
 /*

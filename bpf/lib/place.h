@@ -8,8 +8,12 @@
 #include "kept.h"
 #include "signals.h"
 
-/* Source ports whose turn it is that are tried for one new flow: a collision means that most are taken, or kept. */
-#define SNAT_PROBES 32
+/*
+ * Source ports whose turn it is that are tried for one new flow. Those that many connections have taken one after the other, and keep, are a
+ * run of them; while a flood takes them, a collision means that most are taken.
+ */
+#define SNAT_PROBES 512
+#define SNAT_PROBES_PRESSED 32
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
 
@@ -47,6 +51,18 @@ static __always_inline bool is_unanswered(const struct reply *old, const struct 
 }
 
 /*
+ * Whether an entry has moved to those that go on since it was looked for there, and was not where it had been when another was stored:
+ * that one goes.
+ */
+static __always_inline bool moves_here(const union flow_key *key, const bool v6)
+{
+	if (!reply_at(key, STAGE_GOING, v6))
+		return false;
+	reply_forget(key, STAGE_OPENING, v6);
+	return true;
+}
+
+/*
  * Stores the reply entry of a flow that keeps the client's address. first: it is that of a SYN which is not known to come again.
  * Returns 0, FLOW_AGAIN, or an error if the backend already knows this client address and port through another frontend, or the
  * table is full.
@@ -65,7 +81,7 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 		reply_forget(&key, STAGE_GOING, v6);
 	}
 	if (!reply_store(&key, reply, BPF_NOEXIST, STAGE_OPENING, v6))
-		return 0;
+		return moves_here(&key, v6) ? -1 : 0;
 	old = reply_at(&key, STAGE_OPENING, v6);
 	if (old && !reply_yields(old, p, reply, v6))
 		return -1;
@@ -153,6 +169,8 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 	union flow_key key;
 	__be16 port;
 
+	if (round >= SNAT_PROBES_PRESSED + search->keeps && is_pressed(search->counter))
+		return 1;
 	search->again = !round && search->keeps;
 	search->claim = round < SNAT_CHOICE + search->keeps ? CLAIM_TURN : CLAIM_NEED;
 	if (search->again || search->backend->proto == IPPROTO_SCTP)
@@ -180,6 +198,8 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
+	} else if (moves_here(&key, v6)) {
+		return 0;
 	}
 	search->port = port;
 	return 1;
@@ -201,17 +221,14 @@ static long snat_try6(__u32 round, struct snat_search *search)
  */
 static __always_inline __be16 reply_store_snat(const struct packet *p, const struct flow *flow, __u32 asked,
 					       const struct backend *backend, struct snat_counter *counter,
-					       const struct config *config, const bool v6)
+					       const bool v6)
 {
-	const struct addr *node = source_of(config, flow->flags, v6);
 	struct snat_search search;
 	__u32 rounds;
 
 	search.backend = backend;
 	search.counter = counter;
 	search.port = 0;
-	if (!(node->word[0] | node->word[3]))
-		return 0;
 	reply_of(&search.reply, p, flow, asked);
 	search.keeps = backend->proto == IPPROTO_TCP && asked;
 	rounds = backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES + search.keeps;

@@ -6,13 +6,16 @@ use weir_core::model::Family;
 use crate::choose::Request;
 use crate::control::{backend_end, is_here, is_local};
 use crate::going::SYN_AGAIN;
+use crate::kept::turn_slot;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
 /// Source ports that are tried for a flow.
-const PROBES: usize = 32;
+const PROBES: usize = 512;
+/// The same while a flood takes them.
+const PROBES_PRESSED: usize = 32;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
 
@@ -223,6 +226,9 @@ impl Model {
             };
         if !keeps_client {
             flow.tunnel = self.leaves_by_tunnel(p.family, &backend, place);
+            if !is_set(self.source(p.family, flow.tunnel)) {
+                return Err(abi::REASON_NO_ROUTE);
+            }
             if self.is_held_back(p, &flow, &backend) {
                 return Err(abi::REASON_FIRST_SYN);
             }
@@ -313,15 +319,15 @@ impl Model {
     /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
     fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
         let node = self.source(p.family, flow.tunnel);
-        if !is_set(node) {
-            return None;
-        }
         let again = p.protocol == TCP && p.syn;
         if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
             return Some(port);
         }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
+            if probe >= PROBES_PRESSED && self.is_pressed(backend) {
+                return None;
+            }
             let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {
                 SCTP => Claim::Only,
@@ -374,14 +380,6 @@ impl Model {
         let flow = self.tables.flows.find(&reply.flow_key(key));
         flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
     }
-}
-
-/// The slot of the counter that tells an endpoint's turn; endpoints may share one.
-pub(crate) fn turn_slot(backend: &abi::Backend) -> u32 {
-    let [_, _, high, low] = backend.addr.word.map(|word| u64::from(word.raw()));
-    let end = u64::from(backend.port.raw()) << 8 | u64::from(backend.proto);
-    let hash = ((high << 32 | low) ^ end).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    u32::try_from(hash % abi::SNAT_COUNTERS as u64).unwrap_or_default()
 }
 
 /// What a backend's answers to `peer` look like.

@@ -1,6 +1,6 @@
 //! What the control plane wrote: frontends, services, backends, and which source ports are the node's to give.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 
 use weir_abi as abi;
@@ -38,7 +38,7 @@ pub(crate) struct Control {
     lines: HashMap<u32, abi::Line>,
     ranges: HashSet<SourceRange>,
     /// Source ports that new flows may take.
-    usable: PortSet,
+    usable: BTreeSet<u16>,
     /// Those that they ever could.
     answers: PortSet,
 }
@@ -94,16 +94,16 @@ impl Control {
 
     pub(crate) fn set_source_ports(&mut self, usable: &PortSet) {
         self.answers.add(usable);
-        self.usable = usable.clone();
+        self.usable = usable.iter().collect();
     }
 
     /// The first port from a number on that new flows may take, around the end.
     pub(crate) fn port_from(&self, number: u16) -> Option<u16> {
-        (number..=u16::MAX).chain(0..number).find(|port| self.usable.contains(*port))
+        self.usable.range(number..).chain(&self.usable).next().copied()
     }
 
     pub(crate) fn arrival(&self, port: u16) -> Arrival {
-        match (self.answers.contains(port), self.usable.contains(port)) {
+        match (self.answers.contains(port), self.usable.contains(&port)) {
             (false, _) => Arrival::Host,
             (true, true) => Arrival::Ours,
             (true, false) => Arrival::Left,

@@ -4,7 +4,7 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::Model;
-use crate::begin::turn_slot;
+use crate::kept::turn_slot;
 use crate::packet::{Key, Packet, TCP};
 use crate::tables::{Flow, Reply};
 
@@ -24,9 +24,13 @@ impl Model {
 
     /// Whether a SYN that begins a flow has to come again. It is noted, and has come from then on.
     pub(crate) fn is_held_back(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> bool {
+        p.syn && p.protocol == TCP && flow.retries == 0 && self.is_pressed(backend) && self.note_syn(&p.key())
+    }
+
+    /// Whether flows to an endpoint that nobody waited for have lost their source ports of late.
+    pub(crate) fn is_pressed(&self, backend: &abi::Backend) -> bool {
         let pressed = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.pressed);
-        let is_pressed = pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE));
-        p.syn && p.protocol == TCP && flow.retries == 0 && is_pressed && self.note_syn(&p.key())
+        pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE))
     }
 
     /// The set, of each table of flows that begin, that has a key.

@@ -3,7 +3,7 @@
 use weir_abi as abi;
 
 use crate::Model;
-use crate::begin::{reply_key, turn_slot};
+use crate::begin::reply_key;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, TCP};
 use crate::tables::{Flow, Reply, Stage};
@@ -11,7 +11,7 @@ use crate::tables::{Flow, Reply, Stage};
 impl Model {
     /// Stores the entry for a new flow's answers at the port that the client's last connection from the same port had, unless somebody else has it by now.
     pub(crate) fn store_snat_again(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
-        let port = *self.tables.kept.get(&(p.key(), turn_slot(backend)))?;
+        let port = *self.tables.kept.get(&(p.key(), endpoint_hash(backend)))?;
         if self.control.port_from(port) != Some(port) {
             return None;
         }
@@ -31,15 +31,32 @@ impl Model {
     /// Has a client's port keep the source port of a connection that goes on.
     pub(crate) fn keep_port(&mut self, key: &Key, flow: &Flow) {
         if let Some(port) = flow.snat.filter(|_| key.protocol == TCP) {
-            let slot = turn_slot(&self.control.backend(flow.backend));
-            self.tables.kept.insert((*key, slot), port);
+            let endpoint = endpoint_hash(&self.control.backend(flow.backend));
+            self.tables.kept.insert((*key, endpoint), port);
         }
     }
 
     /// Whether those who take turns pass over a port, as its endpoint may remember the last connection of who keeps it.
-    pub(crate) fn keeps_port(&self, reply: &Reply) -> bool {
-        // The linger is rounded down to whole ticks.
-        let remembered = (self.config.tcp_linger + 1) * abi::TIME_WAIT_LINGERS;
-        reply.kept && !self.now.is_idle(reply.last_seen, remembered)
+    pub(crate) const fn keeps_port(&self, reply: &Reply) -> bool {
+        reply.kept && !self.now.is_idle(reply.last_seen, self.remembered_limit())
     }
+
+    /// Ticks for which an endpoint may remember a connection that is over. The linger is rounded down to whole ticks.
+    pub(crate) const fn remembered_limit(&self) -> u32 {
+        (self.config.tcp_linger + 1) * abi::TIME_WAIT_LINGERS
+    }
+}
+
+/// Hash of an endpoint's address and port.
+pub(crate) fn endpoint_hash(backend: &abi::Backend) -> u64 {
+    let [first, second, third, fourth] = backend.addr.word.map(|word| u64::from(word.raw()));
+    let end = u64::from(backend.port.raw()) << 8 | u64::from(backend.proto);
+    [first << 32 | second, third << 32 | fourth, end]
+        .into_iter()
+        .fold(0, |hash: u64, part| (hash ^ hash >> 32).wrapping_add(part).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The slot of the counter that tells an endpoint's turn; endpoints may share one.
+pub(crate) fn turn_slot(backend: &abi::Backend) -> u32 {
+    u32::try_from((endpoint_hash(backend) >> 32) % abi::SNAT_COUNTERS as u64).unwrap_or_default()
 }

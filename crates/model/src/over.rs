@@ -48,11 +48,11 @@ impl Model {
             return true;
         }
         if has_ended(flow, reply) {
-            // The ports behind it are free for longer, unless all have had their turn since it began.
-            let linger = self.config.tcp_linger;
+            // The ports behind it are free for longer, unless all have had their turn while its endpoint may remember it.
+            let limit = self.remembered_limit();
             return claim != Claim::Turn
-                || self.is_silent(flow, reply, linger)
-                || !self.now.is_idle(flow.created, linger);
+                || self.is_silent(flow, reply, limit)
+                || !self.now.is_idle(flow.created, limit);
         }
         // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
         // datagrams to one who need not answer does. Of a port that was kept the turn says nothing.

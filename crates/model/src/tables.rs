@@ -249,7 +249,7 @@ pub struct Tables {
     /// SYNs that were held back, by set and place in it: a byte of each one's hash.
     pub(crate) first_syns: HashMap<(u32, u8), u8>,
     /// Source ports that clients' ports had, by what they connected to and the slot of the endpoint's turn.
-    pub(crate) kept: HashMap<(Key, u32), u16>,
+    pub(crate) kept: HashMap<(Key, u64), u16>,
     /// By slot.
     pub backend_counters: HashMap<u32, abi::BackendCounters>,
     /// By slot.

@@ -1,6 +1,6 @@
 //! The node's source ports.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
@@ -146,6 +146,52 @@ fn every_flow_to_a_backend_has_a_port_of_its_own_and_other_backends_may_share_it
     }
 }
 
+/// Pods of several nodes may differ in the network alone.
+#[test]
+fn each_backend_has_its_ports_in_turn_whatever_others_get() {
+    const FLOWS: usize = 60;
+    let Some(mut node) = Node::new("SNAT ports by backend") else { return };
+    node.serve(web(), &[(2, 1), (3, 1), (4, 1)]);
+    for case in CASES {
+        let mut ports = BTreeMap::<_, BTreeSet<u16>>::new();
+        for _ in 0..FLOWS {
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+            outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            let seen = outcome.packet();
+            ports.entry(seen.destination_socket()).or_default().insert(seen.source_socket().port());
+        }
+        assert_eq!(ports.len(), 3, "{case:?}");
+        for (backend, ports) in ports {
+            let (first, last) = (ports.first().unwrap(), ports.last().unwrap());
+            assert_eq!(usize::from(last - first), ports.len() - 1, "{case:?} to {backend}: {ports:?}");
+        }
+    }
+}
+
+#[test]
+fn a_flow_gets_a_port_behind_a_long_run_of_others_that_go_on() {
+    const HELD: u16 = 100;
+    let (first, last) = (50_000, 50_000 + HELD);
+    let Some(mut node) = Node::new("SNAT ports behind a run") else { return };
+    node.serve(web(), &[(2, 1)]);
+    for case in CASES {
+        node.configure((first, last - 1), true);
+        for _ in 0..HELD {
+            let sent = to_service(&node, case);
+            let outcome = node.send(Hook::Xdp, Device::Eth0, &sent);
+            outcome.is_for(XDP_TX, abi::REASON_TO_REMOTE);
+            go_on(&node, case, &sent, &outcome.packet());
+        }
+        node.configure((first, last), true);
+        // The second one's search begins with those that go on, and ends with the port of the first, whose client does not.
+        for _ in 0..2 {
+            let outcome = node.send(Hook::Xdp, Device::Eth0, &to_service(&node, case));
+            outcome.is_for(XDP_TX, abi::REASON_TO_REMOTE);
+            assert_eq!(outcome.packet().source_socket().port(), last, "{case:?}");
+        }
+    }
+}
+
 #[test]
 fn without_an_address_of_the_node_nothing_leaves_in_its_name() {
     let Some(mut node) = Node::new("SNAT without an address") else { return };
@@ -154,7 +200,7 @@ fn without_an_address_of_the_node_nothing_leaves_in_its_name() {
     node.serve(web(), &[(2, 1)]);
     for case in CASES {
         let sent = to_service(&node, case);
-        node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_SHOT, abi::REASON_NO_ROUTE);
     }
 }
 

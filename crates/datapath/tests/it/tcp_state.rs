@@ -17,6 +17,8 @@ use crate::talk::{Talk, each_way};
 const IDLE: u32 = 7200;
 const HALF_CLOSED: u32 = 3600;
 const LINGER: u32 = 3;
+/// For so long an endpoint may remember a connection.
+const REMEMBERED: u32 = (LINGER + 1) * abi::TIME_WAIT_LINGERS;
 /// A tick may pass while a test runs.
 const SPARE: u32 = 1;
 
@@ -142,7 +144,7 @@ fn lingers(what: &str, end: impl Fn(&Talk<'_>)) {
         }
         if in_the_nodes_name(talk) {
             assert!(!is_taken_in_turn(talk), "{:?} {:?}", talk.case, talk.way);
-            pass(talk, LINGER + 1);
+            pass(talk, REMEMBERED + 1);
             assert!(is_taken_in_turn(talk), "{:?} {:?}", talk.case, talk.way);
         } else {
             assert_free(talk);

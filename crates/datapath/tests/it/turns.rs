@@ -14,6 +14,9 @@ use crate::entries::{age, age_pressure};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, web};
 use crate::outcome::Outcome;
 
+/// Ticks for which an endpoint may remember a connection that is over.
+const REMEMBERED: u32 = 4 * abi::TIME_WAIT_LINGERS;
+
 const HOOKS: [Hook; 2] = [Hook::NicIn, Hook::Xdp];
 
 /// A node with one endpoint, on another node, to which flows may take these ports.
@@ -189,11 +192,13 @@ fn a_flow_that_has_just_ended_yields_its_port_if_no_other_is_free() {
                 flow
             };
             let [ended, other, going] = [(); 3].map(|()| open());
-            pass(&node, case, 100);
+            pass(&node, case, 1000);
             other.end();
-            pass(&node, case, 100);
+            pass(&node, case, REMEMBERED);
             ended.end();
             going.client_goes_on();
+            // Its endpoint may remember it for as long as that, whatever its turn is.
+            pass(&node, case, REMEMBERED - 1);
             let first = open();
             assert_eq!(first.port(), other.port(), "it is free for longer");
             let second = open();

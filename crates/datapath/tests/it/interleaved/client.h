@@ -72,12 +72,17 @@ static ctx_t frame(void)
 }
 
 /* Returns the reason why the packet leaves. */
-static int client_sends(enum segment segment)
+static int client_sends_from(__u16 port, enum segment segment)
 {
-	struct packet p = packet_of(CLIENT, 40000, FRONTEND, 80, segment);
+	struct packet p = packet_of(CLIENT, port, FRONTEND, 80, segment);
 	ctx_t ctx = frame();
 
 	return ingress(&ctx, &p, true, way.v6);
+}
+
+static int client_sends(enum segment segment)
+{
+	return client_sends_from(40000, segment);
 }
 
 static int backend_sends(enum segment segment)

@@ -40,6 +40,11 @@ fn what_a_backend_says_of_a_connections_end_is_not_lost_while_its_flow_moves() {
 }
 
 #[test]
+fn while_a_flow_moves_no_other_one_gets_its_source_port() {
+    holds("ports");
+}
+
+#[test]
 fn while_the_agent_finds_out_what_goes_on_a_flow_that_moves_there_is_not_missed() {
     holds("filter");
 }

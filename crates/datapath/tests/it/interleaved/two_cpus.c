@@ -64,6 +64,29 @@ static bool is_known(void)
 	       backend_sends(DATA) == REASON_BACK && written.backend[FIRST].flows == 1 && !written.pace.lost;
 }
 
+/* A connection that goes on, or will with its client's next packet, and the turn of its source port has come again. */
+static void begin_whose_turn_comes(void)
+{
+	begin_answered();
+	client_sends(DATA);
+	written.turn.next = 1;
+}
+
+static void other_begins_elsewhere(void)
+{
+	seen[OTHER] = client_sends_from(40001, SYN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+/* Each has a source port of its own, if it has one of the node's. */
+static bool have_ports(void)
+{
+	const struct packet one = packet_of(CLIENT, 40000, FRONTEND, 80, DATA),
+			    two = packet_of(CLIENT, 40001, FRONTEND, 80, DATA);
+	const struct flow *flow = flow_lookup(&one, STAGE_ANY, way.v6), *other = flow_lookup(&two, STAGE_ANY, way.v6);
+
+	return seen[ONE] && seen[OTHER] && flow && other && (!way.remote || flow->snat_port != other->snat_port);
+}
+
 /* A connection that both sides have closed, but for the last ACK. */
 static void begin_closed(void)
 {
@@ -290,6 +313,7 @@ static const struct scenario {
 	{ "moves", begin_answered, one_client_sends, other_backend_sends, is_moved, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_closes, ends_when_both_have_closed, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_resets, has_ended_at_once, true },
+	{ "ports", begin_whose_turn_comes, one_client_sends, other_begins_elsewhere, have_ports, true },
 	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
