@@ -217,8 +217,7 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	struct request request;
 	int error;
 
-	/* Who connects for datagrams may only ask for the way there, and sends nothing: libraries sort a name's addresses so. */
-	if (!frontend && !(caller->connects && key->proto == IPPROTO_UDP) && is_unused_port(&key->addr, service_v6))
+	if (!frontend && is_unused_port(&key->addr, service_v6))
 		return refuse(REASON_UNUSED_PORT);
 	if (!frontend) {
 		forget_peer(ctx, key, caller->connects, v6);

@@ -78,7 +78,7 @@ impl Model {
         let family = Family::of(to.ip().to_canonical());
         match self.caller(socket, wish, family, end) {
             Some(caller) => {
-                let called = self.translate(socket, caller, wish, family, end);
+                let called = self.translate(socket, caller, family, end);
                 // What goes to an IPv4 address by a socket of IPv6 may be what one sends that is connected there.
                 let may_be_connected = wish == Wish::Send && to.is_ipv6() && family == Family::V4;
                 if called.reason == Some(abi::REASON_NO_FRONTEND) && !may_be_connected {
@@ -130,12 +130,10 @@ impl Model {
         is_set(client).then_some(Caller { client, is_pod: true })
     }
 
-    fn translate(&mut self, socket: &Socket, caller: Caller, wish: Wish, family: Family, to: End) -> Called {
+    fn translate(&mut self, socket: &Socket, caller: Caller, family: Family, to: End) -> Called {
         let untouched = |reason| Called { reason, result: Ok(canonical(to)) };
         let Some(frontend) = self.control.frontend_at(family, to, socket.protocol) else {
-            // Who connects for datagrams may only ask for the way there.
-            let asks = wish == Wish::Connect && socket.protocol == UDP;
-            if !asks && self.control.is_cluster_ip(family, to.addr) {
+            if self.control.is_cluster_ip(family, to.addr) {
                 return refused(abi::REASON_UNUSED_PORT);
             }
             return untouched(Some(abi::REASON_NO_FRONTEND));

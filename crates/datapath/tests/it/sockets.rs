@@ -89,31 +89,13 @@ fn is_refused(host: &Host, case: Case, to: SocketAddr, reason: u32, errno: i32) 
 fn an_unused_port_of_a_cluster_ip_refuses_and_those_of_other_addresses_are_left_alone() {
     let Some(mut host) = Host::new("sockets to unused ports") else { return };
     host.node.serve(web(), &[(1, 1)]);
-    for case in cases(Protocol::Tcp) {
+    for case in CASES {
         is_refused(&host, case, case.at(CLUSTER_IP, PORT + 1), abi::REASON_UNUSED_PORT, libc::ECONNREFUSED);
     }
     for case in cases(Protocol::Udp) {
-        let to = case.at(CLUSTER_IP, PORT + 1);
-        let error = host.enter(|| udp(to).send_to(b"query", to)).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{case:?}: {error}");
         let before = host.counted(abi::REASON_NO_FRONTEND);
         host.connect(case, case.at(BALANCER_IP, PORT + 1)).unwrap();
         assert_eq!(host.counted(abi::REASON_NO_FRONTEND), before + 1);
-    }
-}
-
-/// `getaddrinfo()` asks so for the way to each address of a name, of which it needs no port (RFC 3484, 6).
-#[test]
-fn who_connects_for_datagrams_to_an_unused_port_of_a_cluster_ip_learns_the_address_that_it_would_send_from() {
-    let Some(mut host) = Host::new("the way to a cluster IP") else { return };
-    host.node.serve(web(), &[(1, 1)]);
-    for case in cases(Protocol::Udp) {
-        let to = case.at(CLUSTER_IP, 9);
-        let from = host.enter(|| {
-            let socket = udp(to);
-            socket.connect(to).map(|()| socket.local_addr().unwrap().ip())
-        });
-        assert!(!from.unwrap().is_unspecified(), "{case:?}");
     }
 }
 
