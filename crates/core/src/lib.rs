@@ -21,6 +21,7 @@ pub mod lines;
 pub mod load;
 pub mod local_endpoints;
 pub mod model;
+pub mod node_address;
 pub mod ops;
 pub mod plan;
 pub mod pod_sockets;

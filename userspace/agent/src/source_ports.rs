@@ -73,19 +73,14 @@ impl Look {
     /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as before: who has a
     /// port of ours keeps it, so that a set which shrinks for one look is in the way for as long as connections last.
     fn now(before: Seen, beside: bool) -> Self {
-        let mut look = Self { seen: before, troubles: Vec::new() };
-        let Seen { ephemeral: range, reserved: kept, bound: taken, masqueraded: others } = &mut look.seen;
-        look.troubles.extend(
-            [
-                update(range, ephemeral()),
-                update(kept, reserved()),
-                update(taken, bound()),
-                update(others, if beside { masqueraded() } else { Ok(PortSet::default()) }),
-            ]
-            .into_iter()
-            .flatten(),
-        );
-        look
+        let mut seen = before;
+        let troubles = [
+            update(&mut seen.ephemeral, ephemeral()),
+            update(&mut seen.reserved, reserved()),
+            update(&mut seen.bound, bound()),
+            update(&mut seen.masqueraded, if beside { masqueraded() } else { Ok(PortSet::default()) }),
+        ];
+        Self { seen, troubles: troubles.into_iter().flatten().collect() }
     }
 }
 

@@ -13,9 +13,7 @@ use crate::case::{CLUSTER_IP, Case, PORT, cases, tcp};
 use crate::entries::{age, age_pressure};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, web};
 use crate::outcome::Outcome;
-
-/// Ticks for which an endpoint may remember a connection that is over.
-const REMEMBERED: u32 = 4 * abi::TIME_WAIT_LINGERS;
+use crate::tcp_state::REMEMBERED;
 
 const HOOKS: [Hook; 2] = [Hook::NicIn, Hook::Xdp];
 

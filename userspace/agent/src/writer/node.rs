@@ -6,8 +6,8 @@ use anyhow::Result;
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::cluster::Cluster;
-use weir_core::interfaces::Interface;
 use weir_core::model::Family;
+use weir_core::node_address;
 
 use super::Writer;
 use crate::node_ports;
@@ -19,7 +19,7 @@ impl Writer {
         let mut addresses = known.clone();
         for family in [Family::V4, Family::V6] {
             if !known.iter().any(|address| Family::of(*address) == family) {
-                addresses.extend(carried(&self.interfaces, family, self.source_address(family)));
+                addresses.extend(node_address::carried(&self.interfaces, family, self.source_address(family)));
             }
         }
         addresses
@@ -73,7 +73,7 @@ impl Writer {
     }
 
     pub(super) fn configure(&mut self, node: &[IpAddr]) -> Result<()> {
-        let source = |family| source(node, family, self.source_address(family));
+        let source = |family| node_address::source(node, family, self.source_address(family));
         let (node4, node6) = (source(Family::V4), source(Family::V6));
         for (old, new) in [(self.settings.config.node4, node4), (self.settings.config.node6, node6)] {
             if old != new && old != abi::Addr::UNSET {
@@ -95,25 +95,6 @@ impl Writer {
     pub(super) fn node_eligible(&self) -> bool {
         if self.cluster.synced() { is_eligible(&self.cluster, &self.settings.plan.node) } else { self.was_served }
     }
-}
-
-/// What the interfaces carry of a family: the address in use, wherever it is, or else the first one that leads out.
-fn carried(interfaces: &[Interface], family: Family, current: abi::Addr) -> Option<IpAddr> {
-    let all = interfaces.iter().flat_map(|interface| &interface.addresses);
-    let out = interfaces.iter().filter(|interface| interface.default_route).flat_map(|interface| &interface.addresses);
-    let is_current = |address: &&IpAddr| abi::Addr::from(**address) == current;
-    all.copied()
-        .find(|address| is_current(&address))
-        .or_else(|| out.copied().find(|address| Family::of(*address) == family))
-}
-
-/// The address of a family that connections are to leave with: the one in use for as long as the node has it, since open ones carry it, or the
-/// first one. A node that has none for a moment keeps the one in use.
-fn source(node: &[IpAddr], family: Family, current: abi::Addr) -> abi::Addr {
-    let known = node.iter().filter(|address| Family::of(**address) == family && !address.is_unspecified());
-    let mut known = known.map(|address| abi::Addr::from(*address)).peekable();
-    let first = known.peek().copied().unwrap_or(current);
-    known.find(|address| *address == current).unwrap_or(first)
 }
 
 /// The name, if the cluster has nodes and none is called so. A static file need not name any node.
@@ -144,35 +125,6 @@ mod tests {
             cluster.apply(Event::Node(node));
         }
         cluster
-    }
-
-    fn addresses<const N: usize>(of: [&str; N]) -> [IpAddr; N] {
-        of.map(|address| address.parse().unwrap())
-    }
-
-    #[test]
-    fn open_connections_keep_the_nodes_address_for_as_long_as_it_has_that() {
-        let [old, new, v6] = addresses(["192.0.2.1", "192.0.2.2", "2001:db8::1"]);
-        let source = |node: &[IpAddr], current| source(node, Family::V4, current).ip();
-        assert_eq!(source(&[old, new, v6], abi::Addr::UNSET), old, "the first one");
-        assert_eq!(source(&[new, old, v6], old.into()), old, "in whatever order they are named");
-        assert_eq!(source(&[v6], old.into()), old, "also while there is none");
-        assert_eq!(source(&[new, v6], old.into()), new, "it is gone");
-    }
-
-    #[test]
-    fn where_nobody_names_an_address_the_one_in_use_counts_wherever_it_is_and_else_the_first_that_leads_out() {
-        let [old, new, other] = addresses(["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
-        let interface = |addresses: &[IpAddr], default_route| Interface {
-            addresses: addresses.to_vec(),
-            default_route,
-            ..Interface::default()
-        };
-        let all = [interface(&[other], false), interface(&[new, old], true)];
-        assert_eq!(carried(&all, Family::V6, old.into()), Some(old));
-        assert_eq!(carried(&all, Family::V6, other.into()), Some(other), "its default route is gone for a moment");
-        assert_eq!(carried(&all, Family::V6, abi::Addr::UNSET), Some(new));
-        assert_eq!(carried(&all, Family::V4, abi::Addr::UNSET), None);
     }
 
     #[test]
