@@ -132,8 +132,8 @@ conformance-report: ## docs/conformance.md, from the results of both proxies
 
 lint: lint-rust lint-c lint-shell lint-deny lint-spdx lint-size ## everything that a change must pass besides tests
 
-verify: bpf ## load every BPF object with bpftool and print what the verifier says (root)
-	$(Q)deploy/dev/verify.sh $(BPF_OBJECTS)
+verify: bpf ## load every BPF object with bpftool and print the sizes of programs (root); WALKED=1: what the verifier walked, too
+	$(Q)WALKED=$(WALKED) deploy/dev/verify.sh $(BPF_OBJECTS)
 
 bench-packet: bootstrap-bench build ## nanoseconds per packet, by BPF_PROG_RUN (root); CASE=established|new_flow|not_ours
 	$(call say,BENCH,packet)

@@ -26,6 +26,7 @@ pub mod node;
 pub mod objects;
 pub mod paced;
 pub mod packet;
+pub mod pristine;
 pub mod process;
 pub mod prog_run;
 pub mod role;
@@ -44,6 +45,7 @@ pub use kube_proxy::KubeProxy;
 pub use machine::Machine;
 pub use netns::Netns;
 pub use node::{Node, Pod};
+pub use pristine::Pristine;
 pub use process::Process;
 pub use world::World;
 

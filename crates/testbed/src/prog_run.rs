@@ -195,10 +195,11 @@ fn run(program: BorrowedFd<'_>, packet: &[u8], context: Option<Context>, repeat:
     Ok(Run { retval: test.retval, packet, metadata: out, duration: Duration::from_nanos(test.duration.into()) })
 }
 
-fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<()> {
+/// The system call. Returns a new descriptor where the command makes one.
+pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: attr is a live, fully initialised bpf_attr; the pointers in it were set from live buffers by the caller.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_uint, attr, size_of::<bpf_attr>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(i32::MAX)) }
 }
 
 /// The program's name, as far as the kernel keeps it; for messages.
@@ -211,7 +212,7 @@ fn name(program: BorrowedFd<'_>) -> String {
     attr.info.info_len = to_u32(size_of::<bpf_prog_info>());
     attr.info.info = &raw mut info as u64;
     match bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) {
-        Ok(()) => info.name.iter().take_while(|c| **c != 0).map(|c| char::from(c.to_ne_bytes()[0])).collect(),
+        Ok(_) => info.name.iter().take_while(|c| **c != 0).map(|c| char::from(c.to_ne_bytes()[0])).collect(),
         Err(_) => format!("of descriptor {}", program.as_raw_fd()),
     }
 }

@@ -101,7 +101,7 @@ impl Node {
 
     /// The same with tables of another size.
     pub(crate) fn with_capacity(what: &str, capacity: Capacity) -> Option<Self> {
-        let pins = Pins::new(what)?;
+        let pins = if capacity == SMALL { Pins::reused(what)? } else { Pins::new(what)? };
         let (netns, peers) = network().unwrap();
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         netns.enter(|| {
@@ -137,7 +137,8 @@ impl Node {
 
     /// The same with tables of another size, as an agent makes them that starts with other options.
     pub(crate) fn resized(self, capacity: Capacity) -> Self {
-        let Self { datapath, view: _, tables, cluster, config, client_port, sums, pins, netns, _peers } = self;
+        let Self { datapath, view: _, tables, cluster, config, client_port, sums, mut pins, netns, _peers } = self;
+        pins.keep_from_others();
         // Two cannot have the pins.
         drop(datapath);
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();

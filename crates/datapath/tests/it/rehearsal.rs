@@ -45,8 +45,11 @@ const fn action(hook: Hook, verdict: u32) -> Option<Action> {
     }
 }
 
+/// Entries of maps, by the maps' names.
+pub(crate) type Maps = BTreeMap<&'static str, Vec<RawEntry>>;
+
 /// All maps but those whose contents the namespace's own multicast reports move, byte by byte.
-fn maps(node: &Node) -> BTreeMap<&'static str, Vec<RawEntry>> {
+pub(crate) fn maps(node: &Node) -> Maps {
     let all = node.view.counters().maps().unwrap();
     let entries = |name: &'static str| {
         let mut entries = node.view.raw(name).unwrap().unwrap();
