@@ -163,7 +163,10 @@ __noinline int comes_round(ctx_t *ctx, const struct packet *p, bool v6)
 	if (!p || !config || ctx->ingress_ifindex != ctx->ifindex || config->flags & CONFIG_BESIDE)
 		return false;
 	frontend = v6 ? frontend_lookup(&p->dst, 0, 0, true) : frontend_lookup(&p->dst, 0, 0, false);
-	return frontend && frontend->kind == KIND_ADDRESS && !lookup_by(&other_nodes, p->dst);
+	if (!frontend || lookup_by(&other_nodes, p->dst))
+		return false;
+	/* The latter is a cluster IP's, where nobody says which networks those are of. */
+	return frontend->kind == KIND_ADDRESS || frontend->kind == KIND_UNUSED_PORT;
 }
 
 /*

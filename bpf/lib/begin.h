@@ -27,7 +27,7 @@ static __always_inline bool is_translated(int reason)
 /* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
 static __always_inline __u32 asked_by(const struct packet *p)
 {
-	return p->syn || p->proto == IPPROTO_UDP ? now_delay() : 0;
+	return asks(p) || p->proto == IPPROTO_UDP ? now_delay() : 0;
 }
 
 /*
@@ -269,6 +269,9 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 	backend = lookup_by(&backends, flow->backend);
 	service = lookup_by(&services, flow->service);
 	if (!service || !service->affinity || !backend || backend->generation != flow->generation)
+		return 0;
+	/* Other nodes send the client where the table says, whichever SYN was lost here. */
+	if (service->flags & SERVICE_MAGLEV && flow->flags & FLOW_RETRIES)
 		return 0;
 	key.client = p->src;
 	key.service = flow->service;

@@ -16,13 +16,14 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY 129
 
-/* Whether an address is one of services. What is the host's own, too, the host answers for. */
+/* Whether an address is one of services. What is the host's own, too, the host answers for, and so do other nodes. */
 static __always_inline bool is_ours_alone(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	const struct ends to = { .src = p->src, .dst = p->dst };
 	struct bpf_fib_lookup fib = {};
 
-	if (!frontend_lookup(&p->dst, 0, 0, v6))
+	/* Some load balancers have the nodes' own addresses. */
+	if (!frontend_lookup(&p->dst, 0, 0, v6) || lookup_by(&other_nodes, p->dst))
 		return false;
 	/* Of any size. So it says of the host's own addresses, and of those to which it has no way. */
 	return route_ask(ctx, p, &to, &fib, 1, v6) != BPF_FIB_LKUP_RET_NOT_FWDED;

@@ -61,6 +61,23 @@ static __always_inline bool is_reset_of_another(const struct packet *p, const st
 }
 
 /*
+ * Notes that a client sends no more, and returns the flow where it is now. Of one that begins a copy is yet to be made if it moves; of another one the
+ * copy may have been made before the note: promote() takes it along, or it is made there, too.
+ */
+static __always_inline struct flow *client_closes(const struct packet *p, struct flow *flow, const bool v6)
+{
+	struct flow *moved;
+
+	if (set_bits(&flow->flags, FLOW_CLOSING) & FLOW_OPENING)
+		return flow;
+	moved = flow_lookup(p, STAGE_GOING, v6);
+	if (!moved || moved->backend != flow->backend || moved->snat_port != flow->snat_port)
+		return flow;
+	set_bits(&moved->flags, FLOW_CLOSING);
+	return moved;
+}
+
+/*
  * Notes an end that a client has sent. The flag first: both sides may close at the same time, on two CPUs. A backend whose answers do not come by
  * here is believed to have closed its direction.
  */
@@ -72,12 +89,12 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	if (flow->flags & FLOW_OPENING)
 		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
 	if (!p->reset)
-		set_bits(&flow->flags, FLOW_CLOSING);
+		flow = client_closes(p, flow, v6);
 	reply = own_reply(p, flow, v6);
 	if (is_reset_of_another(p, flow, reply))
 		return 0;
 	if (p->reset)
-		set_bits(&flow->flags, FLOW_CLOSING);
+		flow = client_closes(p, flow, v6);
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
 		flow_end(flow, reply);
 	return 0;
@@ -94,12 +111,21 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 
 	if (!config || (p->syn && is_idle(now_ticks(), flow->last_seen, config->tcp_linger)))
 		return 0;
+	/* What its backend still sends nobody here knows: whoever goes on in a later tick than that of the last ACK has closed one direction. */
+	if (flow->flags & FLOW_DIRECT) {
+		if (!p->syn && flow->last_seen != now_ticks() && clear_bits(&flow->flags, FLOW_ENDED) & FLOW_ENDED)
+			balance_add(flow, 1);
+		return 0;
+	}
 	reply = own_reply(p, flow, v6);
 	if (!reply || reply->flags & FLOW_CLOSING)
 		return 0;
-	reply->flags &= ~FLOW_ENDED;
-	flow->flags &= ~(FLOW_ENDED | FLOW_CLOSING);
-	balance_add(flow, 1);
+	clear_bits(&reply->flags, FLOW_ENDED);
+	if (clear_bits(&flow->flags, FLOW_ENDED | FLOW_CLOSING) & FLOW_ENDED)
+		balance_add(flow, 1);
+	/* Meanwhile its backend may have reset it, too. */
+	if (reply->flags & FLOW_CLOSING)
+		flow_end(flow, reply);
 	return 0;
 }
 

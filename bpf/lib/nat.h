@@ -54,7 +54,7 @@ static __always_inline int step_of(const struct packet *p, const struct flow *fl
 	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle) &&
 	    !(v6 ? is_told6(p, flow) : is_told4(p, flow)))
 		return STEP_OVER;
-	if (p->syn && flow->flags & FLOW_ENDED)
+	if (p->syn && (flow->flags & FLOW_ENDED || (flow->flags & FLOW_DIRECT && flow->flags & FLOW_CLOSING)))
 		return STEP_OVER;
 	/* Nobody here knows what was answered: a SYN that comes again may be answered late, by a backend that must keep it. */
 	if (flow->flags & FLOW_DIRECT || (!p->syn && flow->last_seen == now))

@@ -116,7 +116,7 @@ struct packet {
 	__u8 proto;	     /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
 	__u8 ttl;	     /* or hop limit */
 	__u8 tos;	     /* or traffic class */
-	__u8 syn;	     /* opens a connection: SYN without ACK, INIT */
+	__u8 syn;	     /* opens a connection: SYN without ACK and FIN, INIT */
 	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
 	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
 	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown */
@@ -279,7 +279,8 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 
 		p->sport = tcp->source;
 		p->dport = tcp->dest;
-		p->syn = tcp->syn && !tcp->ack;
+		/* To a SYN with FIN Linux' listeners say nothing (tcp_rcv_state_process). */
+		p->syn = tcp->syn && !tcp->ack && !tcp->fin;
 		p->syn_ack = tcp->syn && tcp->ack;
 		p->ending = tcp->fin | tcp->rst;
 		p->reset = tcp->rst;

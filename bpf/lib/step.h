@@ -10,10 +10,17 @@
 #include "signals.h"
 
 /*
- * As SYN_AGAIN, where the backend has answered once. One that still has the connection says so to the first SYN, and to others at
- * most every half a second (net.ipv4.tcp_invalid_ratelimit): nobody who only knows its ports can take it from there.
+ * As SYN_AGAIN, where the backend has answered once. One that still has the connection says so, at most every half a second
+ * (net.ipv4.tcp_invalid_ratelimit): whoever only knows its ports cannot take it from there, as no SYN asks within a tick of its last packet.
  */
 #define SYN_AGAIN_GOING (900 * 1000 * 1000 >> DELAY_SHIFT)
+#define SPOKEN_LATELY 1
+
+/* Whether a packet asks its backend to agree to a connection. Of one whose way ends here another node's backend never hears. */
+static __always_inline bool asks(const struct packet *p)
+{
+	return p->syn && p->ttl > 1;
+}
 
 /* What a client's packet is to the flow that is known of it. */
 enum next_step {
@@ -36,6 +43,9 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 	if (has_ended(flow, reply) || (is_closing(flow, reply) && is_silent(flow, reply, config->tcp_linger)))
 		return STEP_OVER;
 	if (!reply->asked) {
+		/* It is there, and need not say so again. */
+		if (!is_idle(now_ticks(), reply->last_seen, SPOKEN_LATELY))
+			return STEP_ON;
 		reply->asked = now_delay();
 		reply->flags |= FLOW_ASKED_AGAIN;
 		return STEP_ON;
@@ -76,12 +86,12 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	answer_key(&key, p, flow, backend, config, v6);
 	known = reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 	if (known && reply_is_of(known, p, flow, v6))
-		return p->syn ? syn_step(flow, known, config) : STEP_ON;
+		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
 	if (known && !is_here(backend))
 		return STEP_OVER;
-	reply_of(&reply, p, flow, p->syn ? now_delay() : 0);
+	reply_of(&reply, p, flow, asks(p) ? now_delay() : 0);
 	if (known)
 		reply_forget(&key, STAGE_ANY, v6);
 	how = is_here(backend) ? BPF_ANY : BPF_NOEXIST;
@@ -118,8 +128,8 @@ static __always_inline bool has_heard(const struct packet *p, const struct reply
 }
 
 /*
- * Notes at a flow that goes on, and at the entry of its answers, what end its backend has told of where both began, since they were
- * copied. Others may have these places by now, so that what seems to be an end is looked up once more.
+ * Notes at a flow that goes on, and at the entry of its answers, what end its client and its backend have told of where both began, since
+ * they were copied. Others may have these places by now, so that what seems to be an end is looked up once more.
  */
 static __always_inline void take_end_along(const struct packet *p, const struct flow *flow, struct flow *going,
 					   const struct reply *reply, const union flow_key *key, const bool v6)
@@ -133,10 +143,10 @@ static __always_inline void take_end_along(const struct packet *p, const struct 
 		if (moved)
 			set_bits(&moved->flags, reply->flags & ends);
 	}
-	if (*(const volatile __u16 *)&flow->flags & FLOW_ENDED) {
+	if (*(const volatile __u16 *)&flow->flags & ends) {
 		flow = flow_lookup(p, STAGE_OPENING, v6);
-		if (flow && flow->flags & FLOW_ENDED)
-			set_bits(&going->flags, FLOW_ENDED);
+		if (flow)
+			set_bits(&going->flags, flow->flags & ends);
 	}
 }
 

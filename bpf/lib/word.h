@@ -34,12 +34,13 @@ static __always_inline __u16 set_bits(__u16 *half, __u16 bits)
 	return before;
 }
 
-/* Clears them, and loses none that another CPU sets meanwhile. */
-static __always_inline void clear_bits(__u16 *half, __u16 bits)
+/* Clears them in the same way, and loses none that another CPU sets meanwhile. Returns the bits that were set before. */
+static __always_inline __u16 clear_bits(__u16 *half, __u16 bits)
 {
 	word before = __sync_fetch_and_and((word *)half, ~(word)bits);
 
 	barrier_var(before);
+	return before;
 }
 
 #endif

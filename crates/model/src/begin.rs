@@ -250,7 +250,7 @@ impl Model {
 
     /// Since when an answer is awaited. A connection that was there before us is not timed.
     pub(crate) fn asked_by(&self, p: &Packet) -> Option<u32> {
-        (p.syn || p.protocol == UDP).then_some(self.now.delay)
+        (p.asks() || p.protocol == UDP).then_some(self.now.delay)
     }
 
     /// What the answers to a flow must look like.

@@ -158,10 +158,13 @@ impl Model {
     }
 
     /// Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its
-    /// first packet. What it keeps by a later flow stays, and so does what it keeps when nobody there answered.
+    /// first packet. What it keeps by a later flow stays, and so does what it keeps when nobody there answered. Where other nodes go by
+    /// the same table, nothing is kept that it does not say.
     pub(crate) fn keep_backend(&mut self, p: &Packet, flow: &Flow) {
-        let (limit, who) = (self.control.service(flow.service).affinity, (p.src, flow.service));
-        let concerned = p.endpoint.is_none() && limit != 0 && is_set(p.src) && self.is_alive(flow);
+        let service = self.control.service(flow.service);
+        let (limit, who) = (service.affinity, (p.src, flow.service));
+        let elsewhere = service.flags & abi::SERVICE_MAGLEV != 0 && flow.retries > 0;
+        let concerned = p.endpoint.is_none() && limit != 0 && is_set(p.src) && self.is_alive(flow) && !elsewhere;
         let kept = self.tables.affinities.get(&who).filter(|_| self.classes_of_kept(who, limit) != 0);
         let stays = kept.is_some_and(|kept| {
             let is_newer = flow.created.wrapping_sub(kept.last_seen).cast_signed() >= 0;

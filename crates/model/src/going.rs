@@ -13,6 +13,8 @@ use crate::{Model, Reason};
 pub(crate) const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
 /// The same of a flow that was answered once: a backend that is there says so at least every half a second.
 const SYN_AGAIN_GOING: u32 = 900_000_000 >> abi::DELAY_SHIFT;
+/// Ticks after a backend's last packet in which no SYN asks whether it is there: it may limit what it says.
+const SPOKEN_LATELY: u32 = 1;
 /// Of a set so many may have settled.
 const SETTLED: usize = abi::OPENING_WAYS / 2;
 /// Backends that are tried after the first one.
@@ -91,7 +93,7 @@ impl Model {
         if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) && !self.is_told(p, flow) {
             return Step::Over;
         }
-        if p.syn && flow.ended {
+        if p.syn && (flow.ended || flow.direct && flow.closing) {
             return Step::Over;
         }
         // Of a direct flow nobody here knows what was answered. SYNs ask each time, other packets once a tick.
@@ -116,7 +118,7 @@ impl Model {
         if let Some((stage, reply)) = known
             && reply.is_of(&p.key(), flow)
         {
-            return if p.syn { self.step_of_syn(flow, (stage, &key), &reply) } else { Step::On };
+            return if p.asks() { self.step_of_syn(flow, (stage, &key), &reply) } else { Step::On };
         }
         // It has nothing left to go on with.
         if p.syn && flow.closing {
@@ -131,7 +133,7 @@ impl Model {
         }
         self.tables.lost += u64::from(known.is_none() && !flow.opening);
         let stage = if flow.opening { Stage::Opening } else { Stage::Going };
-        let reply = self.reply_of(p, flow, p.syn.then_some(self.now.delay));
+        let reply = self.reply_of(p, flow, p.asks().then_some(self.now.delay));
         self.tables.replies.put(stage, key, reply);
         Step::On
     }
@@ -143,6 +145,9 @@ impl Model {
             return Step::Over;
         }
         let Some(asked) = reply.asked else {
+            if !self.now.is_idle(reply.last_seen, SPOKEN_LATELY) {
+                return Step::On;
+            }
             let again = Reply { asked: Some(self.now.delay), asked_again: true, ..*reply };
             self.tables.replies.put(at.0, *at.1, again);
             return Step::On;

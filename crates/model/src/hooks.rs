@@ -151,7 +151,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a packet is an echo request to an address of services that the host does not have.
+    /// Whether a packet is an echo request to an address of services that neither the host nor another node has.
     fn is_echo(&self, frame: &[u8], p: &Packet, place: &Place<'_>) -> bool {
         let asks = match p.family {
             Family::V4 => frame.get(p.l4..p.l4 + 2) == Some(&[8, 0]),
@@ -162,6 +162,7 @@ impl Model {
             && frame.len() >= p.l4 + 8
             && is_one_host(p.family, p.src)
             && self.control.rest_of(p.family, p.dst).is_some()
+            && !self.other_nodes.contains(&p.dst)
             && place.network.route(ip_of(p.family, p.dst)).is_some()
     }
 
@@ -182,7 +183,7 @@ impl Model {
     fn comes_round(&self, p: &Packet, place: &Place<'_>) -> bool {
         place.came_by == place.device
             && !self.has(abi::CONFIG_BESIDE)
-            && self.control.rest_of(p.family, p.dst) == Some(abi::KIND_ADDRESS)
+            && matches!(self.control.rest_of(p.family, p.dst), Some(abi::KIND_ADDRESS | abi::KIND_UNUSED_PORT))
             && !self.other_nodes.contains(&p.dst)
     }
 

@@ -127,13 +127,21 @@ impl Model {
         if p.syn && self.now.is_idle(flow.last_seen, self.config.tcp_linger) {
             return;
         }
-        let at = self.reply_key_of(p, flow);
-        let Some((stage, reply)) = self.tables.replies.find(&at) else { return };
-        if flow.direct || !reply.is_of(&p.key(), flow) || reply.closing {
-            return;
+        if flow.direct {
+            // What its backend still sends nobody here knows: who goes on has closed one direction.
+            if p.syn || flow.last_seen == self.now.ticks {
+                return;
+            }
+            flow.ended = false;
+        } else {
+            let at = self.reply_key_of(p, flow);
+            let Some((stage, reply)) = self.tables.replies.find(&at) else { return };
+            if !reply.is_of(&p.key(), flow) || reply.closing {
+                return;
+            }
+            self.tables.replies.put(stage, at, Reply { ended: false, ..reply });
+            (flow.ended, flow.closing) = (false, false);
         }
-        self.tables.replies.put(stage, at, Reply { ended: false, ..reply });
-        (flow.ended, flow.closing) = (false, false);
         if self.is_alive(flow) {
             let counters = self.tables.backend_counters(flow.backend);
             counters.balance = counters.balance.wrapping_add(1);

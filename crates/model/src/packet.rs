@@ -154,6 +154,11 @@ impl Packet {
         Key { family: self.family, protocol: self.protocol, from: self.source(), to: self.destination() }
     }
 
+    /// Whether it asks its backend to agree to a connection. Of one whose way ends here another node's backend never hears.
+    pub(crate) const fn asks(&self) -> bool {
+        self.syn && self.ttl > 1
+    }
+
     /// Whether only addresses may change: a CRC covers SCTP's ports, and later pieces have none.
     pub(crate) fn keeps_ports(&self) -> bool {
         self.protocol == SCTP || self.piece == Piece::Later
@@ -353,7 +358,7 @@ fn read_transport(cursor: &mut Cursor<'_>, p: &mut Packet) -> Result<(), Reason>
             let tcp: [u8; 20] = cursor.take()?;
             ports(&tcp);
             let [fin, syn, rst, ack] = [1, 2, 4, 16].map(|flag| tcp[13] & flag != 0);
-            (p.syn, p.syn_ack) = (syn && !ack, syn && ack);
+            (p.syn, p.syn_ack) = (syn && !ack && !fin, syn && ack);
             (p.ending, p.reset) = (fin || rst, rst);
             let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
             let acknowledged = if p.syn_ack { number(4).wrapping_add(1) } else { number(8) };

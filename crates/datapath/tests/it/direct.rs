@@ -1,5 +1,6 @@
 //! Direct server return, at the node that a client comes to: what goes wrapped to another node, as it is, and what does not.
 
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Packet, Transport};
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases, tcp};
+use crate::entries::age;
 use crate::node::{
     Device, ETH0_MAC, ETH1_MAC, NODE2_MAC, NODE3_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_REDIRECT, XDP_TX, web,
 };
@@ -182,6 +184,42 @@ fn a_flow_goes_on_when_its_client_does_and_ends_when_its_client_says_so() {
             assert_eq!(open - node.view.backend_counters(flow.backend).unwrap().balance, 1);
             node.send(hook, Device::Eth0, &sent);
             assert_eq!(node.flow_of(&sent).flags & (abi::FLOW_ENDED | abi::FLOW_OPENING), abi::FLOW_OPENING);
+        }
+    }
+}
+
+#[test]
+fn a_wrapped_flow_whose_client_has_closed_its_direction_goes_on_as_long_as_that_acknowledges_what_it_gets() {
+    let Some(node) = serving("downloads of wrapped flows", &[(2, 1)]) else { return };
+    for case in cases(Protocol::Tcp) {
+        for (hook, _) in HOOKS {
+            let sent = first(&node, case, EXTERNAL_IP, PORT);
+            let header = TcpHeader { fin: true, ack: true, ..TcpHeader::default() };
+            let fin = tcp(sent.source_socket(), sent.destination_socket(), header);
+            let acknowledge =
+                || assert_eq!(node.send(hook, Device::Eth0, &later(case, &sent)).reason, abi::REASON_DIRECT);
+            node.send(hook, Device::Eth0, &sent);
+            acknowledge();
+            let slot = node.flow_of(&sent).backend;
+            let open = || node.view.backend_counters(slot).unwrap().balance;
+            let before = open();
+            for _ in 0..2 {
+                node.send(hook, Device::Eth0, &fin);
+                // It may be the last one of all.
+                acknowledge();
+                let flags = node.flow_of(&sent).flags;
+                assert_eq!(flags & (abi::FLOW_ENDED | abi::FLOW_OPENING), abi::FLOW_ENDED | abi::FLOW_OPENING);
+                assert_eq!(before - open(), 1);
+                let flows = if case.family == Family::V4 { "flows4" } else { "flows6" };
+                age(&node, flows, offset_of!(abi::Flow, last_seen), 1);
+                acknowledge();
+                let flags = node.flow_of(&sent).flags;
+                assert_eq!(flags & (abi::FLOW_ENDED | abi::FLOW_OPENING), 0, "{case:?} at {hook}");
+                assert_eq!(before, open());
+            }
+            // A SYN from its port is that of another connection.
+            node.send(hook, Device::Eth0, &sent);
+            assert_eq!(node.flow_of(&sent).flags & (abi::FLOW_CLOSING | abi::FLOW_OPENING), abi::FLOW_OPENING);
         }
     }
 }

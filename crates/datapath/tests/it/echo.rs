@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use weir_abi as abi;
-use weir_core::model::{Family, Protocol};
+use weir_core::model::{Family, Protocol, Service};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Fragment, Packet, Transport};
@@ -127,6 +127,22 @@ fn what_the_host_has_itself_it_answers_itself() {
         }
         let outcome = node.send(Hook::NicIn, Device::Eth0, &request(case, CLIENT, BALANCER_IP));
         outcome.is_for(TC_REDIRECT, abi::REASON_ECHO);
+    }
+}
+
+#[test]
+fn what_another_node_has_that_one_answers() {
+    let Some(mut node) = node("echo requests to another node") else { return };
+    node.serve(Service { load_balancer_ips: address::node(2).both().to_vec(), ..web() }, &[(1, 1)]);
+    for known in [false, true] {
+        if known {
+            node.direct(&[]);
+        }
+        for case in families() {
+            let sent = request(case, CLIENT, address::node(2));
+            let reason = node.send(Hook::NicIn, Device::Eth0, &sent).reason;
+            assert_eq!(reason, if known { abi::REASON_NOT_TRANSPORT } else { abi::REASON_ECHO });
+        }
     }
 }
 

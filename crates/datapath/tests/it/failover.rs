@@ -2,6 +2,7 @@
 //! retransmission.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_INIT, SCTP_INIT_ACK, TARGET_PORT, cases, sctp, tcp};
-use crate::entries::evict;
+use crate::entries::{age, evict};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
 
@@ -140,14 +141,80 @@ fn a_syn_that_nobody_answers_is_refused_in_the_end_and_may_begin_anew() {
     }
 }
 
-/// A connection that went on, and then a SYN from the same port: its client has begun anew without a word.
+/// A connection that went on and is idle, and then a SYN from the same port: its client has begun anew without a word.
 fn begin_anew<'a>(node: &'a Node, case: Case, way: Way) -> Talk<'a> {
     let before = open(node, case, way);
     before.accept();
     before.client_goes_on();
+    be_silent(&before);
     let next = Talk::open_with(node, case, way, before.first.clone());
     assert_eq!(next.seen.destination, before.seen.destination, "its endpoint tells whether it still knows of it");
     next
+}
+
+/// The endpoint says nothing for longer than it may limit what it says.
+fn be_silent(talk: &Talk<'_>) {
+    age(talk.node, talk.replies(), offset_of!(abi::Reply, last_seen), 2);
+}
+
+#[test]
+fn an_endpoint_that_limits_what_it_says_to_syns_keeps_its_connection() {
+    let Some(mut node) = Node::new("SYNs in the name of a client whose connection is idle") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            let talk = begin_anew(&node, case, way);
+            let before = talk.counters();
+            for _ in 0..3 {
+                // The second of these SYNs comes too soon after the answer to the first one: nothing is said (tcp_invalid_ratelimit).
+                talk.endpoint_sends(&talk.endpoint_tcp(TcpHeader { ack: true, ..TcpHeader::default() }));
+                talk.wait(SECOND / 3);
+                let unheard = Talk::open_with(&node, case, way, talk.first.clone());
+                talk.wait(SECOND);
+                let next = Talk::open_with(&node, case, way, talk.first.clone());
+                for asked in [unheard, next] {
+                    assert_eq!(asked.seen.destination, talk.seen.destination, "{way:?}");
+                }
+            }
+            assert_eq!(talk.counters().unanswered, before.unanswered);
+        }
+    }
+}
+
+#[test]
+fn a_syn_that_closes_at_once_tells_nothing_of_endpoints_which_do_not_answer_it() {
+    let Some(mut node) = Node::new("SYNs with FIN") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve_anew(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            let client = case.at(way.client, node.client_port());
+            let header = TcpHeader { syn: true, fin: true, ..TcpHeader::default() };
+            let first = Talk::open_with(&node, case, way, tcp(client, case.at(CLUSTER_IP, PORT), header));
+            let next = again(&first);
+            assert_eq!(next.seen.destination, first.seen.destination, "{way:?}");
+            let counters = next.counters();
+            assert_eq!((counters.unanswered, counters.answered), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_syn_whose_way_ends_here_tells_nothing_of_the_endpoint_that_it_was_for() {
+    let Some(mut node) = Node::new("SYNs at the end of their way") else { return };
+    node.refuses();
+    node.serve(web(), &[(2, 1), (2, 2)]);
+    for case in cases(Protocol::Tcp) {
+        let (from, to) = (case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+        let sent = Packet { ttl: 1, ..case.first(from, to) };
+        let mut flows = (0..2).map(|_| {
+            assert_ne!(node.send(Hook::NicIn, Device::Eth0, &sent).reason, abi::REASON_TO_REMOTE);
+            wait(&node, case, SECOND);
+            node.flow_of(&sent).backend
+        });
+        let (first, next) = (flows.next().unwrap(), flows.next().unwrap());
+        assert_eq!(first, next);
+        assert_eq!(node.view.backend_counters(first).unwrap().unanswered, 0);
+    }
 }
 
 #[test]

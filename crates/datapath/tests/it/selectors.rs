@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, Service, ServicePort};
@@ -123,6 +124,27 @@ fn a_client_with_affinity_finds_the_same_backend_at_two_nodes() {
         there.reverse();
         assert_eq!(here, there);
         assert_eq!(here.into_iter().collect::<BTreeSet<_>>().len(), ENDPOINTS.len());
+    }
+}
+
+#[test]
+fn a_client_with_affinity_whose_syn_was_lost_goes_with_its_next_connection_where_other_nodes_send_it() {
+    let Some(mut node) = Node::new("a lost SYN where nodes share flows") else { return };
+    let service = Service { affinity: Some(600), ..web() };
+    for (selector, host) in [(Selector::Maglev, 1), (Selector::Weights, 2)] {
+        serve(&mut node, service.clone(), &[(1, 1), (1, 2), (1, 3)], selector);
+        for case in cases(Protocol::Tcp) {
+            let way = Way { client: address::pod(9, host), endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
+            let lost = Talk::open(&node, case, way);
+            lost.wait(Duration::from_secs(1));
+            let elsewhere = Talk::open_with(&node, case, way, lost.first.clone());
+            assert_ne!(elsewhere.seen.destination, lost.seen.destination);
+            elsewhere.accept();
+            elsewhere.client_goes_on();
+            let next = Talk::open(&node, case, way).seen.destination;
+            let expected = if selector == Selector::Maglev { &lost } else { &elsewhere };
+            assert_eq!(next, expected.seen.destination, "{selector:?}");
+        }
     }
 }
 

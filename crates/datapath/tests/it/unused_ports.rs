@@ -75,7 +75,8 @@ fn packets(node: &Node, case: Case, to: Pair) -> Vec<Packet> {
 fn what_leaves_where_it_came_in_goes_no_further_if_it_is_to_an_address_of_services() {
     let Some(node) = node("packets that come round") else { return };
     for case in CASES {
-        for address in [BALANCER_IP, EXTERNAL_IP] {
+        // The node is not told which networks cluster IPs are of.
+        for address in [CLUSTER_IP, BALANCER_IP, EXTERNAL_IP] {
             for packet in packets(&node, case, address) {
                 let outcome = node.forward(Device::Eth0, Device::Eth0, &packet);
                 outcome.is_for(TC_SHOT, abi::REASON_NO_SERVICE);

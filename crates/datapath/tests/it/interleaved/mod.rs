@@ -40,6 +40,11 @@ fn what_a_backend_says_of_a_connections_end_is_not_lost_while_its_flow_moves() {
 }
 
 #[test]
+fn a_connection_that_goes_on_after_a_reset_in_its_clients_name_counts_once_and_ends_when_its_backend_says_so() {
+    holds("revives");
+}
+
+#[test]
 fn while_a_flow_moves_no_other_one_gets_its_source_port() {
     holds("ports");
 }

@@ -9,13 +9,9 @@
 
 #include "agent.h"
 #include "client.h"
+#include "sets.h"
 
 /* ---- scenarios ----------------------------------------------------------------------------------------------- */
-
-/* What either of the two has seen in the end. */
-static int seen[2];
-#define ONE 0
-#define OTHER 1
 
 /* A flow of which the backend has answered the first packet. */
 static void begin_answered(void)
@@ -106,6 +102,11 @@ static void other_backend_resets(void)
 	seen[OTHER] = backend_sends(RESET) == REASON_BACK;
 }
 
+static void other_client_closes(void)
+{
+	seen[OTHER] = client_sends(FIN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
 /* The client's flow, wherever it is, and whether it says so. */
 static bool has_flag(__u16 flag)
 {
@@ -124,6 +125,15 @@ static bool ends_when_both_have_closed(void)
 	return seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
 }
 
+/* The same of what the client has said. */
+static bool ends_when_its_backend_closes_too(void)
+{
+	if (way.proto != IPPROTO_TCP)
+		return true;
+	backend_sends(FIN);
+	return seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
+}
+
 /* If it is taken back while it is moving, its client's packet may find none and begin another one, which its backend knows nothing of. */
 static bool has_ended_at_once(void)
 {
@@ -131,6 +141,21 @@ static bool has_ended_at_once(void)
 
 	return way.proto != IPPROTO_TCP ||
 	       (seen[OTHER] && has_flag(FLOW_ENDED) == !other && written.backend[FIRST].balance == other);
+}
+
+/* A connection that somebody has reset in the client's name, which goes on all the same. */
+static void begin_reset(void)
+{
+	begin_answered();
+	client_sends(DATA);
+	client_sends(RESET);
+}
+
+/* It is one that goes on, and counts as one, whichever of its packets was first. */
+static bool goes_on(void)
+{
+	return way.proto != IPPROTO_TCP || (seen[ONE] && seen[OTHER] && !has_flag(FLOW_ENDED | FLOW_CLOSING) &&
+					    written.backend[FIRST].balance == 1);
 }
 
 /* Datagrams end nothing. */
@@ -196,113 +221,6 @@ static bool is_whose_answer_was_heard(void)
 	       written.backend[FIRST].answered == seen[OTHER] && written.backend[FIRST].unanswered == !seen[OTHER];
 }
 
-/* Keys and values that are numbers. */
-static int store(__u32 number, __u32 value, __u64 flags)
-{
-	struct flow_key4 key4 = { .src = number };
-	struct flow_key6 key6 = { .src = { number } };
-	struct flow flow = { .backend = value, .last_seen = ticks };
-
-	return way.v6 ? openings6_store(&key6, &flow, flags) : openings4_store(&key4, &flow, flags);
-}
-
-static struct flow *at(__u32 number)
-{
-	struct flow_key4 key4 = { .src = number };
-	struct flow_key6 key6 = { .src = { number } };
-
-	return way.v6 ? openings6_at(&key6) : openings4_at(&key4);
-}
-
-/* The value of a key, or 0. */
-static int look(__u32 number)
-{
-	const struct flow *flow = at(number);
-
-	return flow ? flow->backend : 0;
-}
-
-static void one_adds(void)
-{
-	seen[ONE] = store(1, 1, BPF_NOEXIST);
-}
-
-static void other_adds(void)
-{
-	seen[OTHER] = store(1, 2, BPF_NOEXIST);
-}
-
-static bool is_nobodys_or_ones(void)
-{
-	if (seen[ONE] && seen[OTHER])
-		return !in_set(flow_set()) && !look(1);
-	return in_set(flow_set()) == 1 && (seen[ONE] ? look(1) == 2 : seen[OTHER] && look(1) == 1);
-}
-
-static void begin_full(void)
-{
-	for (__u32 number = 1; number <= OPENING_WAYS; number++)
-		store(number, number, BPF_ANY);
-}
-
-static void one_needs_a_place(void)
-{
-	seen[ONE] = store(11, 11, BPF_ANY);
-}
-
-static void other_needs_a_place(void)
-{
-	seen[OTHER] = store(12, 12, BPF_NOEXIST);
-}
-
-/* Who looks for the oldest entry while another one is written may find that one, as young as it is; but each is in one place. */
-static bool have_places(void)
-{
-	const bool eleven = look(11) == 11, twelve = look(12) == 12;
-
-	return !seen[ONE] && !seen[OTHER] && (eleven || !look(11)) && (twelve || !look(12)) && (eleven || twelve) &&
-	       in_set(flow_set()) == OPENING_WAYS;
-}
-
-/* The first one's place is for anybody, once. */
-static void begin_full_of_one_that_ended(void)
-{
-	begin_full();
-	at(1)->flags |= FLOW_ENDED;
-}
-
-static bool have_places_of_others(void)
-{
-	return have_places() && look(11) == 11 && look(12) == 12;
-}
-
-/* The first two are of connections that go on, the others of another service's. */
-static void begin_full_of_two_that_settled(void)
-{
-	begin_full();
-	for (__u32 number = 1; number <= OPENING_WAYS; number++) {
-		if (number <= SETTLED_MOST)
-			at(number)->flags |= FLOW_SETTLED;
-		else
-			at(number)->service = 1;
-	}
-}
-
-static bool settled_have_theirs(void)
-{
-	return have_places() && look(1) == 1 && look(SETTLED_MOST) == SETTLED_MOST;
-}
-
-static void other_looks(void)
-{
-	seen[OTHER] = (!look(1) || look(1) == 1) && (!look(11) || look(11) == 11);
-}
-
-static bool is_whole(void)
-{
-	return !seen[ONE] && seen[OTHER] && look(11) == 11;
-}
-
 static const struct scenario {
 	const char *name;
 	work_t begin, one, other;
@@ -312,7 +230,11 @@ static const struct scenario {
 	{ "moves", begin_answered, one_client_sends, other_client_sends, is_moved, true },
 	{ "moves", begin_answered, one_client_sends, other_backend_sends, is_moved, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_closes, ends_when_both_have_closed, true },
+	{ "closes", begin_answered, one_client_sends, other_client_closes, ends_when_its_backend_closes_too, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_resets, has_ended_at_once, true },
+	{ "revives", begin_reset, one_client_sends, other_client_sends, goes_on, true },
+	{ "revives", begin_reset, one_client_sends, other_backend_sends, goes_on, true },
+	{ "revives", begin_reset, one_client_sends, other_backend_resets, has_ended_at_once, true },
 	{ "ports", begin_whose_turn_comes, one_client_sends, other_begins_elsewhere, have_ports, true },
 	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
