@@ -9,11 +9,13 @@
 #include "kept.h"
 #include "signals.h"
 
-/*
- * As SYN_AGAIN, where the backend has answered once. One that still has the connection says so, at most every half a second
- * (net.ipv4.tcp_invalid_ratelimit): whoever only knows its ports cannot take it from there, as no SYN asks within a tick of its last packet.
- */
+/* As SYN_AGAIN, where the backend has answered once: one that still has the connection says so at least every half a second. */
 #define SYN_AGAIN_GOING (900 * 1000 * 1000 >> DELAY_SHIFT)
+
+/*
+ * Ticks after a backend's last packet in which no SYN asks it: it may limit what it says to one packet in half a second
+ * (net.ipv4.tcp_invalid_ratelimit), and whoever only knows a connection's ports must not take it from there.
+ */
 #define SPOKEN_LATELY 1
 
 /* Whether a packet asks its backend to agree to a connection. Of one whose way ends here another node's backend never hears. */

@@ -1,15 +1,15 @@
 //! Pinned maps as they were at first: tests that come after each other on the same maps must not see what the others left there.
 
 use std::ffi::CString;
-use std::mem::{size_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::mem::zeroed;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_info, bpf_map_type};
 
-use crate::prog_run::bpf;
+use crate::prog_run::{bpf, info};
 use crate::{Error, Result};
 
 /// Maps of a directory, and what their arrays held.
@@ -62,7 +62,7 @@ impl Map {
     fn open(pin: PathBuf) -> Result<Self> {
         let failed = |source| Error::file("open", &pin)(source);
         let fd = get(&pin).map_err(failed)?;
-        let info = info(&fd).map_err(failed)?;
+        let info: bpf_map_info = info(fd.as_fd()).map_err(failed)?;
         let kind = kind_of(&info).ok_or_else(|| failed(io::Error::other(format!("maps of type {}", info.type_))))?;
         let sizes = (info.key_size as usize, info.value_size as usize);
         let cpus = if kind == bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY { possible_cpus()? } else { 0 };
@@ -148,17 +148,6 @@ fn get(pin: &Path) -> io::Result<OwnedFd> {
     let fd = bpf(bpf_cmd::BPF_OBJ_GET, &mut attr)?;
     // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn info(fd: &OwnedFd) -> io::Result<bpf_map_info> {
-    // SAFETY: bpf_map_info is plain integers, for which zero is unset.
-    let mut info: bpf_map_info = unsafe { zeroed() };
-    let mut attr = unset();
-    attr.info.bpf_fd = fd.as_raw_fd().unsigned_abs();
-    attr.info.info_len = u32::try_from(size_of::<bpf_map_info>()).unwrap_or(u32::MAX);
-    attr.info.info = &raw mut info as u64;
-    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok(info)
 }
 
 /// Arrays, and tables whose entries have keys.

@@ -202,17 +202,23 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(i32::MAX)) }
 }
 
-/// The program's name, as far as the kernel keeps it; for messages.
-fn name(program: BorrowedFd<'_>) -> String {
-    // SAFETY: bpf_prog_info is plain integers, for which zero is unset.
-    let mut info: bpf_prog_info = unsafe { zeroed() };
+/// What the kernel tells of an object: `T` is its info structure of that kind.
+pub(crate) fn info<T>(object: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: these structures are plain integers, for which zero is unset.
+    let mut info: T = unsafe { zeroed() };
     // SAFETY: as above.
     let mut attr: bpf_attr = unsafe { zeroed() };
-    attr.info.bpf_fd = program.as_raw_fd().unsigned_abs();
-    attr.info.info_len = to_u32(size_of::<bpf_prog_info>());
+    attr.info.bpf_fd = object.as_raw_fd().unsigned_abs();
+    attr.info.info_len = to_u32(size_of::<T>());
     attr.info.info = &raw mut info as u64;
-    match bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) {
-        Ok(_) => info.name.iter().take_while(|c| **c != 0).map(|c| char::from(c.to_ne_bytes()[0])).collect(),
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info)
+}
+
+/// The program's name, as far as the kernel keeps it; for messages.
+fn name(program: BorrowedFd<'_>) -> String {
+    match info::<bpf_prog_info>(program) {
+        Ok(info) => info.name.iter().take_while(|c| **c != 0).map(|c| char::from(c.to_ne_bytes()[0])).collect(),
         Err(_) => format!("of descriptor {}", program.as_raw_fd()),
     }
 }
