@@ -136,7 +136,10 @@ static __always_inline void turned_key(union flow_key *key, const struct packet 
 	flow_key_of(key, &quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
 }
 
-/* The flow whose answer an error quotes: to be told to the backend. Returns whether there is one. */
+/*
+ * The flow whose answer an error quotes: to be told to the backend, if that is on another node in this one's name. Returns whether there
+ * is one.
+ */
 static __always_inline bool turn_to_backend(const struct packet *p, const struct packet *quoted,
 					    struct error_turn *turn, const struct config *config, const bool v6)
 {
@@ -151,14 +154,14 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 	backend = flow ? flow_backend(flow) : NULL;
 	if (!flow || !backend)
 		return false;
-	turn->forward = flow->flags & FLOW_SNAT;
-	turn->from = p->src;
+	turn->forward = flow->flags & (FLOW_SNAT | FLOW_DIRECT);
+	turn->from = turn->forward ? *source_of(config, flow->flags, v6) : p->src;
 	turn->to = turn->quoted_src = backend->addr;
 	turn->quoted_sport = backend->port;
 	turn->quoted_dst = quoted->dst;
 	turn->quoted_dport = quoted->dport;
-	if (turn->forward) {
-		turn->from = turn->quoted_dst = *source_of(config, flow->flags, v6);
+	if (flow->flags & FLOW_SNAT) {
+		turn->quoted_dst = turn->from;
 		turn->quoted_dport = flow->snat_port;
 	}
 	return true;

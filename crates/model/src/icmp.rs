@@ -146,12 +146,11 @@ impl Model {
         }
         let backend = backend_end(&self.control.backend(flow.backend));
         let node = self.source(p.family, flow.tunnel);
-        let (teller, peer) = match flow.snat {
-            Some(port) => (node, End { addr: node, port }),
-            None => (p.src, to),
-        };
+        let leaves = flow.snat.is_some() || flow.direct;
+        let teller = if leaves { node } else { p.src };
+        let peer = flow.snat.map_or(to, |port| End { addr: node, port });
         let told = Told { from: teller, to: backend.addr, quoted, quotes: (backend, peer), untold: false, route: None };
-        Some((flow.snat.is_some(), told))
+        Some((leaves, told))
     }
 
     /// About a client's packet: to the client, in the service's name.

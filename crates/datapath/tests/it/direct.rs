@@ -11,8 +11,9 @@ use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Packet, Transport};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases, tcp};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::entries::age;
+use crate::icmp::{self, ROUTER, assert_told};
 use crate::node::{
     Device, ETH0_MAC, ETH1_MAC, NODE2_MAC, NODE3_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_REDIRECT, XDP_TX, web,
 };
@@ -306,6 +307,24 @@ fn all_pieces_of_a_datagram_are_wrapped_alike() {
         for piece in whole.cut(crate::fragments::PIECE) {
             let expected = as_it_is(case, &piece, (2, 1));
             node.send(Hook::NicIn, Device::Eth0, &piece).is(TC_REDIRECT, abi::REASON_DIRECT, &expected);
+        }
+    }
+}
+
+#[test]
+fn an_error_about_an_endpoints_own_answer_reaches_it_in_this_nodes_name() {
+    let Some(node) = serving("ICMP errors about answers that do not come by", &[(2, 1)]) else { return };
+    for case in CASES {
+        for (frontend, port) in [(CLUSTER_IP, PORT), (address::node(1), NODE_PORT)] {
+            let sent = first(&node, case, frontend, port);
+            node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_REDIRECT, abi::REASON_DIRECT);
+            let answer = |from| case.later(from, sent.source_socket());
+            let told = icmp::error(case, case.ip(ROUTER), &answer(sent.destination_socket()));
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &told);
+            outcome.is_for(TC_REDIRECT, abi::REASON_ERROR_TOLD);
+            let sent_by_the_pod = answer(case.at(address::pod(2, 1), TARGET_PORT));
+            assert_told(&outcome.packet(), case.ip(address::node(1)), &sent_by_the_pod);
+            assert_eq!(outcome.packet().ttl, told.ttl - 1);
         }
     }
 }
