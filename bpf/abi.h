@@ -14,7 +14,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 8,
+	ABI_VERSION = 9,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -226,13 +226,14 @@ struct source_range {
  * another tick.
  */
 struct backend_counters {
-	__u64 flows;	  /* HOST, new flows sent here */
-	__u64 answered;	  /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
-	__u64 delay;	  /* HOST, from the last SYN or the first datagram to that answer, all together */
-	__u64 refused;	  /* HOST, flows whose first answer was a reset */
-	__u64 unanswered; /* HOST, SYNs sent again for want of any answer */
-	__u64 bytes_to;	  /* HOST, from clients */
-	__u64 bytes_from; /* HOST, back to them */
+	__u64 flows;	   /* HOST, new flows sent here */
+	__u64 answered;	   /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
+	__u64 delay;	   /* HOST, from the last SYN or the first datagram to that answer, all together */
+	__u64 refused;	   /* HOST, flows whose first answer was a reset */
+	__u32 unanswered;  /* HOST, wraps: SYNs sent again for want of any answer */
+	__u32 failed_over; /* HOST, wraps: those of them that another backend has answered since */
+	__u64 bytes_to;	   /* HOST, from clients */
+	__u64 bytes_from;  /* HOST, back to them */
 	/*
 	 * HOST, wraps: connections that began, less those that ended (FLOW_ENDED). Those that were evicted or forgotten stay in
 	 * it, so that only its changes mean something; how many are open, the flow tables say.

@@ -110,7 +110,8 @@ struct reply {
 	__u32 last_seen;      /* HOST, in ticks */
 	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
 	__u32 bytes;	      /* HOST, of its packets, wraps */
-	__u32 held;	      /* HOST, those of them that backend_counters lack so far */
+	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES, until FLOW_REPLIED: the backend that was left for this one. */
+	__u32 held;
 };
 
 /*

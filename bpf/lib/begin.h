@@ -350,8 +350,10 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 	/* It has answered meanwhile. */
 	if (!note(p, SILENCE_LEFT, v6))
 		return FLOW_STAYS;
-	if (!flow_write(ctx, p, flow, from_outside, v6))
+	if (!flow_write(ctx, p, flow, from_outside, v6)) {
+		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;
+	}
 	(void)note(p, SILENCE_BACK, v6);
 	return FLOW_STAYS;
 }

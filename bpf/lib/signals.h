@@ -151,6 +151,21 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 	return reply ? note_answer(reply, proto, true) : 0;
 }
 
+/*
+ * Counts that another backend has answered what was sent to one first: its client is there, and let in. Where none answers, that may be
+ * the client's fault, or somebody's in its name. A function of its own: few flows are led elsewhere.
+ */
+__noinline int count_failover(struct reply *reply)
+{
+	struct backend_counters *counters;
+	__u32 left = reply ? __sync_lock_test_and_set(&reply->held, 0) : 0;
+
+	counters = left ? lookup_by(&backend_counters, left) : NULL;
+	if (counters)
+		__sync_fetch_and_add(&counters->failed_over, 1);
+	return 0;
+}
+
 /* Notes and counts a backend's packet to its client. */
 static __always_inline void count_back(struct reply *reply, const struct packet *p, const bool v6)
 {
@@ -161,8 +176,11 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		reply->last_seen = now;
 	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
-	if (!(reply->flags & FLOW_REPLIED))
+	if (!(reply->flags & FLOW_REPLIED)) {
 		reply->flags |= FLOW_REPLIED;
+		if (reply->flags & FLOW_RETRIES)
+			count_failover(reply);
+	}
 	if (p->syn_ack)
 		reply->heard = p->heard;
 	if (p->ending)

@@ -334,6 +334,17 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 	return true;
 }
 
+/* Notes at the entry of the answers to a flow that has just begun which backend it has left, until it is answered. */
+static __always_inline int note_left(const struct packet *p, __u32 left, const bool v6)
+{
+	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
+	struct reply *reply = flow ? own_reply(p, flow, v6) : NULL;
+
+	if (reply && !(reply->flags & FLOW_REPLIED))
+		reply->held = left;
+	return 0;
+}
+
 /* Functions of their own: few packets ask. */
 __noinline int next_step4(const struct packet *p, const struct flow *flow)
 {
@@ -374,6 +385,16 @@ __noinline int note_silence4(const struct packet *p, enum silence silence)
 __noinline int note_silence6(const struct packet *p, enum silence silence)
 {
 	return p ? note_silence(p, silence, true) : true;
+}
+
+__noinline int note_left4(const struct packet *p, __u32 left)
+{
+	return p ? note_left(p, left, false) : 0;
+}
+
+__noinline int note_left6(const struct packet *p, __u32 left)
+{
+	return p ? note_left(p, left, true) : 0;
 }
 
 #endif

@@ -210,8 +210,10 @@ pub struct BackendCounters {
     pub delay: u64,
     /// Flows whose first answer was a reset.
     pub refused: u64,
-    /// SYNs sent again for want of any answer.
-    pub unanswered: u64,
+    /// SYNs sent again for want of any answer. Wraps.
+    pub unanswered: u32,
+    /// Those of them that another backend has answered since: their client is there, and is let in. Wraps.
+    pub failed_over: u32,
     /// Bytes from clients.
     pub bytes_to: u64,
     /// Bytes back to them.

@@ -63,7 +63,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
-        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance, base }
+        BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, failed_over, bytes_to, bytes_from, balance, base }
         SnatCounter = "snat_counter" { next, pressed }
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }

@@ -78,7 +78,10 @@ impl Model {
         }
         self.note_silence(p, crate::going::Silence::Left);
         Ok(match self.write(p, started, from_outside, place) {
-            Ok(Written::Flow(flow)) => Begun::Flow(flow),
+            Ok(Written::Flow(flow)) => {
+                self.note_left(p, &flow, known.backend);
+                Begun::Flow(flow)
+            }
             // One that went elsewhere is written in any case.
             Ok(Written::Again(_)) | Err(_) => {
                 self.note_silence(p, crate::going::Silence::Back);

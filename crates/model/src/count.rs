@@ -42,6 +42,9 @@ impl Model {
         }
         let fresh = reply.last_seen != self.now.ticks;
         reply.last_seen = self.now.ticks;
+        if !reply.replied && reply.retries > 0 {
+            self.count_failover(std::mem::take(&mut reply.held));
+        }
         reply.replied = true;
         reply.closing |= p.ending;
         if p.syn_ack {
@@ -63,6 +66,13 @@ impl Model {
             }
         }
         self.tables.replies.put(stage, *key, reply);
+    }
+
+    /// Counts that another backend has answered what was sent to one first; 0: it is not known which.
+    fn count_failover(&mut self, left: u32) {
+        if left != 0 {
+            self.tables.backend_counters(left).failed_over += 1;
+        }
     }
 
     /// Takes the answer to a SYN, the first of which is counted.

@@ -248,6 +248,18 @@ impl Model {
         abi::REASON_UNANSWERED
     }
 
+    /// Notes at the entry of the answers to a flow that has just begun which backend it has left, until it is answered.
+    pub(crate) fn note_left(&mut self, p: &Packet, flow: &Flow, left: u32) {
+        let (key, at) = (p.key(), self.reply_key_of(p, flow));
+        let Some((stage, found)) = self.tables.replies.find(&at) else { return };
+        if found.is_of(&key, flow)
+            && !found.replied
+            && let Some(reply) = self.tables.replies.get_mut(stage, &at)
+        {
+            reply.held = left;
+        }
+    }
+
     /// Notes it at the flow that is known of a client's packet, and at its backend.
     pub(crate) fn note_silence(&mut self, p: &Packet, silence: Silence) {
         let (key, now) = (p.key(), self.now.delay);

@@ -266,8 +266,8 @@ impl<'a> Run<'a> {
             *fresh -= flows;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of a tick")]
             let flows = flows as u32;
-            let (answered, unanswered) = if self.sites[start + position].alive { (flows, 0) } else { (0, flows) };
-            FlowOutcome { answered, unanswered, ..FlowOutcome::default() }
+            let (answered, failed_over) = if self.sites[start + position].alive { (flows, 0) } else { (0, flows) };
+            FlowOutcome { answered, failed_over, ..FlowOutcome::default() }
         };
         self.flows.fresh[row].iter_mut().enumerate().map(outcome).collect()
     }

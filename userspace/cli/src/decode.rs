@@ -221,15 +221,27 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 
 /// Of `backend_counters`.
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
-    let abi::BackendCounters { flows, answered, delay, refused, unanswered, bytes_to, bytes_from, balance, base } =
-        counters;
-    let (balance, base) = (u64::from(*balance), u64::from(*base));
+    let abi::BackendCounters {
+        flows,
+        answered,
+        delay,
+        refused,
+        unanswered,
+        failed_over,
+        bytes_to,
+        bytes_from,
+        balance,
+        base,
+    } = counters;
+    let [unanswered, failed_over, balance, base] =
+        [unanswered, failed_over, balance, base].map(|count| u64::from(*count));
     let fields = [
         ("flows", flows),
         ("answered", answered),
         ("delayUnits", delay),
         ("refused", refused),
-        ("unanswered", unanswered),
+        ("unanswered", &unanswered),
+        ("failedOver", &failed_over),
         ("bytesTo", bytes_to),
         ("bytesFrom", bytes_from),
         ("balance", &balance),

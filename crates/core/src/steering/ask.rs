@@ -186,7 +186,7 @@ fn outcome<F: Facts>(member: &Member, new: BackendCounts, moment: &Moment<'_, F>
     Outcome {
         answered: number(new.answered),
         refused: new.refused,
-        unanswered: new.unanswered,
+        failed_over: new.failed_over,
         silent: !member.local && moment.facts.is_silent(&member.node),
     }
 }

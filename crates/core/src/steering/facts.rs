@@ -87,8 +87,8 @@ pub struct BackendCounts {
     pub answered: u64,
     /// SYNs that it answered with a reset, modulo 2^32: there is one of these for each endpoint of each node.
     pub refused: u32,
-    /// SYNs that it had not answered when they came again, modulo 2^32.
-    pub unanswered: u32,
+    /// SYNs that another endpoint has answered, as this one had not when they came again, modulo 2^32.
+    pub failed_over: u32,
 }
 
 impl BackendCounts {
@@ -100,7 +100,7 @@ impl BackendCounts {
                 flows: self.flows.checked_sub(before.flows)?,
                 answered: self.answered.checked_sub(before.answered)?,
                 refused: self.refused.wrapping_sub(before.refused),
-                unanswered: self.unanswered.wrapping_sub(before.unanswered),
+                failed_over: self.failed_over.wrapping_sub(before.failed_over),
             })
         };
         since().unwrap_or(self)
@@ -109,7 +109,7 @@ impl BackendCounts {
     /// Flows that it did not take.
     #[must_use]
     pub fn failed(self) -> u64 {
-        u64::from(self.refused) + u64::from(self.unanswered)
+        u64::from(self.refused) + u64::from(self.failed_over)
     }
 }
 

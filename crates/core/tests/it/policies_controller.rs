@@ -89,7 +89,7 @@ fn an_ejected_endpoint_gets_nothing_and_is_written_at_once() {
     let scene = Scene::new(0.1, vec![peer(1, 0.1, 0.0, 1), peer(2, 0.1, 0.0, 1)]);
     let mut controller = Controller::new(Kind::Random);
     tick(&mut controller, &scene, &[]);
-    let fails = Outcome { unanswered: 5, ..Outcome::default() };
+    let fails = Outcome { failed_over: 5, ..Outcome::default() };
     let after = tick(&mut controller, &scene, &[fails, Outcome::default(), Outcome::default()]);
     assert_shares(&after.decision, &[0.0, 0.5, 0.5]);
     assert_eq!(after.ejected, [true, false, false]);

@@ -12,8 +12,8 @@ const FAILS: Outcome = fails(FAILURES);
 const ANSWERS: Outcome = Outcome { answered: 5, ..fails(0) };
 
 /// Of an endpoint that does not answer so many SYNs.
-const fn fails(unanswered: u32) -> Outcome {
-    Outcome { answered: 0, refused: 0, unanswered, silent: false }
+const fn fails(failed_over: u32) -> Outcome {
+    Outcome { answered: 0, refused: 0, failed_over, silent: false }
 }
 
 fn addresses(count: usize) -> Vec<SocketAddr> {
@@ -42,7 +42,7 @@ fn three_failures_without_an_answer_throw_an_endpoint_out() {
 #[test]
 fn resets_throw_an_endpoint_out_sooner_than_silence() {
     let all = addresses(2);
-    let refuses = |refused, unanswered| Outcome { refused, ..fails(unanswered) };
+    let refuses = |refused, failed_over| Outcome { refused, ..fails(failed_over) };
     for (outcome, out) in [
         (refuses(0, 2), false),
         (refuses(1, 0), false),

@@ -54,7 +54,7 @@ impl World {
         let count = counts.entry(backend).or_default();
         count.flows += new;
         count.answered += new - u64::from(failed);
-        count.unanswered += failed;
+        count.failed_over += failed;
     }
 }
 

@@ -79,6 +79,36 @@ fn each_backend_that_did_not_answer_has_it_counted_once_and_the_next_one_gets_a_
 }
 
 #[test]
+fn a_backend_fails_where_another_one_answers_in_its_place_and_not_where_nobody_does() {
+    let Some(mut node) = Node::new("SYNs that another endpoint answers") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            for end in ["accepts", "refuses", "says nothing"] {
+                let endpoints = [way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)];
+                node.serve_anew(web(), &endpoints);
+                let left = open(&node, case, way);
+                let slot = left.flow().backend;
+                let of_left = || node.view.backend_counters(slot).unwrap();
+                let next = again(&left);
+                assert_eq!((of_left().unanswered, of_left().failed_over), (1, 0), "nobody has answered so far");
+                match end {
+                    "accepts" => next.accept(),
+                    "refuses" => next.refuse(),
+                    _ => drop(again(&next)),
+                }
+                let failed = u32::from(end != "says nothing");
+                assert_eq!((of_left().unanswered, of_left().failed_over), (1, failed), "{way:?}, who is next {end}");
+                if failed == 1 {
+                    let counters = next.counters();
+                    assert_eq!((counters.unanswered, counters.failed_over), (0, 0));
+                    assert_eq!(counters.bytes_from, next.bytes_from.get(), "what was noted there is no byte");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_flow_that_the_answer_to_its_syn_brings_back_has_gone_to_another_backend_as_often_as_before() {
     let Some(mut node) = Node::new("SYNs that come again, whose flow has lost its place") else { return };
     for case in cases(Protocol::Tcp) {

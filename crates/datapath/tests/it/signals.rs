@@ -26,6 +26,7 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
         delay: after.delay - before.delay,
         refused: after.refused - before.refused,
         unanswered: after.unanswered - before.unanswered,
+        failed_over: after.failed_over - before.failed_over,
         bytes_to: after.bytes_to - before.bytes_to,
         bytes_from: after.bytes_from - before.bytes_from,
         balance: after.balance.wrapping_sub(before.balance),

@@ -52,6 +52,33 @@ fn an_endpoint_that_does_not_answer_is_told_of_on_its_service() {
 }
 
 #[test]
+fn endpoints_that_answer_others_are_not_blamed_for_a_client_that_none_of_them_lets_in() {
+    if !harness::can_run("a client that no endpoint lets in") {
+        return;
+    }
+    let cluster = Cluster::start(1, 3, &[]);
+    let [pods @ .., client] = &cluster.world.node(1).pods()[..] else { unreachable!("three pods") };
+    let service = cluster.publish(&with_policy("choosy", "random"), HTTP, pods);
+    let target = cluster_sockets(&service)[0];
+    cluster.await_frontend(target.ip(), target.port());
+    // As a network policy would have it.
+    for pod in pods {
+        pod.netns().ip(&format!("route add blackhole {}/32", client.address().v4)).unwrap();
+    }
+    let load = Load::http(target).concurrency(64).rate(20).timeout(Duration::from_secs(3));
+    let asked = load.start(client.netns()).unwrap();
+    let agent = &cluster.agents[0];
+    let enough = || {
+        let mut unanswered = 0;
+        agent.view().visit_endpoints(|_, _, counters| unanswered += counters.unanswered).unwrap();
+        if unanswered > 60 { Ok(()) } else { Err(format!("{unanswered} SYNs came again")) }
+    };
+    wait::until_some("SYNs that nobody answers", SOON, enough).unwrap();
+    drop(asked);
+    assert_eq!(agent.metric(&cluster.world, "weir_ejections_total"), 0.0);
+}
+
+#[test]
 fn what_the_kernel_of_a_node_lacks_is_told_of_on_the_node() {
     if !harness::can_run("an event about a kernel") {
         return;

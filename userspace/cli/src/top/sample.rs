@@ -74,7 +74,7 @@ impl Counts {
         }
         for id in index.backends.keys() {
             let abi::BackendCounters { refused, unanswered, .. } = view.backend_counters(*id)?;
-            counts.failures.insert(*id, refused + unanswered);
+            counts.failures.insert(*id, refused + u64::from(unanswered));
         }
         let (limits, tick) = (IdleLimits::of(&view.config()?), Now::read()?.tick());
         view.visit_flows(|flow| {

@@ -230,7 +230,7 @@ impl Bed<'_> {
     /// SYNs that came again, of all pods.
     fn unanswered(&self) -> Result<u64> {
         let mut sum = 0;
-        self.view.visit_endpoints(|_, _, counters| sum += counters.unanswered)?;
+        self.view.visit_endpoints(|_, _, counters| sum += u64::from(counters.unanswered))?;
         Ok(sum)
     }
 }
