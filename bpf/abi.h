@@ -231,7 +231,7 @@ struct backend_counters {
 	__u64 delay;	   /* HOST, from the last SYN or the first datagram to that answer, all together */
 	__u64 refused;	   /* HOST, flows whose first answer was a reset */
 	__u32 unanswered;  /* HOST, wraps: SYNs sent again for want of any answer */
-	__u32 failed_over; /* HOST, wraps: those of them that another backend has answered since */
+	__u32 failed_over; /* HOST, wraps: connections of these that another backend has taken since */
 	__u64 bytes_to;	   /* HOST, from clients */
 	__u64 bytes_from;  /* HOST, back to them */
 	/*

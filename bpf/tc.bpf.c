@@ -9,6 +9,7 @@
 #include "lib/ctx_tc.h"
 /* The context comes first: what follows is the same code for XDP and tc. */
 #include "lib/bypass.h"
+#include "lib/cut.h"
 #include "lib/echo.h"
 #include "lib/fragment.h"
 #include "lib/held.h"
@@ -194,7 +195,18 @@ static __always_inline int unknown_piece(ctx_t *ctx, const struct packet *p, int
 	return kept ? REASON_FRAGMENT_HELD : REASON_FRAGMENT_LOST;
 }
 
-/* Notes what became of a first piece: the others share its fate. Returns the reason. */
+/* Cuts a packet that is too big for its way, if it may be, and translates the front piece. Returns the reason. */
+static __always_inline int cut_to_size(ctx_t *ctx, struct packet *p, int reason, const enum hook hook)
+{
+	int error;
+
+	if (reason != REASON_TOO_BIG)
+		return reason;
+	error = cut(ctx, p);
+	return error ? -error : in4(ctx, p, hook == HOOK_NIC_INGRESS);
+}
+
+/* Notes what became of a first piece: the others share its fate. What is left comes again by another interface. Returns the reason. */
 static __always_inline int first_piece(ctx_t *ctx, const struct packet *p, int reason, const bool out)
 {
 	if (fragment_store(p, out, reason >= REASON_TO_LOCAL) && is_translated(reason) && held_release(ctx, p, out))
@@ -207,11 +219,14 @@ static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const
 {
 	int reason = translate(ctx, p, error, hook, out, v6);
 
+	if (!out && !v6)
+		reason = cut_to_size(ctx, p, reason, hook);
 	if (!out)
 		reason = answer(ctx, p, pass_by(ctx, p, reason, hook, v6), v6);
 	if (reason == REASON_FRAGMENT || reason == REASON_FRAGMENT_HELD)
 		reason = unknown_piece(ctx, p, reason, out, v6);
-	else if (p->piece == PIECE_FIRST && is_transport(p->proto) && reason != REASON_MALFORMED)
+	else if (p->piece == PIECE_FIRST && is_transport(p->proto) && reason != REASON_MALFORMED &&
+		 reason != REASON_LEFT_TO_TC)
 		reason = first_piece(ctx, p, reason, out);
 	if (out && hook == HOOK_NIC_EGRESS && reason < REASON_TO_LOCAL && (is_to_nobody(p) || comes_round(ctx, p, v6)))
 		reason = REASON_NO_SERVICE;

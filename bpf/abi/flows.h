@@ -29,7 +29,10 @@ enum flow_flags {
 	FLOW_REPLIED = 4, /* an answer was seen; in a flow: while it was among the openings */
 	/* In a reply: its SYN was not answered and went to another backend; what comes late is dropped. */
 	FLOW_MOVED = 8,
-	/* How often the SYN went to another backend before this one, so many times FLOW_RETRY; FLOW_RETRIES at most. */
+	/*
+	 * How often the SYN went to another backend before this one, so many times FLOW_RETRY; FLOW_RETRIES at most. In a reply: until the
+	 * client has heard of its answer.
+	 */
 	FLOW_RETRY = 16,
 	FLOW_RETRIES = 48,
 	/* In openings or awaited: nobody has answered so far, the client does not know yet, or the flow has settled or ended. */
@@ -110,7 +113,7 @@ struct reply {
 	__u32 last_seen;      /* HOST, in ticks */
 	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
 	__u32 bytes;	      /* HOST, of its packets, wraps */
-	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES, until FLOW_REPLIED: the backend that was left for this one. */
+	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES: the backend that was left for this one, or 0. */
 	__u32 held;
 };
 

@@ -101,9 +101,9 @@ MMAPABLE_ARRAY(snat_kept, snat_kept, 65536 / OPENING_WAYS);
 MAP(paces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct pace, 1);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8192);
-/* Pieces that came before the first one, by their source; and of each CPU a first one, while those that waited take its place. */
+/* Pieces that came before the first one, by their source; and of each CPU a first one, while those that waited, or were cut off it, take its place. */
 MMAPABLE_ARRAY(held_pieces, held_piece, 512);
-MAP(first_pieces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct held_piece, 1);
+MAP(first_pieces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct held_piece, 2);
 MAP(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
 MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
 MMAPABLE_ARRAY(service_counters, service_counters, 32768);

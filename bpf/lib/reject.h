@@ -104,21 +104,32 @@ static __always_inline bool checksum_is_partial(ctx_t *ctx, __u32 offset)
 	return !probe;
 }
 
+/* Whether the checksum at an offset is yet to come. field: what is there so far. */
+static __always_inline bool is_partial_at(ctx_t *ctx, __u32 at, __u16 *field)
+{
+	__u16 zero = 0;
+	bool partial;
+
+	if (bpf_skb_load_bytes(ctx, at, field, sizeof(*field)))
+		return false;
+	bpf_skb_store_bytes(ctx, at, &zero, sizeof(zero), 0);
+	partial = checksum_is_partial(ctx, at);
+	bpf_skb_store_bytes(ctx, at, field, sizeof(*field), 0);
+	return partial;
+}
+
 /*
  * Whether the transport's checksum is yet to come. Whoever fills it in sums up all that is quoted of the transport: together with
  * it that becomes the complement of what is in the field so far, *sum.
  */
 static __always_inline bool is_partial(ctx_t *ctx, const struct packet *p, __u64 *sum)
 {
-	const __u32 at = check_at(p, p->proto == IPPROTO_TCP);
-	__u16 field = 0, zero = 0;
+	__u16 field = 0;
 	bool partial;
 
-	if (p->addresses_only || bpf_skb_load_bytes(ctx, at, &field, sizeof(field)))
+	if (p->addresses_only)
 		return false;
-	bpf_skb_store_bytes(ctx, at, &zero, sizeof(zero), 0);
-	partial = checksum_is_partial(ctx, at);
-	bpf_skb_store_bytes(ctx, at, &field, sizeof(field), 0);
+	partial = is_partial_at(ctx, check_at(p, p->proto == IPPROTO_TCP), &field);
 	*sum = (__u16)~field;
 	return partial;
 }
@@ -218,8 +229,7 @@ static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const
 }
 
 /*
- * Tells the sender of a packet that it is too big for its way, and how big it may be. Of IPv4 also if it may be cut on its
- * way: we cannot cut it. Returns the verdict, or an error below 0.
+ * Tells the sender of a packet that it is too big for its way, and how big it may be. Returns the verdict, or an error below 0.
  */
 static __always_inline long too_big(ctx_t *ctx, const struct packet *p, const bool v6)
 {

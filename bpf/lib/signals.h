@@ -151,18 +151,36 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 	return reply ? note_answer(reply, proto, true) : 0;
 }
 
+/* The same of a backend's packet whose entry has something else where bytes are held: the backend that was left for this one. */
+static __always_inline __u32 count_apart(struct reply *reply, const struct packet *p)
+{
+	reply->bytes += p->frame;
+	return p->frame;
+}
+
+/* Counts that another backend has a connection in place of this one, which did not answer. */
+static __always_inline void failed_over(__u32 backend)
+{
+	struct backend_counters *counters = backend ? lookup_by(&backend_counters, backend) : NULL;
+
+	if (counters)
+		__sync_fetch_and_add(&counters->failed_over, 1);
+}
+
 /*
- * Counts that another backend has answered what was sent to one first: its client is there, and let in. Where none answers, that may be
- * the client's fault, or somebody's in its name. A function of its own: few flows are led elsewhere.
+ * Counts it of a connection whose client has heard of this backend's answer: it is there, and let in. Where nobody is heard of, that may
+ * be the client's fault, or somebody's in its name. From here on bytes are held in that place. A function of its own: few flows are led
+ * elsewhere.
  */
 __noinline int count_failover(struct reply *reply)
 {
-	struct backend_counters *counters;
-	__u32 left = reply ? __sync_lock_test_and_set(&reply->held, 0) : 0;
+	__u32 left;
 
-	counters = left ? lookup_by(&backend_counters, left) : NULL;
-	if (counters)
-		__sync_fetch_and_add(&counters->failed_over, 1);
+	if (!reply || !(clear_bits(&reply->flags, FLOW_RETRIES) & FLOW_RETRIES))
+		return 0;
+	left = reply->held;
+	reply->held = 0;
+	failed_over(left);
 	return 0;
 }
 
@@ -176,16 +194,13 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		reply->last_seen = now;
 	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
-	if (!(reply->flags & FLOW_REPLIED)) {
+	if (!(reply->flags & FLOW_REPLIED))
 		reply->flags |= FLOW_REPLIED;
-		if (reply->flags & FLOW_RETRIES)
-			count_failover(reply);
-	}
 	if (p->syn_ack)
 		reply->heard = p->heard;
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));
-	bytes = count_bytes(&reply->bytes, &reply->held, p, all);
+	bytes = reply->flags & FLOW_RETRIES ? count_apart(reply, p) : count_bytes(&reply->bytes, &reply->held, p, all);
 	if (bytes)
 		report_back(reply, p, bytes);
 }
@@ -208,7 +223,9 @@ static __always_inline void reply_of(struct reply *reply, const struct packet *p
 	__builtin_memcpy(&reply->client, &p->src, sizeof(reply->client));
 	reply->frontend_port = p->dport;
 	reply->client_port = p->sport;
-	reply->flags = flow->flags & (FLOW_SNAT | FLOW_TUNNEL | FLOW_RETRIES | FLOW_OPENING);
+	reply->flags = flow->flags & (FLOW_SNAT | FLOW_TUNNEL | FLOW_OPENING);
+	if (is_opening(flow->flags))
+		reply->flags |= flow->flags & FLOW_RETRIES;
 	reply->backend = flow->backend;
 	reply->generation = flow->generation;
 	reply->last_seen = now_ticks();

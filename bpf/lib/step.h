@@ -182,6 +182,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))
 		return false;
+	if (reply->flags & FLOW_RETRIES)
+		count_failover(reply);
 	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED);
 	clear_bits(&flow->flags, FLOW_OPENING | FLOW_SETTLED);
 	/* Of one that was met in its middle this is not known yet. */
@@ -254,6 +256,8 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 	    !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
 	    (v6 ? awaited6_settled(&key.v6) : awaited4_settled(&key.v4)) >= SETTLED_MOST)
 		return false;
+	if (reply->flags & FLOW_RETRIES)
+		count_failover(reply);
 	set_bits(&reply->flags, FLOW_SETTLED);
 	set_bits(&flow->flags, FLOW_SETTLED | FLOW_REPLIED);
 	return true;
@@ -334,12 +338,17 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 	return true;
 }
 
-/* Notes at the entry of the answers to a flow that has just begun which backend it has left, until it is answered. */
+/*
+ * Notes at the entry of the answers to a flow that has just begun which backend it has left. Of a direct one nobody here will know whether
+ * its client hears of an answer: what it has left is to blame at once.
+ */
 static __always_inline int note_left(const struct packet *p, __u32 left, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 	struct reply *reply = flow ? own_reply(p, flow, v6) : NULL;
 
+	if (flow && flow->flags & FLOW_DIRECT)
+		failed_over(left);
 	if (reply && !(reply->flags & FLOW_REPLIED))
 		reply->held = left;
 	return 0;

@@ -212,7 +212,7 @@ pub struct BackendCounters {
     pub refused: u64,
     /// SYNs sent again for want of any answer. Wraps.
     pub unanswered: u32,
-    /// Those of them that another backend has answered since: their client is there, and is let in. Wraps.
+    /// Connections of these that another backend has taken since: their client is there, and is let in. Wraps.
     pub failed_over: u32,
     /// Bytes from clients.
     pub bytes_to: u64,

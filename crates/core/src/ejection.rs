@@ -1,6 +1,6 @@
 //! Passive ejection: endpoints that do not answer, or reset what they get, get nothing for a while.
 //!
-//! What counts are flows that failed in the datapath, those that were reset more than those that another endpoint had to answer; nothing is probed. An endpoint that is out is tried again after a
+//! What counts are flows that failed in the datapath, those that were reset more than those that another endpoint had to take; nothing is probed. An endpoint that is out is tried again after a
 //! time that doubles with each failure. Never more than half of a service's endpoints are out: if most fail, the fault
 //! is elsewhere, and the rest must not be drowned.
 
@@ -28,8 +28,8 @@ pub struct Outcome {
     pub answered: u32,
     /// SYNs that it answered with a reset.
     pub refused: u32,
-    /// SYNs that another endpoint has answered, as this one had not when they came again. What nobody answers is not held against any: a
-    /// client may be kept out, or not be there.
+    /// Connections that another endpoint has taken, as this one had not answered when their SYN came again. What nobody takes is not held
+    /// against any: its client may be kept out, or not be there.
     pub failed_over: u32,
     /// Its node answers nobody any more: it is out for as long as that lasts.
     pub silent: bool,

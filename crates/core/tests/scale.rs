@@ -169,7 +169,7 @@ impl Facts for World {
 
     fn backend(&self, slot: u32) -> BackendCounts {
         let flows = if slot <= self.in_use * ENDPOINTS { self.flows } else { 0 };
-        BackendCounts { flows, answered: flows, ..BackendCounts::default() }
+        BackendCounts { flows, answered: u32::try_from(flows).expect("they are few"), ..BackendCounts::default() }
     }
 
     fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {

@@ -272,7 +272,7 @@ impl Model {
             kept: false,
             opening: flow.opening,
             settled: false,
-            retries: flow.retries,
+            retries: if flow.is_opening() { flow.retries } else { 0 },
             backend: flow.backend,
             generation: flow.generation,
             last_seen: self.now.ticks,

@@ -42,9 +42,6 @@ impl Model {
         }
         let fresh = reply.last_seen != self.now.ticks;
         reply.last_seen = self.now.ticks;
-        if !reply.replied && reply.retries > 0 {
-            self.count_failover(std::mem::take(&mut reply.held));
-        }
         reply.replied = true;
         reply.closing |= p.ending;
         if p.syn_ack {
@@ -54,7 +51,13 @@ impl Model {
             self.backend_ends(key, &mut reply, p);
         }
         let all = fresh || reply.closing || reply.asked.is_some();
-        let bytes = hold(&mut reply.bytes, &mut reply.held, p, all);
+        let bytes = if reply.retries > 0 {
+            // What it has there is no bytes.
+            reply.bytes = reply.bytes.wrapping_add(p.frame);
+            Some(p.frame)
+        } else {
+            hold(&mut reply.bytes, &mut reply.held, p, all)
+        };
         // The slot may be another's by now.
         if let Some(bytes) = bytes
             && self.control.backend(reply.backend).generation == reply.generation
@@ -68,11 +71,20 @@ impl Model {
         self.tables.replies.put(stage, *key, reply);
     }
 
-    /// Counts that another backend has answered what was sent to one first; 0: it is not known which.
-    fn count_failover(&mut self, left: u32) {
+    /// Counts that another backend has a connection in place of one which did not answer; 0: it is not known which.
+    pub(crate) fn failed_over(&mut self, left: u32) {
         if left != 0 {
             self.tables.backend_counters(left).failed_over += 1;
         }
+    }
+
+    /// Counts it of a connection whose client has heard of an answer. From here on bytes are held in that place.
+    pub(crate) fn count_failover(&mut self, reply: Reply) -> Reply {
+        if reply.retries == 0 {
+            return reply;
+        }
+        self.failed_over(reply.held);
+        Reply { retries: 0, held: 0, ..reply }
     }
 
     /// Takes the answer to a SYN, the first of which is counted.

@@ -188,6 +188,7 @@ impl Model {
         if flows.count() >= SETTLED || replies.count() >= SETTLED {
             return false;
         }
+        let reply = self.count_failover(reply);
         self.tables.replies.put(Stage::Opening, at, Reply { settled: true, ..reply });
         self.tables.flows.put(Stage::Opening, *key, Flow { settled: true, replied: true, ..*flow });
         self.keep_port(key, flow);
@@ -207,6 +208,7 @@ impl Model {
         if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(heard)) {
             return false;
         }
+        let reply = self.count_failover(reply);
         self.tables.replies.forget(Stage::Opening, &at);
         self.tables.flows.forget(Stage::Opening, key);
         self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, ..reply });
@@ -248,8 +250,12 @@ impl Model {
         abi::REASON_UNANSWERED
     }
 
-    /// Notes at the entry of the answers to a flow that has just begun which backend it has left, until it is answered.
+    /// Notes at the entry of the answers to a flow that has just begun which backend it has left. Of a direct one nobody here will know
+    /// whether its client hears of an answer.
     pub(crate) fn note_left(&mut self, p: &Packet, flow: &Flow, left: u32) {
+        if flow.direct {
+            return self.failed_over(left);
+        }
         let (key, at) = (p.key(), self.reply_key_of(p, flow));
         let Some((stage, found)) = self.tables.replies.find(&at) else { return };
         if found.is_of(&key, flow)

@@ -6,6 +6,7 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::answer::{self, Cause};
+use crate::cut;
 use crate::edit::Edit;
 use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, is_transport, parse};
 use crate::path::{Left, Translated};
@@ -29,7 +30,12 @@ const fn is_untouched(reason: Reason) -> bool {
 impl Outcome {
     fn untouched(reason: Reason, frame: &[u8]) -> Self {
         let verdict = if is_dropped(reason) { Verdict::Drop } else { Verdict::Pass };
-        Self { reason, verdict, frame: frame.to_vec(), hand_over: false }
+        Self { reason, verdict, frame: frame.to_vec(), hand_over: false, rest: None }
+    }
+
+    /// By an interface, past the stack.
+    const fn sent(reason: Reason, frame: Vec<u8>) -> Self {
+        Self { reason, verdict: Verdict::Redirect, frame, hand_over: false, rest: None }
     }
 }
 
@@ -105,20 +111,24 @@ impl Model {
                     let mut edit = Edit::of(frame);
                     told.write(&mut edit, p);
                     let verdict = if told.route.is_some() { Verdict::Redirect } else { Verdict::Pass };
-                    Outcome { reason: abi::REASON_ERROR_TOLD, verdict, frame: edit.frame, hand_over: false }
+                    Outcome { verdict, ..Outcome::sent(abi::REASON_ERROR_TOLD, edit.frame) }
                 }
-                Err(abi::REASON_NOT_TRANSPORT) if inward && self.is_echo(frame, p, place) => Outcome {
-                    reason: abi::REASON_ECHO,
-                    verdict: Verdict::Redirect,
-                    frame: answer::echo(frame, p),
-                    hand_over: false,
-                },
+                Err(abi::REASON_NOT_TRANSPORT) if inward && self.is_echo(frame, p, place) => {
+                    Outcome::sent(abi::REASON_ECHO, answer::echo(frame, p))
+                }
                 Err(reason) if inward => self.answered(frame, p, reason),
                 Err(reason) => Outcome::untouched(reason, frame),
             };
         }
         match self.way_of(p, read, inward, place) {
             Ok((reason, how)) => translated(frame, p, reason, &how, place),
+            Err(abi::REASON_TOO_BIG) if inward && let Some([front, rest]) = cut::cut(frame, p) => {
+                let outcome = match self.ingress(p, place.hook == Hook::NicIn, place) {
+                    Ok((reason, how)) => translated(&front, p, reason, &how, place),
+                    Err(reason) => self.answered(&front, p, reason),
+                };
+                Outcome { rest: Some(rest), ..outcome }
+            }
             Err(reason) if inward => self.answered(frame, p, reason),
             Err(reason) => Outcome::untouched(reason, frame),
         }
@@ -207,7 +217,7 @@ const fn fragment_key(p: &Packet, out: bool) -> FragmentKey {
 fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place: &Place<'_>) -> Outcome {
     let mut edit = Edit::of(frame);
     edit.translate(p, how);
-    let mut outcome = Outcome { reason, verdict: Verdict::Pass, frame: Vec::new(), hand_over: false };
+    let mut outcome = Outcome { reason, verdict: Verdict::Pass, frame: Vec::new(), hand_over: false, rest: None };
     match how {
         Translated::Destination { hand_over, .. } => outcome.hand_over = place.is_xdp() && *hand_over,
         Translated::Source(_) => {}
@@ -223,19 +233,19 @@ fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place:
 
 /// Answers a packet whose reason asks for it; others leave as they came.
 fn answered(frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
-    let sent = |reason, frame| Outcome { reason, verdict: Verdict::Redirect, frame, hand_over: false };
     // Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4).
     if reason == abi::REASON_TOO_BIG && !p.is_whole_icmp() {
         let told = answer::error(frame, p, Cause::TooBig { mtu: p.mtu });
-        return told.map_or_else(|| Outcome::untouched(reason, frame), |told| sent(abi::REASON_TOO_BIG_TOLD, told));
+        return told
+            .map_or_else(|| Outcome::untouched(reason, frame), |told| Outcome::sent(abi::REASON_TOO_BIG_TOLD, told));
     }
     if !is_answered(reason) {
         return Outcome::untouched(reason, frame);
     }
     match p.protocol {
-        TCP => sent(reason, answer::reset(frame, p)),
+        TCP => Outcome::sent(reason, answer::reset(frame, p)),
         UDP => match answer::error(frame, p, Cause::PortUnreachable) {
-            Some(told) => sent(reason, told),
+            Some(told) => Outcome::sent(reason, told),
             None => Outcome::untouched(abi::REASON_REWRITE_FAILED, frame),
         },
         // SCTP's ABORT would need a CRC32c: its client hears nothing.

@@ -11,6 +11,7 @@ mod begin;
 mod choose;
 mod control;
 mod count;
+mod cut;
 mod edit;
 mod first_syn;
 mod going;
@@ -75,6 +76,8 @@ pub struct Outcome {
     pub frame: Vec<u8>,
     /// XDP told tc to leave it alone.
     pub hand_over: bool,
+    /// Of a packet that was cut: what is behind its front piece, and comes again by the same interface.
+    pub rest: Option<Vec<u8>>,
 }
 
 /// The way to an address.

@@ -182,9 +182,8 @@ fn endpoint<F: Facts>(member: &Member, node: usize, counts: BackendCounts, momen
 }
 
 fn outcome<F: Facts>(member: &Member, new: BackendCounts, moment: &Moment<'_, F>) -> Outcome {
-    let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     Outcome {
-        answered: number(new.answered),
+        answered: new.answered,
         refused: new.refused,
         failed_over: new.failed_over,
         silent: !member.local && moment.facts.is_silent(&member.node),

@@ -83,11 +83,13 @@ impl FlowRates {
 pub struct BackendCounts {
     /// New flows sent there.
     pub flows: u64,
-    /// Flows that it answered.
-    pub answered: u64,
-    /// SYNs that it answered with a reset, modulo 2^32: there is one of these for each endpoint of each node.
+    /// Flows that it answered. This and what follows are modulo 2^32: there is one of these for each endpoint of each node.
+    pub answered: u32,
+    /// SYNs that it answered with a reset.
     pub refused: u32,
-    /// SYNs that another endpoint has answered, as this one had not when they came again, modulo 2^32.
+    /// SYNs that it had not answered when they came again.
+    pub unanswered: u32,
+    /// Connections of these that another endpoint has taken since.
     pub failed_over: u32,
 }
 
@@ -95,12 +97,15 @@ impl BackendCounts {
     /// What came since `before`. A slot that began anew has all of it since then.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
+        // What went back is not what came round.
+        let grown = |now: u32, before: u32| Some(now.wrapping_sub(before)).filter(|grown| *grown <= u32::MAX / 2);
         let since = || {
             Some(Self {
                 flows: self.flows.checked_sub(before.flows)?,
-                answered: self.answered.checked_sub(before.answered)?,
-                refused: self.refused.wrapping_sub(before.refused),
-                failed_over: self.failed_over.wrapping_sub(before.failed_over),
+                answered: grown(self.answered, before.answered)?,
+                refused: grown(self.refused, before.refused)?,
+                unanswered: grown(self.unanswered, before.unanswered)?,
+                failed_over: grown(self.failed_over, before.failed_over)?,
             })
         };
         since().unwrap_or(self)
@@ -109,7 +114,7 @@ impl BackendCounts {
     /// Flows that it did not take.
     #[must_use]
     pub fn failed(self) -> u64 {
-        u64::from(self.refused) + u64::from(self.failed_over)
+        u64::from(self.refused) + u64::from(self.unanswered)
     }
 }
 

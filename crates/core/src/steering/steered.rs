@@ -149,7 +149,8 @@ impl Steered {
             (self.counted, self.recent) = (before, elapsed);
         }
         let mut members = self.target.members.iter().zip(&self.seen);
-        self.urgent = jumped || members.any(|(member, seen)| facts.backend(member.slot).failed() != seen.failed());
+        let failures = |counts: BackendCounts| (counts.failed(), counts.failed_over);
+        self.urgent = jumped || members.any(|(member, seen)| failures(facts.backend(member.slot)) != failures(*seen));
     }
 
     /// Whether it is to be asked now. Each service has its own turn.

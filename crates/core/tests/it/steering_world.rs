@@ -53,7 +53,7 @@ impl World {
         let mut counts = self.counts.borrow_mut();
         let count = counts.entry(backend).or_default();
         count.flows += new;
-        count.answered += new - u64::from(failed);
+        count.answered += u32::try_from(new).unwrap() - failed;
         count.failed_over += failed;
     }
 }

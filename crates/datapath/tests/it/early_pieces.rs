@@ -22,7 +22,7 @@ const ORDERS: [[usize; 3]; 4] = [[1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 const ENTRIES: u32 = 2 * abi::HELD_REGION;
 const POD1_MAC: Mac = Mac([2, 0, 0, 0, 1, 3]);
 /// For what the programs send by themselves.
-const SOON: Duration = Duration::from_secs(5);
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 /// Where pieces pass, and what becomes of them.
 struct Way {

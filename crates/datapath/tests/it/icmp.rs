@@ -208,7 +208,7 @@ fn a_packet_that_is_too_big_for_the_way_to_another_node_tells_its_sender_how_big
         let client = case.at(CLIENT, node.client_port());
         let service = case.at(EXTERNAL_IP, PORT);
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service));
+        let large = enlarged(case.later(client, service), ENLARGED);
         let outcome = node.send(Hook::NicIn, Device::Eth0, &large);
         outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
         let told = outcome.packet();
@@ -241,7 +241,7 @@ fn a_packet_that_is_too_big_for_the_route_but_not_for_its_devices_tells_its_send
     for case in CASES {
         let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service));
+        let large = enlarged(case.later(client, service), ENLARGED);
         let outcome = node.send(Hook::NicIn, Device::Eth0, &large);
         outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
         let Transport::Icmp { rest, body, .. } = outcome.packet().transport else { panic!("{outcome:?}") };
@@ -261,7 +261,7 @@ fn a_packet_that_the_card_will_cut_has_to_fit_the_route_segment_by_segment() {
     for case in CASES {
         let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service));
+        let large = enlarged(case.later(client, service), ENLARGED);
         let headers = large.ip_bytes().len() - ENLARGED;
         for (length, reason) in [(1300, abi::REASON_TO_REMOTE), (1301, abi::REASON_TOO_BIG_TOLD)] {
             let segment = u32::try_from(length - headers).unwrap();
@@ -274,8 +274,9 @@ fn a_packet_that_the_card_will_cut_has_to_fit_the_route_segment_by_segment() {
 /// Bytes of a packet that is too big for 1300, and not for 1500.
 const ENLARGED: usize = 1330;
 
-fn enlarged(packet: Packet) -> Packet {
-    let payload = vec![0x5a; ENLARGED];
+/// A packet with so many bytes of payload.
+pub(crate) fn enlarged(packet: Packet, bytes: usize) -> Packet {
+    let payload = vec![0x5a; bytes];
     match packet.transport {
         Transport::Tcp { ref header, .. } => {
             let transport = Transport::Tcp { header: header.clone(), payload };

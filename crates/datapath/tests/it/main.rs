@@ -6,6 +6,7 @@ mod backends;
 mod beside;
 mod bypass;
 mod case;
+mod cut;
 mod direct;
 mod early_pieces;
 mod echo;

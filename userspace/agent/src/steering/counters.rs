@@ -18,10 +18,10 @@ impl DatapathCounters {
     /// What was counted of a backend's slot; nothing of one that does not exist.
     pub(super) fn counts(&self, slot: u32) -> BackendCounts {
         let Ok(counters) = self.0.backend_counters(slot) else { return BackendCounts::default() };
-        let abi::BackendCounters { flows, answered, refused, failed_over, .. } = counters;
+        let abi::BackendCounters { flows, answered, refused, unanswered, failed_over, .. } = counters;
         #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        let refused = refused as u32;
-        BackendCounts { flows, answered, refused, failed_over }
+        let [answered, refused] = [answered, refused].map(|count| count as u32);
+        BackendCounts { flows, answered, refused, unanswered, failed_over }
     }
 
     /// The balance of a backend's connections; 0 of a slot that does not exist.

@@ -181,7 +181,7 @@ mod tests {
             for (slot, flows, failed) in backends {
                 let counts = self.backends.entry(slot).or_default();
                 counts.flows += flows;
-                counts.failed_over += failed;
+                counts.unanswered += failed;
             }
         }
     }

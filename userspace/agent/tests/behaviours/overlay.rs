@@ -1,14 +1,16 @@
 //! An overlay network as flannel has it: pods of other nodes are reached by VXLAN devices, one of each family, which have the first
 //! address of their node's pods.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use weir_abi as abi;
 use weir_testbed::connection::LongConnection;
 use weir_testbed::delay::DelayLink;
+use weir_testbed::packet::Packet;
 use weir_testbed::{Node, address, wait};
 
+use crate::harness::clients::{fresh_port, send_raw};
 use crate::harness::echo::{Echo, Member, Talk, echo};
 use crate::harness::{self, Cluster, SOON};
 
@@ -16,6 +18,9 @@ use crate::harness::{self, Cluster, SOON};
 const DEVICES: [&str; 2] = ["flannel.1", "flannel-v6.1"];
 /// How often an open connection asks.
 const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Bytes of a packet that a link takes; the overlay's devices take 50 fewer.
+const LINK: usize = 1500;
 
 /// What the devices of a node have for addresses.
 fn tunnel_ips(node: u8) -> [IpAddr; 2] {
@@ -154,6 +159,34 @@ fn xdp_leaves_what_goes_by_a_tunnel_to_tc() {
     let counters = cluster.agents[0].view();
     let left = counters.counters().counter(abi::HOOK_XDP as usize, abi::REASON_LEFT_TO_TC as usize).unwrap();
     assert!(left.packets >= 6, "each question begins with XDP: {left:?}");
+}
+
+/// Asks with a datagram that routers may cut, as it is or in pieces of a full link; must run in the client's namespace. Returns whether
+/// all of it comes back.
+fn comes_back(target: SocketAddr, bytes: usize, number: u16) -> bool {
+    let local = SocketAddr::new(address::CLIENT.v4.into(), fresh_port());
+    let payload: Vec<u8> = (0..bytes).map(|at| b'a' + u8::try_from(at % 23).unwrap()).collect();
+    let whole = Packet { dont_fragment: false, identification: number, ..Packet::udp(local, target, &payload) };
+    let pieces = if whole.ip_bytes().len() > LINK { whole.cut(LINK - 20) } else { vec![whole] };
+    let socket = UdpSocket::bind(local).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket.connect(target).unwrap();
+    pieces.iter().for_each(|piece| send_raw(piece, address::ROUTER_OUTSIDE.v4.into()).unwrap());
+    let mut buffer = vec![0; 2 * bytes];
+    socket.recv(&mut buffer).is_ok_and(|length| buffer[..length].ends_with(&payload))
+}
+
+#[test]
+fn datagrams_that_the_tunnel_does_not_take_arrive_whole_if_they_may_be_cut() {
+    let Some((cluster, served)) = overlaid("datagrams that are too big for an overlay network", &[]) else { return };
+    let [target, _] = served.node_ports(cluster.world.node(1), Talk::Udp);
+    let sent = || cluster.agents[0].packets(abi::HOOK_NIC_INGRESS, abi::REASON_TO_REMOTE);
+    // One that is in no pieces before; two full ones and a rest.
+    for (number, bytes, pieces) in [(1, LINK - 28, 2), (2, 2 * LINK, 5)] {
+        let before = sent();
+        assert!(cluster.world.client().enter(|| comes_back(target, bytes, number)), "{bytes} bytes");
+        assert_eq!(sent() - before, pieces, "{bytes} bytes");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weir_abi as abi;
 use weir_core::model::Family;
 use weir_datapath::MapStore;
-use weir_model::{Hook, Key, Model, Now, Place, Stage, Verdict, ends_of};
+use weir_model::{Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
 use super::places::{client, wrapper};
@@ -281,16 +281,18 @@ impl<'a> Bench<'a> {
         let moved = (0..).zip(before.iter().zip(&after)).filter(|(_, (before, after))| before != after);
         let drawn: Vec<u32> = moved.map(|(slot, _)| slot).collect();
         let outcome = self.model.run(frame, &Place { drawn: &drawn, ..place });
-        let name = weir_abi::names::reason_name(ran.reason as usize);
+        let reasons = reasons_of(&mut self.model, &outcome, &place);
+        let name = weir_abi::names::reason_name(outcome.reason as usize);
         let out = ran.left.as_ref().map(|left| format!(", verdict {} {}", left.verdict, compare::hex(&left.frame)));
         self.log.push(format!("  {hook:?} {}\n    {name}{}", compare::hex(frame), out.unwrap_or_default()));
-        self.reached.insert((u32::try_from(kernel::program(hook).1).unwrap(), ran.reason));
+        compare::reasons(&ran.reasons, &reasons)?;
+        self.reached.insert((u32::try_from(kernel::program(hook).1).unwrap(), outcome.reason));
         compare::packets(hook, frame, &ran, &outcome)?;
         let Some(left) = ran.left else { return Ok(None) };
-        let is_ours = (abi::REASON_TO_LOCAL..abi::REASON_NO_ENDPOINTS).contains(&ran.reason);
+        let is_ours = (abi::REASON_TO_LOCAL..abi::REASON_NO_ENDPOINTS).contains(&outcome.reason);
         if let (true, Some((key, _))) = (is_ours, ends_of(frame)) {
             let passed = Passed { key, input: frame.to_vec(), output: left.frame.clone() };
-            if !matches!(ran.reason, abi::REASON_BACK | abi::REASON_ERROR_TOLD) {
+            if !matches!(outcome.reason, abi::REASON_BACK | abi::REASON_ERROR_TOLD) {
                 self.forward.push(passed.clone());
             }
             self.passed.push(passed);
@@ -298,6 +300,18 @@ impl<'a> Bench<'a> {
         let goes_up = outcome.verdict == Verdict::Pass && !outcome.hand_over;
         Ok(goes_up.then_some(left.frame))
     }
+}
+
+/// The model's reasons for a frame and for what was cut off it, which has come again: the hook is attached to that device.
+fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> BTreeSet<u32> {
+    let mut reasons = BTreeSet::from([outcome.reason]);
+    let mut rest = outcome.rest.clone();
+    while let Some(frame) = rest {
+        let next = model.run(&frame, place);
+        reasons.insert(next.reason);
+        rest = next.rest;
+    }
+    reasons
 }
 
 /// One of the latest packets, the last one first.

@@ -1,6 +1,6 @@
 //! Whether the kernel and the model agree: about a packet, and about all that they remember.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::{Debug, Write};
 use std::hash::Hash;
 
@@ -32,7 +32,7 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Whether the kernel forgets a card's sum of a frame: when it cuts it for an answer, in front of which an error's headers come
-/// then. What nobody will see may have any.
+/// then, or in pieces. What nobody will see may have any.
 pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
     let added = match model.frame.get(12..24) {
         Some([8, 0, .., 1]) => 20 + 8,
@@ -40,19 +40,20 @@ pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
         Some(_) | None => 0,
     };
     let is_answer = model.reason == abi::REASON_TOO_BIG_TOLD || is_answered(model.reason);
-    model.verdict == Verdict::Drop || (is_answer && model.frame.len() < frame.len() + added)
+    model.verdict == Verdict::Drop || model.rest.is_some() || (is_answer && model.frame.len() < frame.len() + added)
+}
+
+/// What is wrong about the reasons why packets left, if anything.
+pub(super) fn reasons(kernel: &BTreeSet<u32>, model: &BTreeSet<u32>) -> Result<(), String> {
+    let names = |reasons: &BTreeSet<u32>| -> Vec<_> {
+        reasons.iter().map(|reason| abi::names::reason_name(*reason as usize)).collect()
+    };
+    let wrong = || format!("the reason is {:?} in the kernel, {:?} in the model", names(kernel), names(model));
+    if kernel == model { Ok(()) } else { Err(wrong()) }
 }
 
 /// What is wrong about a packet, if anything.
 pub(super) fn packets(hook: Hook, frame: &[u8], kernel: &Ran, model: &Outcome) -> Result<(), String> {
-    if kernel.reason != model.reason {
-        let name = |reason: u32| abi::names::reason_name(reason as usize);
-        return Err(format!(
-            "the reason is {} in the kernel, {} in the model",
-            name(kernel.reason),
-            name(model.reason)
-        ));
-    }
     let Some(kernel) = &kernel.left else {
         let wrong = || format!("the card's sum is none of what comes out: {} in the model", hex(&model.frame));
         return if forgets_sum(frame, model) { Ok(()) } else { Err(wrong()) };

@@ -1,5 +1,6 @@
 //! The programs in the kernel: run on frames, their tables made older and emptied.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
@@ -22,7 +23,8 @@ use crate::node::Node;
 /// What a program did.
 #[derive(Debug)]
 pub(super) struct Ran {
-    pub(super) reason: u32,
+    /// Of the frame, and of what was cut off it, which has come again.
+    pub(super) reasons: BTreeSet<u32>,
     /// None: the card's sum of the packet is not that of what came out, which the kernel keeps to itself then.
     pub(super) left: Option<Left>,
 }
@@ -125,10 +127,10 @@ pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool)
     if moved.len() > 1 {
         moved.retain(|reason| *reason != abi::REASON_NOT_TRANSPORT as usize);
     }
-    assert_eq!(moved.len(), 1, "one counter moves for {name}, not {moved:?}");
-    let reason = u32::try_from(moved[0]).unwrap();
+    assert!(!moved.is_empty(), "no counter moves for {name}");
+    let reasons = moved.into_iter().map(|reason| u32::try_from(reason).unwrap()).collect();
     let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: !run.metadata.is_empty() });
-    Some(Ran { reason, left })
+    Some(Ran { reasons, left })
 }
 
 /// Makes everything look as if it had happened so much earlier.
