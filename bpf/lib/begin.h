@@ -10,6 +10,7 @@
 #include "direct.h"
 #include "pace.h"
 #include "place.h"
+#include "silence.h"
 #include "step.h"
 #include "tunnel.h"
 

@@ -68,7 +68,7 @@ static __always_inline int become_piece(ctx_t *ctx, const struct packet *p, cons
 
 /*
  * Cuts a packet, of which the frame at hand is the front piece then. A function of its own: few packets are too big. Returns 0,
- * -REASON_TOO_BIG if it cannot be cut and is as it came, or -REASON_REWRITE_FAILED.
+ * -REASON_TOO_BIG if it cannot be cut and is as it came, -REASON_UNTOLD or -REASON_REWRITE_FAILED.
  */
 __noinline int cut(ctx_t *ctx, struct packet *p)
 {
@@ -88,9 +88,12 @@ __noinline int cut(ctx_t *ctx, struct packet *p)
 	if (!take_down(ctx, first, 0, p->l3 + sizeof(ip) + front) ||
 	    !take_down(ctx, rest, front, p->l3 + p->length - front) || !take_headers(ctx, p, rest))
 		return -REASON_TOO_BIG;
-	if (become_piece(ctx, p, rest, &ip, place + front / PIECE_UNIT) ||
-	    bpf_clone_redirect(ctx, ctx->ifindex, BPF_F_INGRESS) ||
-	    become_piece(ctx, p, first, &ip, place | IP_MORE_FRAGMENTS))
+	if (become_piece(ctx, p, rest, &ip, place + front / PIECE_UNIT))
+		return -REASON_REWRITE_FAILED;
+	/* This CPU has more waiting for it than it may. */
+	if (bpf_clone_redirect(ctx, ctx->ifindex, BPF_F_INGRESS))
+		return -REASON_UNTOLD;
+	if (become_piece(ctx, p, first, &ip, place | IP_MORE_FRAGMENTS))
 		return -REASON_REWRITE_FAILED;
 	p->frame = first->length;
 	p->length = p->frame - p->l3;

@@ -98,6 +98,8 @@ static __always_inline int flow_start_unwrapped(const struct packet *p, struct f
 	/* The service's own counters are of what this node's clients ask for, and who wraps has counted it. */
 	if (flow->backend != p->backend)
 		count_flow(p->backend, backend, false);
+	if (flow->backend && flow->backend != p->backend)
+		flow->flags += FLOW_RETRY;
 	flow->backend = p->backend;
 	flow->generation = backend->generation;
 	flow->service = backend->service;

@@ -218,7 +218,8 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 		else
 			reply_forget(&key, STAGE_GOING, v6);
 	}
-	flow->flags |= FLOW_OPENING;
+	/* What it had cost is past: from now on bytes are held where a flow that begins names who was left. */
+	flow->flags = (flow->flags & ~FLOW_RETRIES) | FLOW_OPENING;
 	if (flow_store(p, flow, STAGE_OPENING, v6))
 		flow->flags &= ~FLOW_OPENING;
 	else

@@ -36,6 +36,22 @@ static __always_inline __u32 count_bytes(__u32 *bytes, __u32 *held, const struct
 	return *held ? 0 : now;
 }
 
+/*
+ * The same of a packet whose entry has something else where bytes are held: the backend that was left for this one, as long as nobody knows
+ * whether the client hears of an answer.
+ */
+static __always_inline __u32 count_apart(__u32 *bytes, const struct packet *p)
+{
+	*bytes += p->frame;
+	return p->frame;
+}
+
+/* Whether a flow with these flags is such a one. Of all but direct ones it is in the entry of the answers. */
+static __always_inline bool names_left(__u16 flags)
+{
+	return (flags & (FLOW_DIRECT | FLOW_OPENING)) == (FLOW_DIRECT | FLOW_OPENING) && flags & FLOW_RETRIES;
+}
+
 /* Notes and counts a client's packet that was sent to the backend, which is still the one that the flow remembers. */
 static __always_inline void count_to(struct flow *flow, const struct packet *p, const bool v6)
 {
@@ -47,7 +63,10 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p, 
 		flow->last_seen = now;
 	if (p->ending)
 		(void)(v6 ? client_ends6(p, flow) : client_ends4(p, flow));
-	bytes = count_bytes(&flow->bytes, &flow->held, p, all || flow->flags & FLOW_CLOSING);
+	if (names_left(flow->flags))
+		bytes = count_apart(&flow->bytes, p);
+	else
+		bytes = count_bytes(&flow->bytes, &flow->held, p, all || flow->flags & FLOW_CLOSING);
 	if (!bytes)
 		return;
 	counters = lookup_by(&backend_counters, flow->backend);
@@ -151,13 +170,6 @@ __noinline int note_answer6(const struct reply *reply, __u8 proto)
 	return reply ? note_answer(reply, proto, true) : 0;
 }
 
-/* The same of a backend's packet whose entry has something else where bytes are held: the backend that was left for this one. */
-static __always_inline __u32 count_apart(struct reply *reply, const struct packet *p)
-{
-	reply->bytes += p->frame;
-	return p->frame;
-}
-
 /* Counts that another backend has a connection in place of this one, which did not answer. */
 static __always_inline void failed_over(__u32 backend)
 {
@@ -176,9 +188,12 @@ __noinline int count_failover(struct reply *reply)
 {
 	__u32 left;
 
-	if (!reply || !(clear_bits(&reply->flags, FLOW_RETRIES) & FLOW_RETRIES))
+	if (!reply)
 		return 0;
-	left = reply->held;
+	/* Before: another CPU holds bytes there as soon as it may. */
+	left = *(const volatile __u32 *)&reply->held;
+	if (!(clear_bits(&reply->flags, FLOW_RETRIES) & FLOW_RETRIES))
+		return 0;
 	reply->held = 0;
 	failed_over(left);
 	return 0;
@@ -200,7 +215,10 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		reply->heard = p->heard;
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));
-	bytes = reply->flags & FLOW_RETRIES ? count_apart(reply, p) : count_bytes(&reply->bytes, &reply->held, p, all);
+	if (reply->flags & FLOW_RETRIES)
+		bytes = count_apart(&reply->bytes, p);
+	else
+		bytes = count_bytes(&reply->bytes, &reply->held, p, all);
 	if (bytes)
 		report_back(reply, p, bytes);
 }

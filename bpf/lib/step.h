@@ -111,15 +111,25 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	return known && !reply_is_of(known, p, flow, v6) ? STEP_OVER : STEP_ON;
 }
 
-/* The same for a flow without an entry for its answers: that its client goes on is all that is known. */
+/*
+ * The same for a flow without an entry for its answers: that its client goes on is all that is known. A packet that made it may come to this
+ * twice, as XDP leaves it to tc, or it is cut, and what comes behind a first piece is no other packet: it takes a third one.
+ */
 static __always_inline bool promote_alone(const struct packet *p, struct flow *flow, const bool v6)
 {
+	const __u32 left = names_left(flow->flags) ? flow->held : 0;
+
+	if (!flow->bytes || p->piece == PIECE_LATER)
+		return false;
 	flow->flags &= ~FLOW_OPENING;
+	flow->held -= left;
 	if (flow_store(p, flow, STAGE_GOING, v6)) {
+		flow->held += left;
 		flow->flags |= FLOW_OPENING;
 		return false;
 	}
 	flow_forget(p, STAGE_OPENING, v6);
+	failed_over(left);
 	return true;
 }
 
@@ -293,67 +303,6 @@ static __always_inline bool promote_answered(const struct reply *reply, __u8 pro
 	return flow && promote(&asked, flow, v6);
 }
 
-/* What becomes of a flow whose backend did not answer a SYN. */
-enum silence {
-	SILENCE_STAYS = 0, /* there is no other backend: it is asked once more */
-	SILENCE_LEFT = 1,  /* another one has it: what this one still says is dropped */
-	SILENCE_BACK = 2,  /* the other one could not have it: as if nothing had been */
-};
-
-/*
- * Notes it at the flow that is known of a client's packet, and at its backend. Returns whether it is so: an answer may be on its way to the
- * client since it was judged, see takes_answer().
- */
-static __always_inline bool note_silence(const struct packet *p, enum silence silence, const bool v6)
-{
-	const struct flow *flow = flow_lookup(p, STAGE_ANY, v6);
-	const struct config *config = config_get();
-	struct backend_counters *counters;
-	const struct backend *backend;
-	struct reply *reply;
-	__u32 asked, next;
-
-	if (!flow || !config)
-		return true;
-	backend = lookup_by(&backends, flow->backend);
-	counters = lookup_by(&backend_counters, flow->backend);
-	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
-	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
-		return true;
-	if (silence == SILENCE_BACK) {
-		reply->flags &= ~FLOW_MOVED;
-		reply->asked = now_delay();
-		__sync_fetch_and_add(&counters->balance, 1);
-		return true;
-	}
-	asked = reply->asked;
-	next = silence == SILENCE_LEFT ? ASKED_ELSEWHERE : now_delay();
-	if (!(asked & 1) || __sync_val_compare_and_swap(&reply->asked, asked, next) != asked)
-		return false;
-	__sync_fetch_and_add(&counters->unanswered, 1);
-	if (silence == SILENCE_LEFT) {
-		reply->flags |= FLOW_MOVED;
-		__sync_fetch_and_add(&counters->balance, -1);
-	}
-	return true;
-}
-
-/*
- * Notes at the entry of the answers to a flow that has just begun which backend it has left. Of a direct one nobody here will know whether
- * its client hears of an answer: what it has left is to blame at once.
- */
-static __always_inline int note_left(const struct packet *p, __u32 left, const bool v6)
-{
-	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
-	struct reply *reply = flow ? own_reply(p, flow, v6) : NULL;
-
-	if (flow && flow->flags & FLOW_DIRECT)
-		failed_over(left);
-	if (reply && !(reply->flags & FLOW_REPLIED))
-		reply->held = left;
-	return 0;
-}
-
 /* Functions of their own: few packets ask. */
 __noinline int next_step4(const struct packet *p, const struct flow *flow)
 {
@@ -384,26 +333,6 @@ __noinline int promote_answered4(const struct reply *reply, __u8 proto)
 __noinline int promote_answered6(const struct reply *reply, __u8 proto)
 {
 	return reply ? promote_answered(reply, proto, true) : false;
-}
-
-__noinline int note_silence4(const struct packet *p, enum silence silence)
-{
-	return p ? note_silence(p, silence, false) : true;
-}
-
-__noinline int note_silence6(const struct packet *p, enum silence silence)
-{
-	return p ? note_silence(p, silence, true) : true;
-}
-
-__noinline int note_left4(const struct packet *p, __u32 left)
-{
-	return p ? note_left(p, left, false) : 0;
-}
-
-__noinline int note_left6(const struct packet *p, __u32 left)
-{
-	return p ? note_left(p, left, true) : 0;
 }
 
 #endif

@@ -20,6 +20,12 @@ fn hold(bytes: &mut u32, held: &mut u32, p: &Packet, all: bool) -> Option<u32> {
     (all || first || *held > most).then(|| std::mem::take(held))
 }
 
+/// The same where something else is held: the backend that was left.
+const fn apart(bytes: &mut u32, p: &Packet) -> Option<u32> {
+    *bytes = bytes.wrapping_add(p.frame);
+    Some(p.frame)
+}
+
 impl Model {
     /// Notes a client's packet that was sent to its flow's backend.
     pub(crate) fn count_to(&mut self, flow: &mut Flow, p: &Packet) {
@@ -29,7 +35,9 @@ impl Model {
             self.client_ends(flow, p);
         }
         let all = fresh || flow.closing;
-        if let Some(bytes) = hold(&mut flow.bytes, &mut flow.held, p, all) {
+        let bytes =
+            if flow.names_left() { apart(&mut flow.bytes, p) } else { hold(&mut flow.bytes, &mut flow.held, p, all) };
+        if let Some(bytes) = bytes {
             self.tables.backend_counters(flow.backend).bytes_to += u64::from(bytes);
         }
     }
@@ -52,9 +60,7 @@ impl Model {
         }
         let all = fresh || reply.closing || reply.asked.is_some();
         let bytes = if reply.retries > 0 {
-            // What it has there is no bytes.
-            reply.bytes = reply.bytes.wrapping_add(p.frame);
-            Some(p.frame)
+            apart(&mut reply.bytes, p)
         } else {
             hold(&mut reply.bytes, &mut reply.held, p, all)
         };

@@ -66,8 +66,10 @@ impl Model {
         let key = p.key();
         let known = if self.settle(&key, &flow, p.heard) {
             (Stage::Opening, Flow { settled: true, replied: true, ..flow })
-        } else if self.promote(&key, &flow, p.heard) {
-            (Stage::Going, Flow { opening: false, settled: false, replied: true, ..flow })
+        } else if self.promote(&key, &flow, p)
+            && let Some(going) = self.tables.flows.at(Stage::Going, &key)
+        {
+            (Stage::Going, going)
         } else {
             return (Stage::Opening, flow);
         };
@@ -197,15 +199,21 @@ impl Model {
 
     /// Moves a flow that was answered, and whose client has heard of it, to the tables of those that go on. Returns whether it
     /// did.
-    pub(crate) fn promote(&mut self, key: &Key, flow: &Flow, heard: u16) -> bool {
+    pub(crate) fn promote(&mut self, key: &Key, flow: &Flow, p: &Packet) -> bool {
         if flow.direct {
+            // A packet that made it may come to this twice, and what comes behind a first piece is no other packet.
+            if flow.bytes == 0 || p.piece == Piece::Later {
+                return false;
+            }
+            let left = if flow.names_left() { flow.held } else { 0 };
+            self.failed_over(left);
             self.tables.flows.forget(Stage::Opening, key);
-            self.tables.flows.put(Stage::Going, *key, Flow { opening: false, ..*flow });
+            self.tables.flows.put(Stage::Going, *key, Flow { opening: false, held: flow.held - left, ..*flow });
             return true;
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(heard)) {
+        if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(p.heard)) {
             return false;
         }
         let reply = self.count_failover(reply);
@@ -232,7 +240,7 @@ impl Model {
         if p.protocol == UDP && p.piece != Piece::Later && reply.opening && reply.replied {
             let flow_key = reply.flow_key(&key);
             if let Some(flow) = self.tables.flows.at(Stage::Opening, &flow_key)
-                && self.promote(&flow_key, &flow, p.heard)
+                && self.promote(&flow_key, &flow, p)
             {
                 return self.tables.replies.find(&key);
             }
@@ -250,15 +258,19 @@ impl Model {
         abi::REASON_UNANSWERED
     }
 
-    /// Notes at the entry of the answers to a flow that has just begun which backend it has left. Of a direct one nobody here will know
-    /// whether its client hears of an answer.
+    /// Notes of a flow that has just begun which backend it has left, until its client is heard of: at the entry of its answers, if they come
+    /// by here.
     pub(crate) fn note_left(&mut self, p: &Packet, flow: &Flow, left: u32) {
         if flow.direct {
-            return self.failed_over(left);
+            if let Some(stored) = self.tables.flows.get_mut(Stage::Opening, &p.key()) {
+                stored.held = left;
+            }
+            return;
         }
         let (key, at) = (p.key(), self.reply_key_of(p, flow));
         let Some((stage, found)) = self.tables.replies.find(&at) else { return };
         if found.is_of(&key, flow)
+            && found.retries > 0
             && !found.replied
             && let Some(reply) = self.tables.replies.get_mut(stage, &at)
         {

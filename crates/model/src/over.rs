@@ -180,7 +180,7 @@ impl Model {
             self.tables.replies.put(Stage::Opening, at, Reply { opening: true, heard: 0, ..reply });
         }
         self.tables.flows.forget(Stage::Going, key);
-        self.tables.flows.put(Stage::Opening, *key, Flow { opening: true, ..*flow });
+        self.tables.flows.put(Stage::Opening, *key, Flow { opening: true, retries: 0, ..*flow });
     }
 
     /// The same after a packet of the backend's. Its client may have gone on to another flow.

@@ -123,6 +123,11 @@ impl Flow {
     pub(crate) const fn is_opening(&self) -> bool {
         self.opening && !self.settled
     }
+
+    /// Whether what it holds is the backend that was left for this one. Of all but direct flows it is in the entry of the answers.
+    pub(crate) const fn names_left(&self) -> bool {
+        self.direct && self.opening && self.retries > 0
+    }
 }
 
 impl Reply {

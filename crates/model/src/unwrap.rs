@@ -81,7 +81,7 @@ impl Model {
         if known.is_none_or(|flow| flow.backend != endpoint) {
             self.count_flow(endpoint);
         }
-        let retries = known.map_or(0, |flow| flow.retries);
+        let retries = known.map_or(0, |flow| flow.retries + u16::from(flow.backend != endpoint));
         Ok(Flow { retries, ..self.new_flow(endpoint, service) })
     }
 }

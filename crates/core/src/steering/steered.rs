@@ -149,7 +149,7 @@ impl Steered {
             (self.counted, self.recent) = (before, elapsed);
         }
         let mut members = self.target.members.iter().zip(&self.seen);
-        let failures = |counts: BackendCounts| (counts.failed(), counts.failed_over);
+        let failures = |counts: BackendCounts| (counts.refused, counts.failed_over);
         self.urgent = jumped || members.any(|(member, seen)| failures(facts.backend(member.slot)) != failures(*seen));
     }
 

@@ -8,10 +8,10 @@ use weir_testbed::packet::{Fragment, Packet, Transport, decode};
 use weir_testbed::{Capture, wait};
 
 use crate::case::{CASES, Case, EXTERNAL_IP, PORT, TARGET_PORT};
-use crate::early_pieces::SOON;
+use crate::early_pieces::{SOON, hold};
 use crate::fragments::{assemble, large};
 use crate::icmp::enlarged;
-use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, web};
+use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_UNSPEC, web};
 
 /// Of the narrow device, by which the endpoint is reached.
 const MTU: usize = 1300;
@@ -135,6 +135,21 @@ fn pieces_of_its_sender_are_cut_again_the_first_one_or_a_later_one() {
 }
 
 #[test]
+fn a_later_piece_that_waits_for_a_first_one_which_is_cut_goes_on_behind_it() {
+    let Some(node) = serving("pieces that wait for one that is cut") else { return };
+    hold(&node, abi::HELD_REGION);
+    for case in cases() {
+        let whole = sent(case, &node);
+        let [first, later] = &whole.cut(1400)[..] else { panic!("{whole:?}") };
+        node.send(Hook::NicIn, Device::Eth0, later).is_for(TC_UNSPEC, abi::REASON_FRAGMENT);
+        // What waited is counted with what was cut off.
+        let (seen, others) = pieces(&node, std::slice::from_ref(first), abi::REASON_TO_REMOTE);
+        assert_eq!((seen.len(), others), (3, 2));
+        assert_eq!(assemble(&seen), translated(&node, case, &whole), "{case:?}");
+    }
+}
+
+#[test]
 fn with_a_wrapper_around_it_less_fits() {
     let Some(mut node) = serving("packets that are cut and wrapped") else { return };
     node.direct(&[3]);
@@ -164,20 +179,6 @@ fn an_answer_of_another_nodes_endpoint_is_cut_for_its_client() {
         assert_eq!((seen.len(), cuts), (2, 1));
         let expected = answer.clone().with_source(small.destination_socket()).with_destination(small.source_socket());
         assert_eq!(assemble(&seen), Packet { ttl: answer.ttl - 1, ..expected }, "{case:?}");
-    }
-}
-
-#[test]
-fn of_segments_that_a_card_cuts_too_long_the_sender_is_told() {
-    let Some(node) = serving("segments that may be cut") else { return };
-    for case in cases() {
-        let large = sent(case, &node);
-        let headers = 20 + if case.protocol == Protocol::Tcp { 20 } else { 8 };
-        for (length, reason) in [(MTU, abi::REASON_TO_REMOTE), (MTU + 1, abi::REASON_TOO_BIG_TOLD)] {
-            let segment = u32::try_from(length - headers).unwrap();
-            let (run, moved) = node.run_counted(Hook::NicIn, Device::Eth0, &large.to_bytes(), segment).unwrap();
-            assert_eq!((run.retval, moved[0].0), (TC_REDIRECT, reason), "{case:?}, packets of {length} bytes");
-        }
     }
 }
 

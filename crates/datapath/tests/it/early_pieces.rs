@@ -46,7 +46,7 @@ fn node(what: &str) -> Option<Node> {
     Some(node)
 }
 
-fn hold(node: &Node, entries: u32) {
+pub(crate) fn hold(node: &Node, entries: u32) {
     let config = node.datapath.config().unwrap();
     node.datapath.configure(&abi::Config { held_pieces: entries, ..config }).unwrap();
 }

@@ -19,12 +19,12 @@ use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_P
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
 
 /// Clients send a SYN again after a second.
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// How often a SYN goes to another backend.
 const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
 
 /// The client's SYN comes again, so much later.
-fn again<'a>(talk: &Talk<'a>) -> Talk<'a> {
+pub(crate) fn again<'a>(talk: &Talk<'a>) -> Talk<'a> {
     talk.wait(SECOND);
     Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone())
 }
@@ -34,7 +34,7 @@ fn syn_ack(seen: &Packet) -> Packet {
     tcp(seen.destination_socket(), seen.source_socket(), header)
 }
 
-fn open(node: &Node, case: Case, way: Way) -> Talk<'_> {
+pub(crate) fn open(node: &Node, case: Case, way: Way) -> Talk<'_> {
     Talk::open(node, case, way)
 }
 
@@ -75,79 +75,6 @@ fn each_backend_that_did_not_answer_has_it_counted_once_and_the_next_one_gets_a_
         assert_eq!((after.unanswered - before.unanswered, after.flows - before.flows), (1, 0));
         assert_ne!(alive.flow().backend, slot);
         assert_eq!(alive.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRY);
-    }
-}
-
-/// How who is asked next goes on.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Next {
-    HasTheConnection,
-    Accepts,
-    Refuses,
-    SaysNothing,
-}
-
-/// Lets the next one go on, and asserts when the one that was left has failed.
-fn fails(node: &mut Node, case: Case, way: Way, next_one: Next) {
-    node.serve_anew(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
-    let node = &*node;
-    let left = open(node, case, way);
-    let slot = left.flow().backend;
-    let counted = || {
-        let counters = node.view.backend_counters(slot).unwrap();
-        (counters.unanswered, counters.failed_over)
-    };
-    let next = again(&left);
-    let asked = next.flow().backend;
-    match next_one {
-        Next::Refuses => next.refuse(),
-        Next::SaysNothing => drop(again(&next)),
-        // As if the first one had not arrived.
-        Next::HasTheConnection | Next::Accepts => drop((next.accept(), next.accept())),
-    }
-    assert_eq!(counted(), (1, 0), "{way:?}, {next_one:?}: nobody was heard of so far");
-    let bytes_from = |counters: abi::BackendCounters| assert_eq!(counters.bytes_from, next.bytes_from.get());
-    bytes_from(node.view.backend_counters(asked).unwrap());
-    if next_one == Next::HasTheConnection {
-        next.client_goes_on();
-        next.client_goes_on();
-        next.endpoint_goes_on();
-        assert_eq!(counted(), (1, 1), "{way:?}");
-        next.endpoint_sends(&next.endpoint_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
-        bytes_from(next.counters());
-    }
-}
-
-#[test]
-fn a_backend_fails_where_another_one_has_its_connection_and_not_where_nobody_is_heard_of() {
-    let Some(mut node) = Node::new("SYNs that another endpoint answers") else { return };
-    for settles in [false, true] {
-        if settles {
-            node.settle();
-        }
-        for case in cases(Protocol::Tcp) {
-            for way in WAYS {
-                for next in [Next::HasTheConnection, Next::Accepts, Next::Refuses, Next::SaysNothing] {
-                    fails(&mut node, case, way, next);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_backend_that_is_left_for_a_node_which_answers_its_clients_itself_fails_at_once() {
-    let Some(mut node) = Node::new("SYNs that are wrapped when they come again") else { return };
-    let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
-    for case in cases(Protocol::Tcp) {
-        node.serve_anew(web(), &[(1, 1), (2, 1)]);
-        node.direct(&[2]);
-        let left = open(&node, case, way);
-        let slot = left.flow().backend;
-        left.wait(SECOND);
-        node.send(Hook::NicIn, Device::Eth0, &left.first).is_for(TC_REDIRECT, abi::REASON_DIRECT);
-        let counters = node.view.backend_counters(slot).unwrap();
-        assert_eq!((counters.unanswered, counters.failed_over), (1, 1));
     }
 }
 

@@ -4,6 +4,7 @@
 mod affinity;
 mod backends;
 mod beside;
+mod blame;
 mod bypass;
 mod case;
 mod cut;

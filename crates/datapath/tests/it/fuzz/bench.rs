@@ -11,6 +11,7 @@ use weir_datapath::MapStore;
 use weir_model::{Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
+use super::kernel::Reasons;
 use super::places::{client, wrapper};
 use super::routes::Devices;
 use super::step::{Scenario, Segment, Shape, Step};
@@ -303,12 +304,12 @@ impl<'a> Bench<'a> {
 }
 
 /// The model's reasons for a frame and for what was cut off it, which has come again: the hook is attached to that device.
-fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> BTreeSet<u32> {
-    let mut reasons = BTreeSet::from([outcome.reason]);
+fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> Reasons {
+    let mut reasons = Reasons::from([(outcome.reason, 1)]);
     let mut rest = outcome.rest.clone();
     while let Some(frame) = rest {
         let next = model.run(&frame, place);
-        reasons.insert(next.reason);
+        *reasons.entry(next.reason).or_default() += 1;
         rest = next.rest;
     }
     reasons

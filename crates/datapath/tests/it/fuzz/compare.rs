@@ -1,6 +1,6 @@
 //! Whether the kernel and the model agree: about a packet, and about all that they remember.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::hash::Hash;
 
@@ -8,7 +8,7 @@ use weir_abi as abi;
 use weir_model::{Hook, Model, Outcome, Reply, Stage, Turn, Verdict, is_answered};
 use weir_testbed::packet::{Transport, decode};
 
-use super::kernel::{self, Ran};
+use super::kernel::{self, Ran, Reasons};
 use super::tables::{self, Clocks};
 use super::world::{BACKENDS, SERVICES};
 use crate::node::{Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX};
@@ -44,9 +44,9 @@ pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
 }
 
 /// What is wrong about the reasons why packets left, if anything.
-pub(super) fn reasons(kernel: &BTreeSet<u32>, model: &BTreeSet<u32>) -> Result<(), String> {
-    let names = |reasons: &BTreeSet<u32>| -> Vec<_> {
-        reasons.iter().map(|reason| abi::names::reason_name(*reason as usize)).collect()
+pub(super) fn reasons(kernel: &Reasons, model: &Reasons) -> Result<(), String> {
+    let names = |reasons: &Reasons| -> Vec<_> {
+        reasons.iter().map(|(reason, packets)| (abi::names::reason_name(*reason as usize), *packets)).collect()
     };
     let wrong = || format!("the reason is {:?} in the kernel, {:?} in the model", names(kernel), names(model));
     if kernel == model { Ok(()) } else { Err(wrong()) }

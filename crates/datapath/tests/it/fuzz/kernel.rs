@@ -1,6 +1,6 @@
 //! The programs in the kernel: run on frames, their tables made older and emptied.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
@@ -20,11 +20,13 @@ use super::world::{BACKENDS, LINES, SERVICES};
 use crate::entries;
 use crate::node::Node;
 
+/// How many packets left for which reason: a frame, and what was cut off it, which has come again.
+pub(super) type Reasons = BTreeMap<u32, u64>;
+
 /// What a program did.
 #[derive(Debug)]
 pub(super) struct Ran {
-    /// Of the frame, and of what was cut off it, which has come again.
-    pub(super) reasons: BTreeSet<u32>,
+    pub(super) reasons: Reasons,
     /// None: the card's sum of the packet is not that of what came out, which the kernel keeps to itself then.
     pub(super) left: Option<Left>,
 }
@@ -122,13 +124,15 @@ pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool)
         run => Some(run.unwrap()),
     };
     let after = counted(node, number);
-    let mut moved: Vec<_> = (0..abi::REASON_COUNT).filter(|reason| before[*reason] != after[*reason]).collect();
+    let moved = (0..).zip(before.iter().zip(&after)).map(|(reason, (before, after))| (reason, after - before));
+    let mut reasons: Reasons = moved.filter(|(_, packets)| *packets > 0).collect();
+    assert!(!reasons.is_empty(), "no counter moves for {name}");
     // The namespace's own reports of multicast listeners pass the same hooks, when they please.
-    if moved.len() > 1 {
-        moved.retain(|reason| *reason != abi::REASON_NOT_TRANSPORT as usize);
+    match (reasons.len(), reasons.get_mut(&abi::REASON_NOT_TRANSPORT)) {
+        (1, Some(packets)) => *packets = 1,
+        (_, Some(_)) => drop(reasons.remove(&abi::REASON_NOT_TRANSPORT)),
+        (_, None) => {}
     }
-    assert!(!moved.is_empty(), "no counter moves for {name}");
-    let reasons = moved.into_iter().map(|reason| u32::try_from(reason).unwrap()).collect();
     let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: !run.metadata.is_empty() });
     Some(Ran { reasons, left })
 }
