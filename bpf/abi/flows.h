@@ -75,7 +75,8 @@ struct flow {
 	__u32 created;	  /* HOST, in ticks */
 	__u32 last_seen;  /* HOST, in ticks */
 	__u32 bytes;	  /* HOST, of its packets without the first, wraps */
-	__u32 held;	  /* HOST, those of them that backend_counters lack so far */
+	/* HOST, those of them that backend_counters lack so far. Direct, with FLOW_OPENING and FLOW_RETRIES: as in struct reply. */
+	__u32 held;
 };
 
 /*

@@ -60,6 +60,7 @@ pub struct Flow {
     /// Of its packets without the first, wraps.
     pub bytes: u32,
     /// Those of them that `backend_counters` lack so far.
+    /// Of a direct flow that begins, with [`FLOW_RETRIES`](crate::FLOW_RETRIES): as in [`Reply`].
     pub held: u32,
 }
 
@@ -120,6 +121,7 @@ pub struct Reply {
     /// Of its packets, wraps.
     pub bytes: u32,
     /// Those of them that `backend_counters` lack so far.
+    /// With [`FLOW_RETRIES`](crate::FLOW_RETRIES): the backend that was left for this one, or 0.
     pub held: u32,
 }
 
