@@ -55,6 +55,12 @@ enum abi {
 	FIRST_SYNS = 256,
 	/* Ports that clients' ports have kept, to an entry of snat_kept: four for each entry of openings4. A power of two. */
 	SNAT_KEPT_WAYS = 16,
+	/* Flows without a place that are remembered in short, to an entry of displaced: eight for each entry of openings4. A power of two. */
+	DISPLACED_WAYS = 32,
+	/* From which bit on there is what in such a memory: above the source port the backend, when, and a part of the hash. */
+	DISPLACED_BACKEND = 16,
+	DISPLACED_TICK = 40,
+	DISPLACED_TAG = 48,
 	/* So many times config.tcp_linger, rounded up, servers keep a connection that they have closed: TIME_WAIT, a minute. */
 	TIME_WAIT_LINGERS = 15,
 	/* Port numbers to an entry of snat_next and of snat_ports, as powers of two. */
@@ -266,6 +272,15 @@ struct snat_kept {
 	__u32 entry[SNAT_KEPT_WAYS]; /* HOST: bits 16 to 31 of the hash, below them a source port; 0: none */
 };
 
+/* By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they went on, or none was written in a flood. */
+struct displaced {
+	/*
+	 * HOST: bits 16 to 31 of the hash, whose lower bits name the place here; 8 bits of the tick in which it lost its place, 24 of its
+	 * index into backends, and its source port or 0. 0: none
+	 */
+	__u64 entry[DISPLACED_WAYS];
+};
+
 /* What arrives at the node's ports. Entry n is about the port numbers from 64n on, the first one in the lowest bit. */
 struct snat_ports {
 	__u64 answers; /* HOST, ports that new flows may take or once could: an answer to one of ours may come there */
@@ -333,6 +348,7 @@ ABI_SIZE(first_syns, 256);
 ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
 ABI_SIZE(snat_kept, 64);
+ABI_SIZE(displaced, 256);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);

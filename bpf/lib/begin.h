@@ -72,6 +72,18 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 	return unsure;
 }
 
+/* Writes no entry for a flow whose SYN is one of a flood: the client's next packet is hashed alike. Weights may move until then. Returns 0. */
+static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	union flow_key key;
+
+	if (p->proto != IPPROTO_TCP)
+		return 0;
+	packet_key(&key, p, v6);
+	displace((const word *)&key, flow, (v6 ? sizeof(key.v6) : sizeof(key.v4)) / sizeof(word));
+	return 0;
+}
+
 /*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
@@ -91,7 +103,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	count_pace(p);
 	if (flow->flags & FLOW_DIRECT) {
 		if (flood)
-			return 0;
+			return flow_by_hash(p, flow, v6);
 		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 	}
 	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
@@ -126,11 +138,11 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		}
 	}
 	/*
-	 * Its client's next packet is hashed to the same backend, which by then has answered. Not that of a SYN that went
+	 * Its client's next packet goes to the same backend, which by then has answered. Not that of a SYN that went
 	 * elsewhere: its entry must not go on naming the backend that was left.
 	 */
 	if (flood)
-		return 0;
+		return flow_by_hash(p, flow, v6);
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
@@ -167,6 +179,28 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 		return -REASON_MID_FLOW;
 	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
 	return p->reset ? -REASON_STALE : 0;
+}
+
+/* Gives the request the backend of a connection that a flood has left nothing else of. Returns whether there was one. */
+static __always_inline bool goes_on_there(struct request *request, const struct packet *p, const bool v6)
+{
+	const __u32 id = flow_displaced(p, v6);
+	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
+
+	/* Some of the hash is known, so that it may be another's. */
+	return backend && backend->service == request->service && backend->proto == IPPROTO_TCP &&
+	       is_in_ranges(request) && take(request, id);
+}
+
+/* Functions of their own, for the stack's sake. */
+__noinline int goes_on_there4(struct request *request, const struct packet *p)
+{
+	return request && p ? goes_on_there(request, p, false) : false;
+}
+
+__noinline int goes_on_there6(struct request *request, const struct packet *p)
+{
+	return request && p ? goes_on_there(request, p, true) : false;
 }
 
 /*
@@ -206,7 +240,8 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	request.kind = frontend->kind;
 	request.class = traffic_class_of(frontend, from_outside);
 	request.unsure = unsure_of(p, config);
-	error = choose(&request);
+	if (p->proto != IPPROTO_TCP || p->syn || !(v6 ? goes_on_there6(&request, p) : goes_on_there4(&request, p)))
+		error = choose(&request);
 	/* XDP leaves it to tc, which answers and counts. */
 	if (error && !(CTX_XDP && wants_answer(-error)))
 		count_refusal(flow->service, -error);

@@ -93,6 +93,15 @@ static __always_inline __u64 flow_seed(const struct config *config, const struct
 	return service && service->flags & SERVICE_MAGLEV ? MAGLEV_SEED : config->hash_seed;
 }
 
+/* Whether a client may ask a service at this frontend. A function of its own, for the stack's sake. */
+__noinline int is_in_ranges(const struct request *request)
+{
+	const struct service *service = request ? lookup_by(&services, request->service) : NULL;
+
+	return service && (request->kind != KIND_LOAD_BALANCER || !(service->flags & SERVICE_SOURCE_RANGES) ||
+			   is_admitted(request->service, &request->client));
+}
+
 /* Gives a backend to the request and counts it. Returns whether the backend is there. */
 static __always_inline bool take(struct request *request, __u32 id)
 {
@@ -166,8 +175,7 @@ __noinline int choose(struct request *request)
 	service = lookup_by(&services, request->service);
 	if (!service)
 		return -REASON_BROKEN_TABLE;
-	if (request->kind == KIND_LOAD_BALANCER && service->flags & SERVICE_SOURCE_RANGES &&
-	    !is_admitted(request->service, &request->client))
+	if (!is_in_ranges(request))
 		return -REASON_SOURCE_RANGE;
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };

@@ -3,7 +3,7 @@
 #ifndef WEIR_CLAIM_H
 #define WEIR_CLAIM_H
 
-#include "sets.h"
+#include "displaced.h"
 
 /* What an entry is to who wants a place: the upper bits of its rank, above how many were written since. */
 enum opening_rank {
@@ -198,8 +198,12 @@ static __always_inline int opening_claim_of(struct opening_head *head, const wor
 	if (claimed < OPENING_TAKEN)
 		return claimed;
 	/* Two CPUs that count at once may count one. */
-	if (value[kind.last_seen] - opening_seen(head, claimed, kind) <= OPENING_IDLE)
+	if (value[kind.last_seen] - opening_seen(head, claimed, kind) <= OPENING_IDLE) {
 		head->displaced++;
+		if (kind.is_flow && (__u8)opening_key(head, claimed, kind)[kind.words - 1] == IPPROTO_TCP)
+			displace(opening_key(head, claimed, kind),
+				 (const struct flow *)opening_value(head, claimed, kind), kind.words);
+	}
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
 		if (!(claimed >> OPENING_PASSED >> way & 1))

@@ -134,6 +134,26 @@ static __always_inline void flow_forget(const struct packet *p, const enum stage
 		(void)(v6 ? bpf_map_delete_elem(&flows6, &key.v6) : bpf_map_delete_elem(&flows4, &key.v4));
 }
 
+/* What is remembered of a connection whose place another flow took, or 0. */
+__noinline __u64 displaced4(const struct flow_key4 *key)
+{
+	return key ? displaced_find((const word *)key, sizeof(*key) / sizeof(word)) : 0;
+}
+
+__noinline __u64 displaced6(const struct flow_key6 *key)
+{
+	return key ? displaced_find((const word *)key, sizeof(*key) / sizeof(word)) : 0;
+}
+
+/* The backend of the connection in whose middle a client's packet is, if another flow took its place, or 0. */
+static __always_inline __u32 flow_displaced(const struct packet *p, const bool v6)
+{
+	union flow_key key;
+
+	packet_key(&key, p, v6);
+	return displaced_backend(v6 ? displaced6(&key.v6) : displaced4(&key.v4));
+}
+
 /* Key of what a backend says to somebody at a port. */
 static __always_inline void reply_key(union flow_key *key, const struct backend *backend, const struct addr *peer,
 				      __be16 port, const bool v6)

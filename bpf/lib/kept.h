@@ -60,7 +60,7 @@ static __always_inline __u32 snat_kept_way(const struct snat_kept *line, __u32 t
 	return way;
 }
 
-/* The port (BE) that the client's port had towards the endpoint last, or 0. reply: of a connection that begins. */
+/* The port (BE) that the client's port had towards the endpoint last, or 0. reply: of a connection that begins, or that no table knows any more. */
 static __always_inline __be16 snat_kept_port(const struct reply *reply, const bool v6)
 {
 	const struct backend *backend = lookup_by(&backends, reply->backend);
@@ -106,6 +106,15 @@ static __always_inline int snat_keep(const struct packet *p, __u32 slot, __be16 
 	return 0;
 }
 
+/* The port (BE) of a connection in whose middle a client's packet is, if another flow took its place, or 0. */
+static __always_inline __be16 snat_displaced_port(const struct reply *reply, const bool v6)
+{
+	union flow_key key;
+
+	client_key(&key, reply, IPPROTO_TCP, v6);
+	return displaced_port(v6 ? displaced6(&key.v6) : displaced4(&key.v4), reply->backend);
+}
+
 /* Functions of their own, for the stack's sake: one of each connection's packets asks. */
 __noinline int snat_kept_port4(const struct reply *reply)
 {
@@ -115,6 +124,16 @@ __noinline int snat_kept_port4(const struct reply *reply)
 __noinline int snat_kept_port6(const struct reply *reply)
 {
 	return reply ? snat_kept_port(reply, true) : 0;
+}
+
+__noinline int snat_displaced_port4(const struct reply *reply)
+{
+	return reply ? snat_displaced_port(reply, false) : 0;
+}
+
+__noinline int snat_displaced_port6(const struct reply *reply)
+{
+	return reply ? snat_displaced_port(reply, true) : 0;
 }
 
 __noinline int snat_keep4(const struct packet *p, __u32 slot, __be16 port)

@@ -142,11 +142,20 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 	return bpf_htons(port);
 }
 
-/* The port that the client's last connection from the same port had, unless the host has come to use it, or 0. */
-static __always_inline __be16 snat_again(const struct snat_search *search, const bool v6)
+/*
+ * The port that the connection had, where a packet in its middle is all that is known of it, or the client's last one from the same port; 0: none,
+ * or the host has come to use it. One that was kept is younger than its turn says.
+ */
+static __always_inline __be16 snat_again(struct snat_search *search, const bool v6)
 {
-	__be16 port = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
+	__be16 port = 0;
 
+	if (!search->reply.asked)
+		port = v6 ? snat_displaced_port6(&search->reply) : snat_displaced_port4(&search->reply);
+	if (!port) {
+		port = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
+		search->reply.flags |= FLOW_KEPT;
+	}
 	return port && snat_port_from(bpf_ntohs(port)) == bpf_ntohs(port) ? port : 0;
 }
 
@@ -176,8 +185,6 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 	if (search->again || search->backend->proto == IPPROTO_SCTP)
 		search->claim = CLAIM_ONLY;
 	search->reply.flags &= ~FLOW_KEPT;
-	if (search->again)
-		search->reply.flags |= FLOW_KEPT;
 	port = search->again ? snat_again(search, v6) : snat_take(search);
 	/* Only now, for the stack's sake. */
 	config = port ? config_get() : NULL;
@@ -230,7 +237,7 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	search.counter = counter;
 	search.port = 0;
 	reply_of(&search.reply, p, flow, asked);
-	search.keeps = backend->proto == IPPROTO_TCP && asked;
+	search.keeps = backend->proto == IPPROTO_TCP;
 	rounds = backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES + search.keeps;
 	/* A loop of the kernel's: the verifier walks one round of it. */
 	bpf_loop(rounds, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);

@@ -23,6 +23,7 @@ struct opening_kind {
 	__u32 last_seen; /* of a value, in words from its beginning */
 	__u32 flags;	 /* the same; they begin a word */
 	__u32 to;	 /* the same of whom the flow is to */
+	bool is_flow;	 /* of the flow itself, not of its answers */
 };
 
 #define OPENING_KIND(set_type, key_type, value_type, whom)                                                             \
@@ -33,6 +34,7 @@ struct opening_kind {
 		.last_seen = offsetof(struct value_type, last_seen) / sizeof(word),                                    \
 		.flags = offsetof(struct value_type, flags) / sizeof(word),                                            \
 		.to = offsetof(struct value_type, whom) / sizeof(word),                                                \
+		.is_flow = __builtin_types_compatible_p(struct value_type, struct flow),                               \
 	}
 
 /*

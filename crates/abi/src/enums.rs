@@ -47,6 +47,14 @@ pub const SNAT_COUNTERS: usize = 4096;
 pub const FIRST_SYNS: usize = 256;
 /// Ports that an entry of `snat_kept` has room for.
 pub const SNAT_KEPT_WAYS: usize = 16;
+/// Flows without a place that an entry of `displaced` remembers.
+pub const DISPLACED_WAYS: usize = 32;
+/// The lowest bit of the backend in such a memory; below it is the source port.
+pub const DISPLACED_BACKEND: u32 = 16;
+/// The lowest bit of when it was, above the backend.
+pub const DISPLACED_TICK: u32 = 40;
+/// The lowest bit of the part of the hash, above that.
+pub const DISPLACED_TAG: u32 = 48;
 /// So many times [`Config::tcp_linger`](crate::Config::tcp_linger), and a tick more each, servers keep a connection that they have closed.
 pub const TIME_WAIT_LINGERS: u32 = 15;
 /// Port numbers to an entry of snat_next, as a power of two.

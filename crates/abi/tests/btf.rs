@@ -68,6 +68,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
         SnatKept = "snat_kept" { entry }
+        Displaced = "displaced" { entry }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
@@ -125,6 +126,10 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         SNAT_COUNTERS,
         FIRST_SYNS,
         SNAT_KEPT_WAYS,
+        DISPLACED_WAYS,
+        DISPLACED_BACKEND,
+        DISPLACED_TICK,
+        DISPLACED_TAG,
         TIME_WAIT_LINGERS,
         SNAT_NEXT_BITS,
         SNAT_WORD_BITS,

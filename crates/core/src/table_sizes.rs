@@ -78,7 +78,8 @@ fn sets(entries: u32) -> u64 {
     use weir_abi as abi;
     let set = size_of::<abi::OpeningSet4>() + size_of::<abi::OpeningSet6>();
     let answers = size_of::<abi::AwaitedSet4>() + size_of::<abi::AwaitedSet6>();
-    let all = set + answers + size_of::<abi::FirstSyns>() + size_of::<abi::SnatKept>();
+    let memories = size_of::<abi::FirstSyns>() + size_of::<abi::SnatKept>() + size_of::<abi::Displaced>();
+    let all = set + answers + memories;
     (entries as usize).div_ceil(abi::OPENING_WAYS) as u64 * all as u64
 }
 

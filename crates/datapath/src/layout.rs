@@ -82,7 +82,7 @@ const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends"
 const MAX_LOCAL: u32 = 65_536;
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 40] = [
+pub(crate) const MAPS: [MapSpec; 41] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::GoingFilter>("going_filter", None, ""),
@@ -109,6 +109,7 @@ pub(crate) const MAPS: [MapSpec; 40] = [
     sets::<abi::FlowKey6, abi::Reply>("awaited6"),
     array::<abi::FirstSyns>("first_syns", Some(SETS.0), SETS.1),
     array::<abi::SnatKept>("snat_kept", Some(SETS.0), SETS.1),
+    array::<abi::Displaced>("displaced", Some(SETS.0), SETS.1),
     lru::<abi::AffinityKey, abi::Affinity>("affinities", Some(|c| c.affinities), "--max-affinities"),
     lru::<abi::FragmentKey, abi::Fragment>("fragments", None, ""),
     // A map without entries cannot be made.

@@ -72,6 +72,7 @@ pod!(
     abi::Shortcut,
     abi::SnatCounter,
     abi::SnatKept,
+    abi::Displaced,
     abi::SnatNext,
     abi::SnatPorts,
     abi::SocketKey,

@@ -127,7 +127,8 @@ impl Model {
         let frontend = frontend.ok_or(abi::REASON_UNUSED_PORT)?;
         let request =
             Request { avoid: known.map(|flow| flow.backend), ..Request::new(self, p, frontend, from_outside) };
-        let choice = self.choose(request, place.drawn).inspect_err(|reason| {
+        let known_there = self.goes_on_there(p, &request);
+        let choice = known_there.map_or_else(|| self.choose(request, place.drawn), Ok).inspect_err(|reason| {
             // XDP leaves it to tc, which answers and counts.
             if !(place.is_xdp() && crate::hooks::is_answered(*reason)) {
                 self.count_refusal(frontend.service, *reason);
@@ -202,9 +203,7 @@ impl Model {
         if direct {
             // No answer will tell that it goes on: what its client says next does.
             (flow.direct, flow.replied) = (true, true);
-            if !flood {
-                self.tables.flows.put(Stage::Opening, p.key(), flow);
-            }
+            self.put_unless(flood, p, flow);
             return Ok(Written::Flow(flow));
         }
         let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;
@@ -241,14 +240,21 @@ impl Model {
             return Ok(Written::Flow(flow));
         }
         // Of a flood's SYNs only the answer's entry is written: the next packet is hashed alike, but of one that went elsewhere.
-        if !flood {
-            self.tables.flows.put(Stage::Opening, p.key(), flow);
-        }
+        self.put_unless(flood, p, flow);
         // An end shows nobody that the client has heard of an answer.
         if !p.syn && !p.ending && p.protocol == TCP {
             (_, flow) = self.let_go_on(p, flow);
         }
         Ok(Written::Flow(flow))
+    }
+
+    /// Writes a flow's entry, or remembers in short where it goes.
+    fn put_unless(&mut self, flood: bool, p: &Packet, flow: Flow) {
+        if flood {
+            self.displace(p, &flow);
+        } else {
+            self.tables.flows.put(Stage::Opening, p.key(), flow);
+        }
     }
 
     /// Since when an answer is awaited. A connection that was there before us is not timed.
@@ -322,7 +328,7 @@ impl Model {
     /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
     fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
         let node = self.source(p.family, flow.tunnel);
-        let again = p.protocol == TCP && p.syn;
+        let again = p.protocol == TCP;
         if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
             return Some(port);
         }

@@ -97,8 +97,7 @@ impl Model {
     pub(crate) fn choose(&mut self, mut request: Request, drawn: &[u32]) -> Result<Choice, Reason> {
         let id = request.frontend.service;
         let service = self.control.service(id);
-        let ranged = service.flags & abi::SERVICE_SOURCE_RANGES != 0;
-        if request.frontend.kind == abi::KIND_LOAD_BALANCER && ranged && !self.control.admits(id, request.client) {
+        if !self.is_in_ranges(&request) {
             return Err(abi::REASON_SOURCE_RANGE);
         }
         let has_affinity = service.affinity != 0 && is_set(request.client);
@@ -131,6 +130,13 @@ impl Model {
             self.keep((request.client, id), choice, self.now.ticks);
         }
         Ok(choice)
+    }
+
+    /// Whether a client may ask a service at this frontend.
+    pub(crate) fn is_in_ranges(&self, request: &Request) -> bool {
+        let id = request.frontend.service;
+        let ranged = self.control.service(id).flags & abi::SERVICE_SOURCE_RANGES != 0;
+        request.frontend.kind != abi::KIND_LOAD_BALANCER || !ranged || self.control.admits(id, request.client)
     }
 
     /// The hash of a client with affinity: the same for all of its flows where nodes share them, or where no table may tell what
@@ -231,12 +237,12 @@ impl Model {
         }
     }
 
-    fn is_used(&self, backend: u32) -> bool {
+    pub(crate) fn is_used(&self, backend: u32) -> bool {
         self.control.backend(backend).flags & abi::BACKEND_USED != 0
     }
 
     /// Counts a new flow, unless it stays where it is.
-    fn take(&mut self, id: u32, request: &Request) -> Choice {
+    pub(crate) fn take(&mut self, id: u32, request: &Request) -> Choice {
         let backend = self.control.backend(id);
         if request.avoid != Some(id) {
             let service = self.tables.service_counters(request.frontend.service);

@@ -9,7 +9,8 @@ use crate::packet::{End, Key, Packet, TCP};
 use crate::tables::{Flow, Reply, Stage};
 
 impl Model {
-    /// Stores the entry for a new flow's answers at the port that the client's last connection from the same port had, unless somebody else has it by now.
+    /// Stores the entry for a new flow's answers at the port that the client's last connection from the same port had, unless somebody else has it by now;
+    /// of a packet in the middle of a connection that no table knows any more, that is its own.
     pub(crate) fn store_snat_again(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
         let port = *self.tables.kept.get(&(p.key(), endpoint_hash(backend)))?;
         if self.control.port_from(port) != Some(port) {

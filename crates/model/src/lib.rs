@@ -12,6 +12,7 @@ mod choose;
 mod control;
 mod count;
 mod cut;
+mod displaced;
 mod edit;
 mod first_syn;
 mod going;

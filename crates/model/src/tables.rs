@@ -255,6 +255,8 @@ pub struct Tables {
     pub(crate) first_syns: HashMap<(u32, u8), u8>,
     /// Source ports that clients' ports had, by what they connected to and the slot of the endpoint's turn.
     pub(crate) kept: HashMap<(Key, u64), u16>,
+    /// The backends of connections without a flow, and since when.
+    pub(crate) displaced: HashMap<Key, (u32, u32)>,
     /// By slot.
     pub backend_counters: HashMap<u32, abi::BackendCounters>,
     /// By slot.

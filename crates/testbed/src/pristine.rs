@@ -1,15 +1,13 @@
 //! Pinned maps as they were at first: tests that come after each other on the same maps must not see what the others left there.
 
-use std::ffi::CString;
-use std::mem::zeroed;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_info, bpf_map_type};
 
-use crate::prog_run::{bpf, info};
+use crate::bpffs::pinned;
+use crate::prog_run::{bpf, info, unset};
 use crate::{Error, Result};
 
 /// Maps of a directory, and what their arrays held.
@@ -61,7 +59,7 @@ struct Map {
 impl Map {
     fn open(pin: PathBuf) -> Result<Self> {
         let failed = |source| Error::file("open", &pin)(source);
-        let fd = get(&pin).map_err(failed)?;
+        let fd = pinned(&pin).map_err(failed)?;
         let info: bpf_map_info = info(fd.as_fd()).map_err(failed)?;
         let kind = kind_of(&info).ok_or_else(|| failed(io::Error::other(format!("maps of type {}", info.type_))))?;
         let sizes = (info.key_size as usize, info.value_size as usize);
@@ -95,8 +93,11 @@ impl Map {
     fn clear(&self) -> io::Result<usize> {
         let mut removed = 0;
         while let Some(key) = self.first_key()? {
-            self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, &key, 0)?;
-            removed += 1;
+            match self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, &key, 0) {
+                // The kernel was sooner.
+                Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
+                Ok(()) | Err(_) => removed += 1,
+            }
         }
         Ok(removed)
     }
@@ -134,20 +135,6 @@ impl Map {
         attr.__bindgen_anon_2.map_fd = self.fd.as_raw_fd().unsigned_abs();
         attr
     }
-}
-
-fn unset() -> bpf_attr {
-    // SAFETY: bpf_attr is a union of plain integers; all zeroes is what the kernel calls unset.
-    unsafe { zeroed() }
-}
-
-fn get(pin: &Path) -> io::Result<OwnedFd> {
-    let path = CString::new(pin.as_os_str().as_bytes())?;
-    let mut attr = unset();
-    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
-    let fd = bpf(bpf_cmd::BPF_OBJ_GET, &mut attr)?;
-    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Arrays, and tables whose entries have keys.

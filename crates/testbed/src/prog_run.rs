@@ -168,8 +168,7 @@ fn run(program: BorrowedFd<'_>, packet: &[u8], context: Option<Context>, repeat:
     let context_in = context.map(|context| context.to_bytes(length)).unwrap_or_default();
     let mut context_out = vec![0u8; context_in.len()];
     let mut out = vec![0u8; packet.len() + HEADROOM];
-    // SAFETY: bpf_attr is a union of plain integers; all zeroes is what the kernel calls unset.
-    let mut attr: bpf_attr = unsafe { zeroed() };
+    let mut attr = unset();
     attr.test.prog_fd = program.as_raw_fd().unsigned_abs();
     attr.test.data_in = packet.as_ptr() as u64;
     attr.test.data_size_in = length;
@@ -202,12 +201,17 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or(i32::MAX)) }
 }
 
+/// What a system call says of nothing.
+pub(crate) fn unset() -> bpf_attr {
+    // SAFETY: bpf_attr is a union of plain integers; all zeroes is what the kernel calls unset.
+    unsafe { zeroed() }
+}
+
 /// What the kernel tells of an object: `T` is its info structure of that kind.
 pub(crate) fn info<T>(object: BorrowedFd<'_>) -> io::Result<T> {
     // SAFETY: these structures are plain integers, for which zero is unset.
     let mut info: T = unsafe { zeroed() };
-    // SAFETY: as above.
-    let mut attr: bpf_attr = unsafe { zeroed() };
+    let mut attr = unset();
     attr.info.bpf_fd = object.as_raw_fd().unsigned_abs();
     attr.info.info_len = to_u32(size_of::<T>());
     attr.info.info = &raw mut info as u64;

@@ -22,6 +22,7 @@ use ipnet::IpNet;
 use socket2::{Domain, Socket, Type};
 
 use crate::address::{self, Pair};
+use crate::bpffs;
 use crate::cgroup::is_alive;
 use crate::delay::DelayLink;
 use crate::netns::{self, Netns};
@@ -226,7 +227,7 @@ impl World {
         self.set_port(node, "forwarding")
     }
 
-    /// Removes the namespaces of worlds whose process is gone, and the admin sockets of agents that were killed in them.
+    /// Removes the namespaces of worlds whose process is gone, and pins and admin sockets of agents that were killed in them.
     ///
     /// # Errors
     /// When one of them cannot be deleted.
@@ -234,6 +235,11 @@ impl World {
         let is_abandoned = |name: &str| owner(name).is_some_and(|pid| !is_alive(pid));
         let abandoned = netns::list()?.into_iter().filter(|name| is_abandoned(name));
         abandoned.into_iter().try_for_each(|name| netns::delete_named(&name))?;
+        for entry in fs::read_dir(bpffs::PATH).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(is_abandoned) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
         let sockets = Path::new(ADMIN_SOCKETS);
         if !sockets.exists() {
             return Ok(());
@@ -351,10 +357,13 @@ fn probe(ip: IpAddr, patience: Duration) -> std::result::Result<(), String> {
     }
 }
 
-/// The process that made a namespace of this name, if a world did.
+/// The process that made a namespace of this name, or pins, if a world did.
 fn owner(name: &str) -> Option<u32> {
     let (pid, rest) = name.strip_prefix('w')?.split_once('-')?;
     let (count, part) = rest.split_once('-')?;
+    if count == "idle" {
+        return pid.parse().ok();
+    }
     count.parse::<u32>().ok()?;
     let known = ["client", "node", "router", "switch"].iter().any(|kind| part.starts_with(kind));
     if known { pid.parse().ok() } else { None }

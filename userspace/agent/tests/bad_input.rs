@@ -55,6 +55,7 @@ fn kubeconfig(node: &Standalone, server: &str) -> std::path::PathBuf {
 #[test]
 fn a_kubeconfig_that_cannot_be_read_is_named_with_the_cause() {
     let Some(mut node) = node("an unreadable kubeconfig") else { return };
+    node.agent.find_nothing();
     with_kubeconfig(&mut node, Path::new("/nonexistent/kubeconfig"));
     assert_refused(&mut node, &["cannot read kubeconfig /nonexistent/kubeconfig: No such file or directory"]);
     with_kubeconfig(&mut node, Path::new("/proc"));
@@ -73,6 +74,7 @@ fn a_kubeconfig_that_cannot_be_read_is_named_with_the_cause() {
 #[test]
 fn sockets_of_pods_that_a_static_file_does_not_name_are_refused() {
     let Some(mut node) = node("sockets of pods with a static file") else { return };
+    node.agent.find_nothing();
     node.agent.set_option("--pod-sockets=on");
     assert_refused(&mut node, &["--pod-sockets on: a static file names no pods; leave one of the two out"]);
     assert!(!node.agent.pins.exists(), "wrong options are refused before anything is touched");
@@ -210,6 +212,7 @@ fn a_static_file_has_every_kind_of_frontend_in_both_families() {
 #[test]
 fn a_missing_capability_is_named() {
     let Some(mut node) = node("missing capabilities") else { return };
+    node.agent.find_nothing();
     for (given, missing) in [
         ("+net_admin,+perfmon", "CAP_BPF"),
         ("+bpf,+perfmon", "CAP_NET_ADMIN"),

@@ -20,7 +20,7 @@ use crate::services::{CLASSES, reference};
 use direct::tunnel;
 pub(crate) use direct::{local_endpoint, nic, other_node};
 pub(crate) use flows::{affinity, flow, fragment, held_piece, hooked_pod, reply, reply_key, socket};
-pub(crate) use ports::{first_syns, snat_counter, snat_kept, snat_next, snat_ports};
+pub(crate) use ports::{displaced, first_syns, snat_counter, snat_kept, snat_next, snat_ports};
 
 /// A decoded key or value, or a part of one.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -258,6 +258,10 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
             let lines = used_raw(view, name)?.unwrap_or_default();
             lines.iter().map(|line| entry(decode::snat_kept(line))).collect()
         }
+        "displaced" => {
+            let lines = used_raw(view, name)?.unwrap_or_default();
+            lines.iter().map(|line| entry(decode::displaced(line))).collect()
+        }
         "snat_next" => {
             used_raw(view, name)?.unwrap_or_default().iter().map(|next| entry(decode::snat_next(next))).collect()
         }

@@ -18,7 +18,7 @@ use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
 
 /// What programs write. `maps.h` says the same, and a test that no other map changes.
-const WRITTEN: [&str; 20] = [
+const WRITTEN: [&str; 21] = [
     "going_filter",
     "flows4",
     "flows6",
@@ -39,6 +39,7 @@ const WRITTEN: [&str; 20] = [
     "paces",
     "snat_counters",
     "snat_kept",
+    "displaced",
 ];
 /// The same, with a slot for each that the agent gives out: their copies have as many.
 const WRITTEN_BY_SLOT: [&str; 2] = ["backend_counters", "service_counters"];
@@ -95,7 +96,8 @@ impl Private {
         // Open flows decide where least-conn is the policy; source ports go in turns, or are kept.
         self.bring_array::<abi::BackendCounters>(pins, "backend_counters")?;
         self.bring_array::<abi::SnatCounter>(pins, "snat_counters")?;
-        self.bring_array::<abi::SnatKept>(pins, "snat_kept")
+        self.bring_array::<abi::SnatKept>(pins, "snat_kept")?;
+        self.bring_array::<abi::Displaced>(pins, "displaced")
     }
 
     /// A flow by its key.

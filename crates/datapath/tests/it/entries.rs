@@ -91,6 +91,18 @@ pub(crate) fn age_pressure(node: &Node, ticks: u32) {
     });
 }
 
+/// Makes it so many ticks longer ago that connections lost their places, and forgets those of which their few bits would tell another time then.
+pub(crate) fn age_displaced(node: &Node, ticks: u32) {
+    let when = ((1 << (abi::DISPLACED_TAG - abi::DISPLACED_TICK)) - 1) << abi::DISPLACED_TICK;
+    let earlier = |entry: u64| entry & !when | entry.wrapping_sub(u64::from(ticks) << abi::DISPLACED_TICK) & when;
+    change_each::<{ size_of::<abi::Displaced>() }>(node, "displaced", 0, |line, _| {
+        for entry in line.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 8]) {
+            let old = if ticks > 2 * abi::OPENING_IDLE { 0 } else { earlier(u64::from_ne_bytes(*entry)) };
+            *entry = old.to_ne_bytes();
+        }
+    });
+}
+
 /// Takes so many ticks off a time, as it lies in memory.
 pub(crate) fn make_earlier(time: &mut [u8], ticks: u32) {
     let then = u32::from_ne_bytes((&*time).try_into().unwrap());

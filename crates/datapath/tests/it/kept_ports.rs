@@ -7,6 +7,7 @@ use weir_datapath::Hook;
 use weir_testbed::address::CLIENT;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases};
+use crate::entries::evict;
 use crate::node::{Device, Node};
 use crate::rehearsal::rehearse;
 use crate::source_ports::{Forwarded, node, usable};
@@ -103,5 +104,18 @@ fn a_port_that_the_host_has_come_to_use_is_not_kept() {
         assert_eq!(connect(&node, case, client), 50_000);
         usable(&node, 50_001..50_003);
         assert_eq!([connect(&node, case, client), connect(&node, case, client)], [50_001; 2], "{case:?}");
+    }
+}
+
+#[test]
+fn a_connection_that_no_table_knows_any_more_has_its_source_port_again() {
+    for case in cases(Protocol::Tcp) {
+        let Some(node) = node("source ports of connections that were evicted", 50_000..50_064) else { return };
+        let flows: Vec<_> = (0..8).map(|_| Forwarded::open_from(&node, case, node.client_port())).collect();
+        flows.iter().for_each(|flow| flow.go_on(&node));
+        for map in ["flows4", "flows6", "replies4", "replies6"] {
+            evict(&node, map);
+        }
+        flows.iter().rev().for_each(|flow| flow.assert_goes_on(&node));
     }
 }

@@ -9,6 +9,7 @@ mod bypass;
 mod case;
 mod cut;
 mod direct;
+mod displaced;
 mod early_pieces;
 mod echo;
 mod ended;

@@ -2,6 +2,7 @@
 //! flow that goes on.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use etherparse::TcpHeader;
@@ -118,9 +119,9 @@ fn a_port_that_is_used_again_begins_anew() {
     });
 }
 
-/// SYNs from that many addresses.
-fn flood(node: &Node, case: Case, count: u32) {
-    for number in 0..count {
+/// SYNs from addresses with these numbers.
+pub(crate) fn flood(node: &Node, case: Case, numbers: Range<u32>) {
+    for number in numbers {
         let from: IpAddr = match case.family {
             Family::V4 => std::net::Ipv4Addr::from(0x0b00_0000 + number * 97).into(),
             Family::V6 => std::net::Ipv6Addr::from((0xfd0b_0000_u128 << 96) | (u128::from(number) * 97)).into(),
@@ -141,7 +142,7 @@ fn a_flood_evicts_no_flow_that_goes_on() {
                 talk.accept();
                 talk.client_goes_on();
             }
-            flood(&node, case, SMALL.openings * 3 / 2);
+            flood(&node, case, 0..SMALL.openings * 3 / 2);
             for talk in &talks {
                 talk.endpoint_goes_on();
                 talk.client_goes_on();

@@ -120,6 +120,8 @@ struct Served {
     pod: Pod,
     inside: Vec<SocketAddr>,
     outside: Vec<SocketAddr>,
+    /// One for all transfers: what is closed here is open for a moment in whatever process another test starts just then.
+    listener: TcpListener,
 }
 
 /// Where a service is served outside.
@@ -152,7 +154,8 @@ fn publish(cluster: &Cluster, name: &str, pod: Pod, outside: &Outside) -> Served
     }
     let backends = pod.address().both().to_vec();
     cluster.agents.iter().for_each(|agent| agent.await_backends(name, backends.clone()));
-    Served { pod, inside, outside }
+    let listener = pod.netns().enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))).unwrap();
+    Served { pod, inside, outside, listener }
 }
 
 /// Moves all bytes one way over each of the sockets, from `from` or any address.
@@ -164,8 +167,7 @@ fn assert_transfers(
     to: &[SocketAddr],
     way: u8,
 ) {
-    let listener = served.pod.netns().enter(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT))).unwrap();
-    let connections = to.len();
+    let (listener, connections) = (served.listener.try_clone().unwrap(), to.len());
     // Of no scope, which would wait for the clients of a test that has failed.
     let server = std::thread::spawn(move || serve(&listener, connections));
     for to in to {

@@ -170,6 +170,7 @@ fn at_a_start_a_broken_configuration_is_an_error_that_names_the_mistake() {
         return;
     }
     let mut configured = Configured::prepared("defaults: {target: 80}\n");
+    configured.node.agent.find_nothing();
     configured.node.agent.start_again(&configured.node.world);
     let status = configured.node.agent.await_end();
     assert_eq!(status.code(), Some(2));

@@ -1,5 +1,6 @@
 //! One node's agent: started, asked, killed and started again.
 
+use std::error::Error;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use weir_testbed::apiserver::{ApiServer, User};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, address, wait};
 
+use super::prepared::{self, Prepared};
 use super::{SOON, http, text};
 
 /// The status code, and of each part its name, whether it is ready, and a reason.
@@ -20,6 +22,8 @@ pub(crate) struct Agent {
     node: u8,
     process: Option<Process>,
     pub(crate) pins: PathBuf,
+    /// What it has found there, if it was anything.
+    prepared: Option<Prepared>,
     pub(crate) cgroup: Cgroup,
     log: PathBuf,
     /// Bytes of the log that are of earlier processes.
@@ -61,14 +65,14 @@ impl Agent {
             &cgroup.path().display().to_string(),
             // The worlds switch the offloads of the NICs' peers off.
             "--xdp-on-veth",
-            "--max-flows=16384",
-            "--max-sockets=4096",
-            "--max-backends=16384",
-            "--max-services=4096",
         ] {
             arguments.push(argument.to_owned());
         }
-        let mut agent = Self { node, process: None, pins, cgroup, log, earlier: 0, arguments };
+        arguments.extend(prepared::options());
+        // With other sizes its maps are others.
+        let usual = !options.iter().any(|option| option.starts_with("--max-"));
+        let prepared = usual.then(|| Prepared::at(&pins, world.node(node).netns()));
+        let mut agent = Self { node, process: None, pins, prepared, cgroup, log, earlier: 0, arguments };
         options.iter().for_each(|option| agent.set_option(option));
         agent
     }
@@ -87,6 +91,20 @@ impl Agent {
             self.arguments.drain(at..=at + usize::from(value.is_some()));
         }
         self.arguments.retain(|argument| !argument.starts_with(&format!("{name}=")));
+    }
+
+    /// Has it find no pins, as on a node that never had an agent. The kernel checks its programs then.
+    pub(crate) fn find_nothing(&mut self) {
+        let prepared = self.prepared.take();
+        self.leave_pins(prepared).unwrap();
+    }
+
+    /// To the next agent, or else to nobody.
+    fn leave_pins(&self, prepared: Option<Prepared>) -> Result<(), Box<dyn Error>> {
+        if !prepared.is_some_and(|prepared| prepared.give_back(&self.pins).unwrap_or_default()) {
+            PinDir::new(&self.pins).remove_all(false)?;
+        }
+        Ok(())
     }
 
     /// Starts it after an end, with the same options.
@@ -264,7 +282,8 @@ impl Drop for Agent {
         if std::thread::panicking() {
             self.testify();
         }
-        if let Err(error) = PinDir::new(&self.pins).remove_all(false) {
+        let prepared = self.prepared.take().filter(|_| !std::thread::panicking());
+        if let Err(error) = self.leave_pins(prepared) {
             eprintln!("{error}");
         }
         let _ = fs::remove_file(&self.log);

@@ -13,6 +13,7 @@ pub(crate) mod http;
 pub(crate) mod kernel;
 pub(crate) mod machine;
 pub(crate) mod matrix;
+mod prepared;
 pub(crate) mod shared;
 pub(crate) mod slots;
 pub(crate) mod standalone;

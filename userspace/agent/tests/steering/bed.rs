@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -44,6 +45,30 @@ impl Web {
     }
 }
 
+/// So many beds at a time: each is three agents on machines of a part of a CPU, whose readings others' load would change.
+const BEDS: usize = 2;
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A bed's turn.
+struct Turn;
+
+impl Turn {
+    fn take() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = ENDED.wait_while(running, |running| *running >= BEDS);
+        *free.unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+    }
+}
+
 /// Three nodes with a pod each, the third one far away. All services have an endpoint in each pod.
 pub(crate) struct Bed {
     // Agents go before the namespaces that they live in.
@@ -53,6 +78,7 @@ pub(crate) struct Bed {
     pub(crate) servers: Vec<Vec<Server>>,
     files: Vec<PathBuf>,
     pub(crate) world: World,
+    _turn: Turn,
 }
 
 impl Bed {
@@ -61,6 +87,7 @@ impl Bed {
         if !require_root(what) || !Machine::require(what) {
             return None;
         }
+        let turn = Turn::take();
         World::sweep().unwrap();
         Cgroup::sweep().unwrap();
         bpffs::ensure_mounted().unwrap();
@@ -85,7 +112,7 @@ impl Bed {
             agents.push(agent);
             machines.push(machine);
         }
-        let bed = Self { agents, machines, servers, files: vec![source, key], world };
+        let bed = Self { agents, machines, servers, files: vec![source, key], world, _turn: turn };
         for agent in &bed.agents {
             agent.await_ready(&bed.world);
             agent.await_peers(2);

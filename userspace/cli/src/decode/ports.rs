@@ -28,6 +28,18 @@ pub(crate) fn snat_kept((index, line): &RawEntry) -> (Value, Value) {
     (number(index), Value::Fields(vec![("ports", Value::List(entries.map(|entry| number(entry & 0xffff)).collect()))]))
 }
 
+/// Key and value of `displaced`, from bytes: the index, and the slots of the backends and the source ports of connections without a place.
+pub(crate) fn displaced((index, line): &RawEntry) -> (Value, Value) {
+    let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
+    let backends = 1 << (abi::DISPLACED_TICK - abi::DISPLACED_BACKEND);
+    let entries = line.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).filter(|entry| *entry != 0);
+    let connection = |entry: u64| {
+        let fields = [("backend", entry >> abi::DISPLACED_BACKEND & (backends - 1)), ("snat_port", entry & 0xffff)];
+        Value::Fields(fields.map(|(name, value)| (name, number(value))).into())
+    };
+    (number(index), Value::Fields(vec![("connections", Value::List(entries.map(connection).collect()))]))
+}
+
 /// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
 pub(crate) fn snat_next((index, next): &RawEntry) -> (Value, Value) {
     let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);

@@ -158,6 +158,7 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
         }
     }
     entries::age_pressure(node, ticks);
+    entries::age_displaced(node, ticks);
     calm(node);
     // As the agent does now and then: what follows is looked up with what it has found.
     GoingFilter::open(node.datapath.pins()).unwrap().rebuild().unwrap();
@@ -240,6 +241,7 @@ pub(super) fn reset(node: &mut Node) {
     zero::<8>(node, "snat_counters");
     zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
     zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
+    zero::<{ size_of::<abi::Displaced>() }>(node, "displaced");
     zero::<16>(node, "snat_ports");
     zero_paces(node, PACE);
     let dump = node.view.dump().unwrap();

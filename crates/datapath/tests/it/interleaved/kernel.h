@@ -123,6 +123,7 @@ static struct {
 	struct service_counters service;
 	struct snat_counter turn;
 	struct snat_kept kept;
+	struct displaced displaced;
 	struct pace pace;
 	struct going_filter going;
 } written;
@@ -166,7 +167,7 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 		{ &going_filter, &written.going },	 { &config, &given.config },
 		{ &frontends4, &given.frontend },	 { &frontends6, &given.frontend },
 		{ &frontend_filter, &given.filter },	 { &services, &given.service },
-		{ &snat_ports, &given.ports },
+		{ &snat_ports, &given.ports },		 { &displaced, &written.displaced },
 	};
 	struct table *table = table_of(map);
 	int place = table ? place_in(table, key) : -1;

@@ -1,0 +1,183 @@
+//! A flood leaves little of a connection whose client has not been heard of since its SYN: where it goes, which is enough.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_core::ops::Capacity;
+use weir_testbed::address;
+use weir_testbed::packet::Packet;
+
+use crate::case::{Case, cases};
+use crate::entries::age_displaced;
+use crate::node::{Node, web};
+use crate::openings::{allow, begins, flood, flows, open_in_flood};
+use crate::pins::SMALL;
+use crate::talk::{Talk, WAYS, Way};
+
+/// A table that few SYNs fill.
+const FEW: Capacity = Capacity { openings: 256, ..SMALL };
+
+/// The endpoint on the same node as a way's, to which connections go that begin later.
+const fn later((node, _): (u8, u8)) -> (u8, u8) {
+    (node, 3)
+}
+
+/// A connection by one way: the client's first packet, and how its endpoint saw it.
+struct Begun {
+    way: Way,
+    first: Packet,
+    seen: Packet,
+}
+
+impl Begun {
+    fn talk<'a>(&self, node: &'a Node, case: Case) -> Talk<'a> {
+        Talk {
+            node,
+            case,
+            way: self.way,
+            first: self.first.clone(),
+            seen: self.seen.clone(),
+            bytes_to: Cell::new(0),
+            bytes_from: Cell::new(0),
+            opened: Instant::now(),
+        }
+    }
+
+    /// What an endpoint gets of a client's packet.
+    fn sent(&self, node: &Node, packet: &Packet) -> Packet {
+        node.send(self.way.to.0, self.way.to.1, packet).packet()
+    }
+
+    /// What an endpoint gets of the client's next packet.
+    fn next(&self, node: &Node, case: Case) -> Packet {
+        self.sent(node, &case.later(self.first.source_socket(), self.first.destination_socket()))
+    }
+}
+
+/// Connections by a way to its endpoint, whose SYNs were answered, and whose places a flood has before their clients are heard of.
+fn displaced(node: &mut Node, case: Case, way: Way, floods: &mut u32) -> Vec<Begun> {
+    node.serve(web(), &[way.endpoint]);
+    let open = || {
+        let talk = Talk::open(node, case, way);
+        talk.accept();
+        talk
+    };
+    let talks: Vec<_> = (0..8).map(|_| open()).collect();
+    let syns = 3 * FEW.openings;
+    flood(node, case, *floods * syns..(*floods + 1) * syns);
+    *floods += 1;
+    let gone: Vec<_> = talks.iter().filter(|talk| flows(talk).is_empty()).collect();
+    assert!(gone.len() > talks.len() / 2, "of most a flood leaves no entry: {} of {}", gone.len(), talks.len());
+    gone.iter().map(|talk| Begun { way, first: talk.first.clone(), seen: talk.seen.clone() }).collect()
+}
+
+impl Begun {
+    fn is_later(&self, packet: &Packet) -> bool {
+        let (node, pod) = later(self.way.endpoint);
+        address::pod(node, pod).both().contains(&packet.destination)
+    }
+}
+
+/// Runs a test with connections of each way. `draining`: their endpoints are still there, for what they have.
+fn each_way(what: &str, draining: bool, mut test: impl FnMut(&Node, Case, Vec<Begun>)) {
+    let Some(mut node) = Node::with_capacity(what, FEW) else { return };
+    let mut floods = 0;
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            let begun = displaced(&mut node, case, way, &mut floods);
+            let endpoints = [way.endpoint];
+            node.serve_draining(web(), &[later(way.endpoint)], if draining { &endpoints } else { &[] });
+            test(&node, case, begun);
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_a_flood_displaced_goes_on_where_it_began_whatever_the_weights_are_by_then() {
+    let (mut on, mut anew) = (0, 0);
+    each_way("connections that a flood displaced", true, |node, case, all| {
+        for begun in all {
+            let (next, seen) = (begun.next(node, case), &begun.seen);
+            // The flood may have taken the place of the memory, too.
+            if begun.is_later(&next) {
+                anew += 1;
+                continue;
+            }
+            on += 1;
+            assert_eq!(next.destination_socket(), seen.destination_socket(), "{:?}", begun.way);
+            assert_eq!(next.source_socket(), seen.source_socket(), "{:?}", begun.way);
+            let talk = begun.talk(node, case);
+            talk.endpoint_goes_on();
+            talk.client_goes_on();
+            assert!(!begins(&talk), "{:?}", begun.way);
+        }
+    });
+    assert!(on > anew, "{on} went on, {anew} began anew");
+}
+
+/// All packets of these connections go where the weights say now.
+#[track_caller]
+fn assert_anew(node: &Node, case: Case, all: &[Begun]) {
+    for begun in all {
+        assert!(begun.is_later(&begun.next(node, case)), "{:?}", begun.way);
+    }
+}
+
+#[test]
+fn where_a_displaced_connection_went_is_remembered_for_as_long_as_a_client_asks() {
+    each_way("connections that a flood displaced long ago", true, |node, case, all| {
+        age_displaced(node, abi::OPENING_IDLE + 1);
+        assert_anew(node, case, &all);
+    });
+}
+
+#[test]
+fn a_displaced_connection_without_its_endpoint_begins_anew() {
+    each_way("connections that a flood displaced, whose endpoints are gone", false, |node, case, all| {
+        assert_anew(node, case, &all);
+    });
+}
+
+#[test]
+fn a_client_of_a_displaced_connection_that_begins_another_one_goes_where_the_weights_say() {
+    each_way("SYNs at the ports of connections that a flood displaced", true, |node, _, all| {
+        for begun in all {
+            assert!(begun.is_later(&begun.sent(node, &begun.first)), "{:?}", begun.way);
+        }
+    });
+}
+
+#[test]
+fn a_connection_whose_syn_is_one_of_a_flood_goes_on_where_it_began_whatever_the_weights_are_by_then() {
+    let Some(mut node) = Node::new("connections that begin in a flood") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS.into_iter().filter(|way| way.endpoint.0 == 1) {
+            node.serve(web(), &[way.endpoint]);
+            allow(&node, 1);
+            let talk = open_in_flood(&node, case, way);
+            talk.accept();
+            let begun = Begun { way, first: talk.first.clone(), seen: talk.seen.clone() };
+            node.serve_draining(web(), &[later(way.endpoint)], &[way.endpoint]);
+            assert_eq!(begun.next(&node, case).destination_socket(), begun.seen.destination_socket(), "{way:?}");
+            assert!(!begins(&begun.talk(&node, case)), "{way:?}");
+            allow(&node, u32::MAX);
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_begins_in_a_flood_at_the_port_of_a_displaced_one_goes_on_where_it_began() {
+    each_way("connections at the ports of displaced ones", true, |node, case, all| {
+        // In the node's name a flow is written in any flood.
+        for begun in all.iter().filter(|begun| begun.way.endpoint.0 == 1) {
+            allow(node, 1);
+            // Of this tick it is the first one, and no flood's.
+            open_in_flood(node, case, begun.way);
+            assert!(begun.is_later(&begun.sent(node, &begun.first)), "{:?}", begun.way);
+            assert!(begun.is_later(&begun.next(node, case)), "{:?}", begun.way);
+            allow(node, u32::MAX);
+        }
+    });
+}
