@@ -272,15 +272,6 @@ struct snat_kept {
 	__u32 entry[SNAT_KEPT_WAYS]; /* HOST: bits 16 to 31 of the hash, below them a source port; 0: none */
 };
 
-/* By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they went on, or none was written in a flood. */
-struct displaced {
-	/*
-	 * HOST: bits 16 to 31 of the hash, whose lower bits name the place here; 8 bits of the tick in which it lost its place, 24 of its
-	 * index into backends, and its source port or 0. 0: none
-	 */
-	__u64 entry[DISPLACED_WAYS];
-};
-
 /* What arrives at the node's ports. Entry n is about the port numbers from 64n on, the first one in the lowest bit. */
 struct snat_ports {
 	__u64 answers; /* HOST, ports that new flows may take or once could: an answer to one of ours may come there */

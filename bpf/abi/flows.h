@@ -160,6 +160,15 @@ struct first_syns {
 	__u8 tag[FIRST_SYNS];
 };
 
+/* By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they went on, or none was written in a flood. */
+struct displaced {
+	/*
+	 * HOST: bits 16 to 31 of the hash, whose lower bits name the place here; 8 bits of the tick in which it lost its place, 24 of its
+	 * index into backends, and its source port or 0. 0: none
+	 */
+	__u64 entry[DISPLACED_WAYS];
+};
+
 /* How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on. */
 struct pace {
 	__u32 tick;  /* HOST, of the last one */

@@ -1,6 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
-use crate::enums::{FIRST_SYNS, FLOW_OPENING, FLOW_SETTLED, HELD_BYTES, OPENING_WAYS};
+use crate::enums::{DISPLACED_WAYS, FIRST_SYNS, FLOW_OPENING, FLOW_SETTLED, HELD_BYTES, OPENING_WAYS};
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -203,6 +203,14 @@ pub const fn opening_set(hash: u64, sets: u32) -> u32 {
 pub struct FirstSyns {
     /// A byte of the hash of each one's key, never zero.
     pub tag: [u8; FIRST_SYNS],
+}
+
+/// Connections that others took the place of; see `struct displaced` in `bpf/abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Displaced {
+    /// Of each a part of its hash, when, its backend and its source port; 0: none.
+    pub entry: [u64; DISPLACED_WAYS],
 }
 
 /// How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on.

@@ -261,14 +261,6 @@ pub struct SnatKept {
     pub entry: [u32; SNAT_KEPT_WAYS],
 }
 
-/// Connections that others took the place of; see `struct displaced` in `bpf/abi.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Displaced {
-    /// Of each a part of its hash, when, its backend and its source port; 0: none.
-    pub entry: [u64; DISPLACED_WAYS],
-}
-
 /// See `struct service_counters` in `bpf/abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
