@@ -176,7 +176,7 @@ struct pace {
 	__u32 told;  /* HOST, in that tick */
 	__u32 pad;   /* zero */
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
-	__u64 adopted; /* HOST, connections that were met in their middle and got an endpoint by their hash */
+	__u64 adopted; /* HOST, connections that were met in their middle: an endpoint by hash or by displaced */
 };
 
 /*

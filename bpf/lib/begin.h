@@ -181,26 +181,32 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 	return p->reset ? -REASON_STALE : 0;
 }
 
-/* Gives the request the backend of a connection that a flood has left nothing else of. Returns whether there was one. */
-static __always_inline bool goes_on_there(struct request *request, const struct packet *p, const bool v6)
+/*
+ * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
+ * its place, and one.
+ */
+static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
 {
-	const __u32 id = flow_displaced(p, v6);
+	const __u64 entry = flow_displaced(p, v6);
+	const __u32 id = displaced_backend(entry);
 	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
 
 	/* Some of the hash is known, so that it may be another's. */
-	return backend && backend->service == request->service && backend->proto == IPPROTO_TCP &&
-	       is_in_ranges(request) && take(request, id);
+	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
+	    !is_in_ranges(request) || !take(request, id))
+		return 0;
+	return displaced_ago(entry) + 1;
 }
 
 /* Functions of their own, for the stack's sake. */
 __noinline int goes_on_there4(struct request *request, const struct packet *p)
 {
-	return request && p ? goes_on_there(request, p, false) : false;
+	return request && p ? goes_on_there(request, p, false) : 0;
 }
 
 __noinline int goes_on_there6(struct request *request, const struct packet *p)
 {
-	return request && p ? goes_on_there(request, p, true) : false;
+	return request && p ? goes_on_there(request, p, true) : 0;
 }
 
 /*
@@ -212,6 +218,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	const struct config *config = config_get();
 	const struct frontend *frontend;
 	struct request request;
+	__u32 ago = 0;
 	int error;
 
 	if (!config || is_loopback(&p->dst, v6))
@@ -240,7 +247,13 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	request.kind = frontend->kind;
 	request.class = traffic_class_of(frontend, from_outside);
 	request.unsure = unsure_of(p, config);
-	if (p->proto != IPPROTO_TCP || p->syn || !(v6 ? goes_on_there6(&request, p) : goes_on_there4(&request, p)))
+	flow->created = flow->last_seen = now_ticks();
+	/* For what its client keeps it is no newer than it is. */
+	if (p->proto == IPPROTO_TCP && !p->syn)
+		ago = v6 ? goes_on_there6(&request, p) : goes_on_there4(&request, p);
+	if (ago)
+		flow->created -= ago - 1;
+	else
 		error = choose(&request);
 	/* XDP leaves it to tc, which answers and counts. */
 	if (error && !(CTX_XDP && wants_answer(-error)))
@@ -252,7 +265,6 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (masquerades(config, &request, from_outside, v6))
 		flow->flags |= FLOW_SNAT;
 	flow->flags |= FLOW_OPENING;
-	flow->created = flow->last_seen = now_ticks();
 	return error;
 }
 

@@ -66,12 +66,12 @@ static __always_inline __u32 opening_rank(struct opening_head *head, __u32 way, 
 	return marks >> way * OPENING_MARK << OPENING_RANK_SHIFT | age;
 }
 
-/* Takes an entry that is neither being written nor kept. Returns whether it could. */
-static __always_inline bool opening_take_ranked(struct opening_head *head, __u32 way, __u32 marks)
+/* Takes an entry that is neither being written nor kept. Returns its rank, or 0 if it could not. */
+static __always_inline __u32 opening_take_ranked(struct opening_head *head, __u32 way, __u32 marks)
 {
-	__u32 tag = head->tag[way];
+	__u32 tag = head->tag[way], rank = opening_rank(head, way, marks);
 
-	return opening_rank(head, way, marks) && opening_take(head, way, tag);
+	return rank && opening_take(head, way, tag) ? rank : 0;
 }
 
 /* What opening_claim() returns beside the entry: a bit for each that is passed over, from this one on. */
@@ -129,7 +129,7 @@ __noinline int opening_claim(struct opening_head *head, __u32 marks)
 		__u32 others = OPENING_WAYS - 1;
 
 #pragma clang loop unroll(disable)
-		while (others && !opening_take_ranked(head, (first + others) & (OPENING_WAYS - 1), marks))
+		while (others && !(most = opening_take_ranked(head, (first + others) & (OPENING_WAYS - 1), marks)))
 			others--;
 		if (!others)
 			return -1;

@@ -52,6 +52,12 @@ static __noinline void displace(const word *key, const struct flow *flow, __u32 
 					   (__u64)flow->backend << DISPLACED_BACKEND | bpf_ntohs(flow->snat_port);
 }
 
+/* Ticks since it lost its place. */
+static __always_inline __u32 displaced_ago(__u64 entry)
+{
+	return (now_ticks() - (__u32)(entry >> DISPLACED_TICK)) & DISPLACED_TICKS;
+}
+
 /* What is remembered of the connection with a key, or 0. A client asks for so long as for an answer to its SYN, or begins anew. */
 static __always_inline __u64 displaced_find(const word *key, const __u32 words)
 {
@@ -59,8 +65,7 @@ static __always_inline __u64 displaced_find(const word *key, const __u32 words)
 	__u64 hash = opening_hash(key, words, config ? config->hash_seed : 0);
 	__u64 *place = displaced_place(hash), entry = place ? *(volatile __u64 *)place : 0;
 
-	if (entry >> DISPLACED_TAG != displaced_tag(hash) ||
-	    ((now_ticks() - (__u32)(entry >> DISPLACED_TICK)) & DISPLACED_TICKS) > OPENING_IDLE)
+	if (entry >> DISPLACED_TAG != displaced_tag(hash) || displaced_ago(entry) > OPENING_IDLE)
 		return 0;
 	return entry;
 }

@@ -145,13 +145,13 @@ __noinline __u64 displaced6(const struct flow_key6 *key)
 	return key ? displaced_find((const word *)key, sizeof(*key) / sizeof(word)) : 0;
 }
 
-/* The backend of the connection in whose middle a client's packet is, if another flow took its place, or 0. */
-static __always_inline __u32 flow_displaced(const struct packet *p, const bool v6)
+/* The same of the connection in whose middle a client's packet is. */
+static __always_inline __u64 flow_displaced(const struct packet *p, const bool v6)
 {
 	union flow_key key;
 
 	packet_key(&key, p, v6);
-	return displaced_backend(v6 ? displaced6(&key.v6) : displaced4(&key.v4));
+	return v6 ? displaced6(&key.v6) : displaced4(&key.v4);
 }
 
 /* Key of what a backend says to somebody at a port. */

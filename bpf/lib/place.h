@@ -101,6 +101,7 @@ struct snat_search {
 	struct snat_counter *counter; /* of the backend */
 	__be16 port;		      /* BE, what was found; 0 so far */
 	bool keeps;		      /* the first round is for the port that was kept */
+	bool begins;		      /* with a SYN */
 	/* Of this round, here for the stack's sake: whether the port is that one, and who asks for it. */
 	bool again;
 	__u8 claim;
@@ -148,14 +149,14 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
  */
 static __always_inline __be16 snat_again(struct snat_search *search, const bool v6)
 {
+	const __be16 kept = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
 	__be16 port = 0;
 
-	if (!search->reply.asked)
+	if (!search->begins)
 		port = v6 ? snat_displaced_port6(&search->reply) : snat_displaced_port4(&search->reply);
-	if (!port) {
-		port = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
+	port = port ?: kept;
+	if (port == kept)
 		search->reply.flags |= FLOW_KEPT;
-	}
 	return port && snat_port_from(bpf_ntohs(port)) == bpf_ntohs(port) ? port : 0;
 }
 
@@ -238,6 +239,7 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	search.port = 0;
 	reply_of(&search.reply, p, flow, asked);
 	search.keeps = backend->proto == IPPROTO_TCP;
+	search.begins = p->syn;
 	rounds = backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES + search.keeps;
 	/* A loop of the kernel's: the verifier walks one round of it. */
 	bpf_loop(rounds, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);

@@ -37,8 +37,8 @@ quiet=(--quiet)
 [[ ${V:-} != 1 ]] || quiet=()
 cargo test "${quiet[@]}" --no-fail-fast --no-run "${packages[@]}"
 
-# Tests wait for agents, API servers and clocks for half of their time.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+# Tests wait for agents, API servers and clocks for much of their time.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) + 1))}
 status=0
 cargo test --no-fail-fast "${packages[@]}" -- --show-output "$@" 2>&1 </dev/null | tee "$log" | show || status=$?
 

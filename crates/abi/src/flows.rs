@@ -227,7 +227,7 @@ pub struct Pace {
     pub pad: u32,
     /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
     pub lost: u64,
-    /// Connections that were met in their middle and got an endpoint by their hash.
+    /// Connections that were met in their middle, and got an endpoint by their hash or by what a flood had left of them.
     pub adopted: u64,
 }
 

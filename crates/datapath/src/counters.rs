@@ -73,7 +73,7 @@ impl Counters {
         self.paces(|pace| pace.lost)
     }
 
-    /// Connections that were met in their middle, with nothing known of them, and got an endpoint by their hash. In a flood, in which
+    /// Connections that were met in their middle, of which no table knew, and got an endpoint by their hash, or by what a flood had left of them. In one, in which
     /// no SYN is remembered, these are all that begin.
     ///
     /// # Errors

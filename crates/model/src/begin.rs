@@ -127,15 +127,16 @@ impl Model {
         let frontend = frontend.ok_or(abi::REASON_UNUSED_PORT)?;
         let request =
             Request { avoid: known.map(|flow| flow.backend), ..Request::new(self, p, frontend, from_outside) };
-        let known_there = self.goes_on_there(p, &request);
-        let choice = known_there.map_or_else(|| self.choose(request, place.drawn), Ok).inspect_err(|reason| {
+        let (now, known_there) = (self.now.ticks, self.goes_on_there(p, &request));
+        let chosen = known_there.map_or_else(|| Ok((self.choose(request, place.drawn)?, now)), Ok);
+        let (choice, created) = chosen.inspect_err(|reason| {
             // XDP leaves it to tc, which answers and counts.
             if !(place.is_xdp() && crate::hooks::is_answered(*reason)) {
                 self.count_refusal(frontend.service, *reason);
             }
         })?;
         let retries = known.map_or(0, |flow| flow.retries + u16::from(flow.backend != choice.backend));
-        let flow = Flow { retries, ..self.new_flow(choice.backend, frontend.service) };
+        let flow = Flow { retries, created, ..self.new_flow(choice.backend, frontend.service) };
         let masquerade = self.masquerades(p.family, frontend, from_outside);
         let direct = from_outside && !masquerade && self.goes_direct(p, &flow, frontend, place);
         Ok(Started { flow, masquerade, direct })

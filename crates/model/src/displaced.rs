@@ -16,14 +16,14 @@ impl Model {
         }
     }
 
-    /// The backend of a connection in whose middle a packet is, of which no table knows more.
-    pub(crate) fn goes_on_there(&mut self, p: &Packet, request: &Request) -> Option<Choice> {
+    /// The backend of a connection in whose middle a packet is, of which no table knows more, and when it began.
+    pub(crate) fn goes_on_there(&mut self, p: &Packet, request: &Request) -> Option<(Choice, u32)> {
         let (slot, then) = *self.tables.displaced.get(&p.key())?;
         let backend = self.control.backend(slot);
         let is_its = backend.service == request.frontend.service && backend.proto == TCP && self.is_used(slot);
         if p.syn || self.now.is_idle(then, abi::OPENING_IDLE) || !is_its || !self.is_in_ranges(request) {
             return None;
         }
-        Some(self.take(slot, request))
+        Some((self.take(slot, request), then))
     }
 }

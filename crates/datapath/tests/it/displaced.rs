@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use weir_abi as abi;
-use weir_core::model::Protocol;
+use weir_core::model::{Protocol, Service};
 use weir_core::ops::Capacity;
 use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
 use crate::case::{Case, cases};
 use crate::entries::age_displaced;
+use crate::flood::kept;
 use crate::node::{Node, web};
 use crate::openings::{allow, begins, flood, flows, open_in_flood};
 use crate::pins::SMALL;
@@ -22,6 +23,11 @@ const FEW: Capacity = Capacity { openings: 256, ..SMALL };
 /// The endpoint on the same node as a way's, to which connections go that begin later.
 const fn later((node, _): (u8, u8)) -> (u8, u8) {
     (node, 3)
+}
+
+/// Clients keep the endpoint of their latest connection that went on.
+fn service() -> Service {
+    Service { affinity: Some(300), ..web() }
 }
 
 /// A connection by one way: the client's first packet, and how its endpoint saw it.
@@ -58,7 +64,7 @@ impl Begun {
 
 /// Connections by a way to its endpoint, whose SYNs were answered, and whose places a flood has before their clients are heard of.
 fn displaced(node: &mut Node, case: Case, way: Way, floods: &mut u32) -> Vec<Begun> {
-    node.serve(web(), &[way.endpoint]);
+    node.serve(service(), &[way.endpoint]);
     let open = || {
         let talk = Talk::open(node, case, way);
         talk.accept();
@@ -88,7 +94,7 @@ fn each_way(what: &str, draining: bool, mut test: impl FnMut(&Node, Case, Vec<Be
         for way in WAYS {
             let begun = displaced(&mut node, case, way, &mut floods);
             let endpoints = [way.endpoint];
-            node.serve_draining(web(), &[later(way.endpoint)], if draining { &endpoints } else { &[] });
+            node.serve_draining(service(), &[later(way.endpoint)], if draining { &endpoints } else { &[] });
             test(&node, case, begun);
         }
     }
@@ -178,6 +184,26 @@ fn a_connection_that_begins_in_a_flood_at_the_port_of_a_displaced_one_goes_on_wh
             assert!(begun.is_later(&begun.sent(node, &begun.first)), "{:?}", begun.way);
             assert!(begun.is_later(&begun.next(node, case)), "{:?}", begun.way);
             allow(node, u32::MAX);
+        }
+    });
+}
+
+#[test]
+fn a_client_keeps_the_endpoint_of_its_latest_connection_whichever_displaced_one_goes_on_after_it() {
+    each_way("connections that went on after later ones", true, |node, case, all| {
+        age_displaced(node, 2);
+        for begun in all {
+            let latest = Talk::open(node, case, begun.way);
+            latest.accept();
+            latest.client_goes_on();
+            let keeps = |packet: &Packet| kept(node, case, begun.way.client) == Some(packet.destination);
+            assert!(begun.is_later(&latest.seen) && keeps(&latest.seen), "{:?}", begun.way);
+            if !begun.is_later(&begun.next(node, case)) {
+                let talk = begun.talk(node, case);
+                talk.endpoint_goes_on();
+                talk.client_goes_on();
+            }
+            assert!(keeps(&latest.seen), "{:?}", begun.way);
         }
     });
 }

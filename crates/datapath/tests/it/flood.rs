@@ -124,7 +124,7 @@ fn a_client_of_a_flood_reaches_the_backend_that_has_answered_it_whatever_is_open
 }
 
 /// The endpoint that a client keeps.
-fn kept(node: &Node, case: Case, client: Pair) -> Option<IpAddr> {
+pub(crate) fn kept(node: &Node, case: Case, client: Pair) -> Option<IpAddr> {
     let service = node.frontend(case.at(CLUSTER_IP, PORT), case.protocol).1.service;
     let affinities = node.view.affinities().unwrap();
     let is_its = |key: &abi::AffinityKey| key.service == service && key.client.ip() == case.ip(client);
