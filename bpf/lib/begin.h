@@ -10,6 +10,7 @@
 #include "direct.h"
 #include "pace.h"
 #include "place.h"
+#include "recall.h"
 #include "silence.h"
 #include "step.h"
 #include "tunnel.h"
@@ -70,18 +71,6 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 	if (p->proto == IPPROTO_TCP || (flood && p->syn))
 		unsure |= UNSURE_KEEP_NOTHING;
 	return unsure;
-}
-
-/* Writes no entry for a flow whose SYN is one of a flood: the client's next packet is hashed alike. Weights may move until then. Returns 0. */
-static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
-{
-	union flow_key key;
-
-	if (p->proto != IPPROTO_TCP)
-		return 0;
-	packet_key(&key, p, v6);
-	displace((const word *)&key, flow, (v6 ? sizeof(key.v6) : sizeof(key.v4)) / sizeof(word));
-	return 0;
 }
 
 /*
@@ -179,34 +168,6 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 		return -REASON_MID_FLOW;
 	/* A reset needs no flow; passed on untranslated it would reach whoever owns the address. */
 	return p->reset ? -REASON_STALE : 0;
-}
-
-/*
- * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
- * its place, and one.
- */
-static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
-{
-	const __u64 entry = flow_displaced(p, v6);
-	const __u32 id = displaced_backend(entry);
-	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
-
-	/* Some of the hash is known, so that it may be another's. */
-	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
-	    !is_in_ranges(request) || !take(request, id))
-		return 0;
-	return displaced_ago(entry) + 1;
-}
-
-/* Functions of their own, for the stack's sake. */
-__noinline int goes_on_there4(struct request *request, const struct packet *p)
-{
-	return request && p ? goes_on_there(request, p, false) : 0;
-}
-
-__noinline int goes_on_there6(struct request *request, const struct packet *p)
-{
-	return request && p ? goes_on_there(request, p, true) : 0;
 }
 
 /*

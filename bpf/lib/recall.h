@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Connections of which nothing but a memory is left (displaced.h): what leaves one, and what goes on from it. */
+#ifndef WEIR_RECALL_H
+#define WEIR_RECALL_H
+
+#include "choose.h"
+
+/* Writes no entry for a flow whose SYN is one of a flood: the client's next packet is hashed alike. Weights may move until then. Returns 0. */
+static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	union flow_key key;
+
+	if (p->proto != IPPROTO_TCP)
+		return 0;
+	packet_key(&key, p, v6);
+	displace((const word *)&key, flow, (v6 ? sizeof(key.v6) : sizeof(key.v4)) / sizeof(word));
+	return 0;
+}
+
+/*
+ * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
+ * its place, and one.
+ */
+static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
+{
+	const __u64 entry = flow_displaced(p, v6);
+	const __u32 id = displaced_backend(entry);
+	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
+
+	/* Some of the hash is known, so that it may be another's. */
+	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
+	    !is_in_ranges(request) || !take(request, id))
+		return 0;
+	return displaced_ago(entry) + 1;
+}
+
+/* Functions of their own, for the stack's sake. */
+__noinline int goes_on_there4(struct request *request, const struct packet *p)
+{
+	return request && p ? goes_on_there(request, p, false) : 0;
+}
+
+__noinline int goes_on_there6(struct request *request, const struct packet *p)
+{
+	return request && p ? goes_on_there(request, p, true) : 0;
+}
+
+#endif
