@@ -160,7 +160,10 @@ struct first_syns {
 	__u8 tag[FIRST_SYNS];
 };
 
-/* By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they went on, or none was written in a flood. */
+/*
+ * By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they
+ * went on, or none was written in a flood.
+ */
 struct displaced {
 	/*
 	 * HOST: bits 16 to 31 of the hash, whose lower bits name the place here; 8 bits of the tick in which it lost its place, 24 of its

@@ -10,6 +10,10 @@ use crate::bpffs::pinned;
 use crate::prog_run::{bpf, info, unset};
 use crate::{Error, Result};
 
+/// So many entries in an LRU table, and nobody else gets it: what was removed lies ready for one CPU, and the kernel has others' entries go
+/// before it asks there.
+const FEW_ENTRIES: usize = 512;
+
 /// Maps of a directory, and what their arrays held.
 #[derive(Debug)]
 pub struct Pristine {
@@ -27,11 +31,11 @@ impl Pristine {
         Ok(Self { maps: maps.collect::<Result<_>>()? })
     }
 
-    /// Empties all tables, and has arrays hold what they held. Returns how many entries the fullest LRU table had.
+    /// Empties all tables, and has arrays hold what they held. Returns whether others may have the maps: no LRU table was full.
     ///
     /// # Errors
     /// When the kernel refuses it.
-    pub fn restore(&self) -> Result<usize> {
+    pub fn restore(&self) -> Result<bool> {
         let mut most = 0;
         for map in &self.maps {
             let removed = map.restore().map_err(Error::file("restore", &map.pin))?;
@@ -39,7 +43,7 @@ impl Pristine {
                 most = most.max(removed);
             }
         }
-        Ok(most)
+        Ok(most <= FEW_ENTRIES)
     }
 }
 

@@ -52,9 +52,6 @@ pub(super) struct Prepared {
 
 /// Those that no agent has, and where they are meanwhile.
 static IDLE: Mutex<Vec<(PathBuf, Prepared)>> = Mutex::new(Vec::new());
-/// So many entries in an LRU table, and nobody else gets it: what was removed lies ready for one CPU, and the kernel has others' entries go
-/// before it asks there.
-const FEW_ENTRIES: usize = 512;
 
 impl Prepared {
     /// Has an agent in a namespace find programs on empty maps at `pins`.
@@ -87,7 +84,7 @@ impl Prepared {
         for mark in dir.entries()?.into_iter().filter(|name| !self.directories.contains(name)) {
             let _ = fs::remove_dir(pins.join(mark));
         }
-        if filters || dir.entries()? != self.directories || self.pristine.restore()? > FEW_ENTRIES {
+        if filters || dir.entries()? != self.directories || !self.pristine.restore()? {
             return Ok(false);
         }
         let name = format!("w{}-idle-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
