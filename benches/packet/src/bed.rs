@@ -239,7 +239,7 @@ impl Bed {
     pub(crate) fn known(&self) -> Result<[usize; 2]> {
         let view = self.view()?;
         let mut flows = 0;
-        view.visit_flows(|_| flows += 1)?;
+        view.visit_flows(|_, _| flows += 1)?;
         let replies = match self.setting.family {
             Family::V4 => view.replies4()?.len(),
             Family::V6 => view.replies6()?.len(),

@@ -18,9 +18,12 @@ const UDP: u8 = 17;
 /// Ticks without a packet after which a flow is over, as the programs judge it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct IdleLimits {
-    udp: u32,
-    tcp: u32,
-    half_closed: u32,
+    /// Of datagrams.
+    pub udp: u32,
+    /// Of connections and associations.
+    pub tcp: u32,
+    /// Of those that one side has closed.
+    pub half_closed: u32,
 }
 
 impl IdleLimits {

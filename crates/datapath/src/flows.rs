@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use weir_abi as abi;
+use weir_core::model::Protocol;
 use weir_core::ops::FrontendKey;
 
 use crate::error::Result;
@@ -69,13 +70,26 @@ impl Flows {
     /// # Errors
     /// When a map cannot be read or written; flows that were found before are deleted then.
     pub(crate) fn forget(&self, owners: &HashMap<FrontendKey, Option<u32>>) -> Result<()> {
+        let is_left =
+            |key: &FrontendKey, flow: &abi::Flow| owners.get(key).is_some_and(|now| *now != Some(flow.service));
         if owners.keys().any(|key| key.address.is_ipv4()) {
-            forget_all(&self.v4, owners)?;
+            forget_all(&self.v4, &is_left)?;
         }
         if owners.keys().any(|key| key.address.is_ipv6()) {
-            forget_all(&self.v6, owners)?;
+            forget_all(&self.v6, &is_left)?;
         }
         Ok(())
+    }
+
+    /// Deletes the flows of datagrams that are to no frontend, or to one that is another service's by now. `owner` is whose a frontend is.
+    ///
+    /// # Errors
+    /// As [`Flows::forget`].
+    pub(crate) fn forget_strange(&self, owner: impl Fn(&FrontendKey) -> Option<u32>) -> Result<()> {
+        let is_strange = |key: &FrontendKey, flow: &abi::Flow| {
+            key.protocol == Protocol::Udp.number() && owner(key) != Some(flow.service)
+        };
+        forget_all(&self.v4, &is_strange).and(forget_all(&self.v6, &is_strange))
     }
 }
 
@@ -91,7 +105,8 @@ fn visit_all<K: FlowKey>(
     tables: &[FlowTable<K, K::Flow>],
     visit: &mut impl FnMut(&'static str, Client, &abi::Flow),
 ) -> Result<()> {
-    tables.iter().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.ends(), flow.as_ref())))
+    // What moves meanwhile is written among those that go on before it is gone from those that begin: in this order none is missed.
+    tables.iter().rev().try_for_each(|table| table.visit(|key, flow| visit(table.name(), key.ends(), flow.as_ref())))
 }
 
 pub(crate) fn displaced<K: FlowKey, V: Kept>(tables: &[FlowTable<K, V>]) -> Result<BTreeMap<&'static str, u64>> {
@@ -99,9 +114,12 @@ pub(crate) fn displaced<K: FlowKey, V: Kept>(tables: &[FlowTable<K, V>]) -> Resu
     tables.iter().filter_map(|table| of(table).transpose()).collect()
 }
 
-fn forget_all<K: FlowKey>(tables: &[FlowTable<K, K::Flow>], owners: &HashMap<FrontendKey, Option<u32>>) -> Result<()> {
-    let is_left = |key: &K, flow: &K::Flow| {
-        owners.get(&key.ends().frontend()).is_some_and(|now| *now != Some(flow.as_ref().service))
-    };
-    tables.iter().try_for_each(|table| table.remove(is_left))
+/// Deletes flows, in the order of [`visit_all`]. A program may have found a frontend that is gone by now, and have yet to write its flow: it will
+/// have done so when the others are read.
+fn forget_all<K: FlowKey>(
+    tables: &[FlowTable<K, K::Flow>],
+    is_left: &impl Fn(&FrontendKey, &abi::Flow) -> bool,
+) -> Result<()> {
+    let order = tables.iter().rev().chain(tables.last());
+    order.into_iter().try_for_each(|table| table.remove(|key, flow| is_left(&key.ends().frontend(), flow.as_ref())))
 }

@@ -26,6 +26,7 @@ mod other_nodes;
 mod pins;
 mod programs;
 mod rehearsal;
+mod replaced;
 mod resize;
 mod shortcuts;
 mod sockets;

@@ -21,6 +21,7 @@ use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
 use crate::objects::{self, SOCK, TC, XDP};
 use crate::pins::{PinDir, PinLock, READ_ONLY};
+use crate::replaced;
 use crate::resize;
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
@@ -51,7 +52,8 @@ impl Datapath {
     /// Loads the programs, on the maps that are pinned or on new ones. Nothing is attached and no traffic changes yet. Where an agent
     /// with the same programs has kept them on the same maps, they are those.
     ///
-    /// A pinned map of another size is replaced by a larger or smaller copy; one of another layout is left behind.
+    /// A pinned map of another size is replaced by a larger or smaller copy; one of another layout is left behind. What is replaced serves until
+    /// [`Datapath::finish_switch`], and the next agent finds it if this one ends before that.
     ///
     /// # Errors
     /// No bpffs, another agent, a missing capability, an object that the verifier refuses.
@@ -63,6 +65,7 @@ impl Datapath {
         }
         pins.create()?;
         let lock = pins.lock()?;
+        replaced::put_back(&pins)?;
         pins.forget_stale_maps()?;
         let mut resized = Vec::new();
         let (mut adopted, mut maps) = (true, Vec::new());
@@ -80,7 +83,12 @@ impl Datapath {
         });
         let is_new = maps.len() < MAPS.len() || programs.len() < program_count();
         if is_new {
-            kept = load_all(&pins, capacity, &resized).inspect_err(|_| restore(&pins, &resized))?;
+            kept = load_all(&pins, capacity, &resized).inspect_err(|_| {
+                // A size that the kernel refuses must not cost the flows and slots in the maps of the old one.
+                if let Err(cause) = replaced::put_back(&pins) {
+                    warn!(%cause, "maps of the old size are not back in their places; the next start tries again");
+                }
+            })?;
             programs = kept::open(&kept)?;
         }
         if let Err(cause) = kept::forget_others(&pins, &kept) {
@@ -220,7 +228,7 @@ impl Datapath {
         self.resized.clear();
         self.store.former_flows = Flows::default();
         self.hold(false)?;
-        copied
+        copied.and(replaced::forget(&self.pins))
     }
 
     fn hold(&self, hold: bool) -> Result<()> {
@@ -246,7 +254,7 @@ enum Existing {
     Resized(OwnedFd),
 }
 
-/// Looks at a pin, and takes it away unless the loader may use it as it is.
+/// Looks at a pin, and takes it out of the way unless the loader may use it as it is.
 fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existing> {
     let path = pins.map(spec.name);
     let fd = match sys::obj_get(&path, 0) {
@@ -255,20 +263,20 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
         Err(e) => return Err(Error::io(format!("cannot open {}", path.display()), e)),
     };
     let found = MapSpec::info(fd.as_fd(), &path)?;
-    let existing = match spec.fit(&found, Some(capacity)) {
-        Fit::Same => return Ok(Existing::Fits(found.id)),
+    match spec.fit(&found, Some(capacity)) {
+        Fit::Same => Ok(Existing::Fits(found.id)),
         Fit::Resized => {
             info!(map = spec.name, from = found.max_entries, to = spec.entries(capacity), "resizing map");
-            Existing::Resized(fd)
+            replaced::move_aside(pins, spec)?;
+            Ok(Existing::Resized(fd))
         }
         Fit::Foreign => {
             let error = spec.require(&found, &path).err().map(|e| e.to_string());
             warn!(map = spec.name, error, "starting with a new map");
-            Existing::Missing
+            fs::remove_file(&path).map_err(|e| Error::io(format!("cannot remove {}", path.display()), e))?;
+            Ok(Existing::Missing)
         }
-    };
-    fs::remove_file(&path).map_err(|e| Error::io(format!("cannot remove {}", path.display()), e))?;
-    Ok(existing)
+    }
 }
 
 /// Loads the programs, keeps them, and fills the maps of another size from those that they replace. Returns where they are kept.
@@ -306,16 +314,4 @@ fn former_flows(resized: &[(MapSpec, OwnedFd)]) -> Result<Flows> {
         former.transpose().map_err(|e| Error::io(format!("cannot keep the former {name}"), e))
     };
     Flows::open(descriptor, true)
-}
-
-/// Puts the maps of the old size back: a size that the kernel refuses must not cost the flows and slots in them.
-fn restore(pins: &PinDir, resized: &[(MapSpec, OwnedFd)]) {
-    for (spec, old) in resized {
-        let path = pins.map(spec.name);
-        // Missing, if the new map was not made.
-        let _ = fs::remove_file(&path);
-        if let Err(cause) = sys::obj_pin(old.as_fd(), &path) {
-            warn!(map = spec.name, %cause, "cannot pin the old map again; the next start begins with an empty one");
-        }
-    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
 //! the version: their program is replaced in one step, and with it the maps that it uses; or they are moved aside for a while
-//! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
+//! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`; so are maps while others of another size take their place (`replaced.rs`), to
+//! `replaced-maps-v<ABI_VERSION>/NAME`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
 //! Programs are kept in `programs-<MADE_OF>/NAME` (`kept.rs`).
 
 use std::ffi::{OsStr, OsString};
@@ -28,6 +29,12 @@ const MAPS: &str = "maps-v";
 
 /// What the names of directories of former links begin with; the version of the agent that has found them follows.
 const FORMER_LINKS: &str = "former-links-v";
+
+/// The same of directories of maps that copies of another size replace; the version of the maps follows.
+const REPLACED_MAPS: &str = "replaced-maps-v";
+
+/// The same, once they are replaced: nobody needs them any more.
+const UNUSED_MAPS: &str = "unused-maps-v";
 
 /// What the names of marks begin with; the version whose programs serve follows.
 const SERVING: &str = "serving-v";
@@ -72,6 +79,16 @@ impl PinDir {
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps().join(name)
+    }
+
+    /// Directory of maps that copies of another size replace. It is there until no link runs programs on them.
+    pub(crate) fn replaced_maps(&self) -> PathBuf {
+        self.root.join(format!("{REPLACED_MAPS}{ABI_VERSION}"))
+    }
+
+    /// The same, once none does.
+    pub(crate) fn unused_maps(&self) -> PathBuf {
+        self.root.join(format!("{UNUSED_MAPS}{ABI_VERSION}"))
     }
 
     /// Directory of the links.
@@ -261,7 +278,10 @@ impl PinDir {
     /// Whether a name in the root is one of ours, of whatever version.
     #[must_use]
     pub fn is_own(name: &str) -> bool {
-        name == LINKS || [MAPS, FORMER_LINKS, SERVING, PROGRAMS].iter().any(|kind| name.starts_with(kind))
+        name == LINKS
+            || [MAPS, FORMER_LINKS, REPLACED_MAPS, UNUSED_MAPS, SERVING, PROGRAMS]
+                .iter()
+                .any(|kind| name.starts_with(kind))
     }
 
     /// Whether a pin is one of a link, by the directory that it is in.

@@ -152,6 +152,17 @@ impl KernelStore {
         [&self.former_flows, &self.flows].into_iter().try_for_each(|flows| flows.forget(&owners))
     }
 
+    /// Forgets the flows of datagrams that are to no frontend or to another service's. Who was to forget them may have ended before it did.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub fn forget_strange_flows(&self) -> Result<()> {
+        let owners: HashMap<_, _> =
+            self.frontends.entries()?.into_iter().map(|(key, frontend)| (key, frontend.service)).collect();
+        let owner = |key: &FrontendKey| owners.get(key).copied();
+        [&self.former_flows, &self.flows].into_iter().try_for_each(|flows| flows.forget_strange(owner))
+    }
+
     fn source_ranges(&self) -> Result<Vec<SourceRange>> {
         // Without buckets the kernel begins anew where an entry is gone, and gives some twice.
         let ranges: BTreeSet<_> =

@@ -176,13 +176,21 @@ impl View {
         &self.counters
     }
 
-    /// Shows all flows of both families to `visit`, in no order, those that are over included. A system call for each 4096
-    /// of them: ADR 18 says what that takes.
+    /// Shows all flows of both families to `visit`, in no order, those that are over included, each with its IP protocol number. A
+    /// system call for each 4096 of them: ADR 18 says what that takes.
     ///
     /// # Errors
     /// When a map cannot be read, after some flows were visited.
-    pub fn visit_flows(&self, mut visit: impl FnMut(&abi::Flow)) -> Result<()> {
-        self.store.flows.visit(|_, _, flow| visit(flow))
+    pub fn visit_flows(&self, mut visit: impl FnMut(u8, &abi::Flow)) -> Result<()> {
+        self.store.flows.visit(|_, Client { protocol, .. }, flow| visit(protocol, flow))
+    }
+
+    /// How long the programs take silent flows for open ones.
+    ///
+    /// # Errors
+    /// Never in practice; the slot exists.
+    pub fn idle_limits(&self) -> Result<IdleLimits> {
+        Ok(IdleLimits::of(&self.config()?))
     }
 
     /// How many entries each flow table has and may have, at a tick of flows' times. Takes as long as [`View::visit_flows`].
@@ -190,7 +198,7 @@ impl View {
     /// # Errors
     /// When a map cannot be read.
     pub fn flow_uses(&self, tick: u32) -> Result<BTreeMap<&'static str, TableUse>> {
-        let limits = IdleLimits::of(&self.config()?);
+        let limits = self.idle_limits()?;
         let mut uses = BTreeMap::new();
         for name in Flows::names() {
             let (_, entries) = self.pins.open_map(&spec(name), READ_ONLY)?;

@@ -6,6 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use weir_abi as abi;
+use weir_core::flow_pressure::IdleLimits;
 
 use crate::source::{Failure, Source};
 
@@ -17,11 +18,17 @@ pub trait FlowTable {
     /// What tick it is, on the clock of [`abi::Flow::last_seen`].
     fn tick(&self) -> u32;
 
-    /// Calls `visit` with every flow.
+    /// How long the programs take silent flows for open ones.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn limits(&self) -> Result<IdleLimits, Self::Error>;
+
+    /// Calls `visit` with the IP protocol number of every flow, and the flow.
     ///
     /// # Errors
     /// When a table cannot be read.
-    fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Self::Error>;
+    fn visit(&self, visit: &mut dyn FnMut(u8, &abi::Flow)) -> Result<(), Self::Error>;
 
     /// Calls `visit` with the slot, the generation and the [`abi::BackendCounters::balance`] of every endpoint.
     ///
@@ -60,13 +67,31 @@ pub type OpenByBackend = HashMap<(u32, u32), Open>;
 #[derive(Debug)]
 pub struct OpenFlows<T> {
     table: T,
-    idle: u32,
 }
 
 impl<T> OpenFlows<T> {
-    /// A flow is open until it has ended, or until it was idle for so many ticks: entries stay for long after.
-    pub const fn new(table: T, idle: u32) -> Self {
-        Self { table, idle }
+    /// Those of a node's tables.
+    pub const fn new(table: T) -> Self {
+        Self { table }
+    }
+}
+
+impl<T: FlowTable> OpenFlows<T> {
+    fn count(&self) -> Result<OpenByBackend, T::Error> {
+        let (tick, limits) = (self.table.tick(), self.table.limits()?);
+        let mut open = OpenByBackend::new();
+        // What begins or ends while the table is read may count twice, until it is read again.
+        self.table.balances(&mut |slot, generation, balance| {
+            open.insert((slot, generation), Open { flows: 0, balance });
+        })?;
+        self.table.visit(&mut |protocol, flow| {
+            // A flood leaves many that begin, of datagrams too: of those only what nobody else will be asked for.
+            let is_left = flow.is_opening() && age(flow.last_seen, tick) > abi::OPENING_IDLE;
+            if limits.is_open(protocol, flow, tick) && !is_left {
+                open.entry((flow.backend, flow.generation)).or_default().flows += 1;
+            }
+        })?;
+        Ok(open)
     }
 }
 
@@ -78,22 +103,8 @@ impl<T: FlowTable> Source for OpenFlows<T> {
     }
 
     fn read(&mut self, _now: Instant) -> Result<Option<OpenByBackend>, Failure> {
-        let (tick, idle) = (self.table.tick(), self.idle);
-        let mut open = OpenByBackend::new();
-        // What begins or ends while the table is read may count twice, until it is read again.
-        let balances = self.table.balances(&mut |slot, generation, balance| {
-            open.insert((slot, generation), Open { flows: 0, balance });
-        });
-        let visited = self.table.visit(&mut |flow| {
-            // A flood leaves many that begin.
-            let idle = if flow.is_opening() { idle.min(abi::OPENING_IDLE) } else { idle };
-            if flow.flags & abi::FLOW_ENDED == 0 && age(flow.last_seen, tick) <= idle {
-                open.entry((flow.backend, flow.generation)).or_default().flows += 1;
-            }
-        });
-        let object = || "table of flows".to_owned();
-        balances.and(visited).map_err(|cause| Failure::Missing { object: object(), cause: cause.into() })?;
-        Ok(Some(open))
+        let missing = |cause: T::Error| Failure::Missing { object: "table of flows".to_owned(), cause: cause.into() };
+        self.count().map(Some).map_err(missing)
     }
 }
 

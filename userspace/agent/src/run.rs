@@ -5,7 +5,6 @@ mod signals;
 mod source;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::future::{self, OptionFuture};
@@ -212,7 +211,6 @@ fn steering(
         node: node.into(),
         signals: NodeOptions { group: node_cgroup, ..NodeOptions::default() },
         kubelet_root: kubelet_cgroup_root,
-        idle: host::tick_clock()?.ticks(Duration::from_secs(options.datapath.udp_idle.into())),
         metrics_api,
         events,
         by_service: options.process.metrics.metrics_services > 0,

@@ -323,9 +323,12 @@ impl Writer {
         let ops = self.tables.prune(|name| services.contains(name));
         self.apply(&ops)?;
         self.write_services(&services)?;
+        // The agent before may have ended between a removal and the look at flows and sockets.
+        if self.adopted {
+            self.datapath.store().forget_strange_flows()?;
+        }
         self.datapath.rebuild_filter()?;
         self.synced = true;
-        // The agent before may have ended between a removal and the look at the sockets.
         self.stranded.notify_one();
         if !self.adopted {
             self.keep_former()?;

@@ -192,3 +192,27 @@ fn flows_that_were_forgotten_while_maps_are_resized_do_not_come_back() {
     datapath.finish_switch().unwrap();
     assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.staying, UDP)]));
 }
+
+#[test]
+fn flows_of_datagrams_that_nobody_has_come_to_forget_are_forgotten_later() {
+    let Some(pins) = Pins::new("flows that an agent has left behind") else { return };
+    for family in families() {
+        let mut datapath = pins.open().unwrap();
+        set_up(&mut datapath, &family);
+        open_flows(&datapath, &family);
+        // The agent ends after the one, and before the other.
+        datapath.store().apply(&[put(family.moving, UDP, LATTER)]).unwrap();
+        drop(datapath);
+        let mut datapath = pins.open().unwrap();
+        datapath.store().forget_strange_flows().unwrap();
+        assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.staying, UDP)]));
+        assert_eq!(send(&datapath, &family, family.moving, UDP), family.endpoints[1]);
+
+        let key = key(family.staying, UDP);
+        datapath.store().apply(&[MapOp::DeleteFrontend { key }]).unwrap();
+        datapath.store().forget_strange_flows().unwrap();
+        assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.moving, UDP)]), "nobody's");
+        drop(datapath);
+        pins.dir.remove_all(false).unwrap();
+    }
+}

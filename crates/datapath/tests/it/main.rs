@@ -37,6 +37,7 @@ mod pod_sockets;
 mod pods;
 mod refusals;
 mod rehearsal;
+mod resized;
 mod sctp;
 mod selectors;
 mod service_networks;

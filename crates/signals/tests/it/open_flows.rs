@@ -3,14 +3,19 @@
 use std::collections::HashMap;
 
 use weir_abi::{Be16, FLOW_CLOSING, FLOW_ENDED, FLOW_OPENING, FLOW_SETTLED, Flow, OPENING_IDLE};
+use weir_core::flow_pressure::IdleLimits;
 use weir_signals::FailureKind;
 use weir_signals::open_flows::{FlowTable, Open, OpenFlows};
 
 use crate::build::{at, kind, value};
 
+const LIMITS: IdleLimits = IdleLimits { udp: 20, tcp: 100, half_closed: 50 };
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
 struct Table {
     tick: u32,
-    flows: Result<Vec<Flow>, std::io::ErrorKind>,
+    flows: Result<Vec<(u8, Flow)>, std::io::ErrorKind>,
     balances: Vec<(u32, u32, u32)>,
 }
 
@@ -21,8 +26,13 @@ impl FlowTable for Table {
         self.tick
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&Flow)) -> Result<(), std::io::Error> {
-        self.flows.as_ref().map_err(|kind| std::io::Error::from(*kind))?.iter().for_each(visit);
+    fn limits(&self) -> Result<IdleLimits, std::io::Error> {
+        Ok(LIMITS)
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(u8, &Flow)) -> Result<(), std::io::Error> {
+        let flows = self.flows.as_ref().map_err(|kind| std::io::Error::from(*kind))?;
+        flows.iter().for_each(|(protocol, flow)| visit(*protocol, flow));
         Ok(())
     }
 
@@ -37,8 +47,13 @@ fn flow(backend: u32, generation: u32, flags: u16, last_seen: u32) -> Flow {
 }
 
 fn open(tick: u32, flows: Vec<Flow>) -> HashMap<(u32, u32), u32> {
+    open_of(TCP, tick, flows)
+}
+
+fn open_of(protocol: u8, tick: u32, flows: Vec<Flow>) -> HashMap<(u32, u32), u32> {
+    let flows = flows.into_iter().map(|flow| (protocol, flow)).collect();
     let table = Table { tick, flows: Ok(flows), balances: Vec::new() };
-    let open = value(&mut OpenFlows::new(table, 100), at(0));
+    let open = value(&mut OpenFlows::new(table), at(0));
     open.into_iter().map(|(backend, open)| (backend, open.flows)).collect()
 }
 
@@ -53,6 +68,17 @@ fn what_has_ended_or_was_idle_for_too_long_is_not_open() {
     assert_eq!(open(1000, vec![flow(5, 1, FLOW_CLOSING | FLOW_ENDED, 1000), flow(5, 1, 0, 899)]), HashMap::new());
     assert_eq!(open(1000, vec![flow(5, 1, 0, 900)]), HashMap::from([((5, 1), 1)]));
     assert_eq!(open(1000, vec![flow(5, 1, FLOW_CLOSING, 1000)]), HashMap::from([((5, 1), 1)]), "its backend may go on");
+}
+
+#[test]
+fn a_connection_is_open_for_as_long_as_connections_may_be_silent_and_one_of_datagrams_as_these() {
+    let silent = |protocol, flags, ticks| open_of(protocol, 1000, vec![flow(5, 1, flags, 1000 - ticks)]).len();
+    for (protocol, flags, limit) in
+        [(TCP, 0, LIMITS.tcp), (TCP, FLOW_CLOSING, LIMITS.half_closed), (UDP, 0, LIMITS.udp)]
+    {
+        assert_eq!([limit, limit + 1].map(|ticks| silent(protocol, flags, ticks)), [1, 0], "{protocol}, {flags}");
+    }
+    assert_eq!([OPENING_IDLE, OPENING_IDLE + 1].map(|ticks| silent(UDP, FLOW_OPENING, ticks)), [1, 0]);
 }
 
 #[test]
@@ -76,14 +102,14 @@ fn ticks_wrap_and_run_on_while_the_table_is_read() {
 #[test]
 fn a_table_that_cannot_be_read_is_missing() {
     let table = Table { tick: 0, flows: Err(std::io::ErrorKind::PermissionDenied), balances: Vec::new() };
-    assert_eq!(kind(&mut OpenFlows::new(table, 100), at(0)), FailureKind::Missing);
+    assert_eq!(kind(&mut OpenFlows::new(table), at(0)), FailureKind::Missing);
 }
 
 #[test]
 fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
-    let flows = vec![flow(5, 1, 0, 1000), flow(5, 1, 0, 1000)];
+    let flows = vec![(TCP, flow(5, 1, 0, 1000)), (TCP, flow(5, 1, 0, 1000))];
     let table = Table { tick: 1000, flows: Ok(flows), balances: vec![(5, 1, 40), (6, 3, u32::MAX)] };
-    let open = value(&mut OpenFlows::new(table, 100), at(0));
+    let open = value(&mut OpenFlows::new(table), at(0));
     let five = open[&(5, 1)];
     assert_eq!([40, 47, 39, 38, 30].map(|balance| five.at(balance)), [2, 9, 1, 0, 0]);
     assert_eq!(open[&(6, 3)].at(4), 5, "it wraps");

@@ -99,8 +99,6 @@ pub(crate) struct SteeringOptions {
     pub(crate) signals: NodeOptions,
     /// Kubelet's `--cgroup-root`.
     pub(crate) kubelet_root: String,
-    /// Ticks after which an idle flow is not open any more.
-    pub(crate) idle: u32,
     /// Who tells of nodes without an agent, if there is an API server.
     pub(crate) metrics_api: Option<MetricsApi>,
     /// Where news of services and nodes are told.
@@ -137,13 +135,13 @@ impl SteeringLoop {
         view: impl Fn() -> weir_datapath::Result<View>,
         key: Option<Key>,
     ) -> Result<(Self, Ends)> {
-        let SteeringOptions { node, signals, kubelet_root, idle, metrics_api, events, by_service } = options;
+        let SteeringOptions { node, signals, kubelet_root, metrics_api, events, by_service } = options;
         let (feed, inbox) = mpsc::unbounded_channel();
         let (writes, decided) = mpsc::channel(WAITING);
         let (wanted, uids) = watch::channel(Vec::new());
         let (pod_reader, pod_use) = PodReader::new(&signals.sys, &kubelet_root, uids);
         let (counted, wanted_flows) = watch::channel(false);
-        let (open_reader, open) = OpenReader::new(view().context("cannot read the flows")?, idle, wanted_flows);
+        let (open_reader, open) = OpenReader::new(view().context("cannot read the flows")?, wanted_flows);
         let (strangers, unknown) = watch::channel(Strangers::new());
         let (fallback, answers) = FallbackReader::new(metrics_api, unknown);
         let (addresses, own) = watch::channel(Vec::new());

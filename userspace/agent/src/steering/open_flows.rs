@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use weir_abi as abi;
 use weir_abi::ticks::TickClock;
+use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::{Error, View};
 use weir_signals::Source;
 use weir_signals::open_flows::{FlowTable, OpenByBackend, OpenFlows};
@@ -32,7 +33,11 @@ impl FlowTable for Tables {
         self.clock.map_or(0, |clock| clock.at(host::uptime()))
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&abi::Flow)) -> Result<(), Error> {
+    fn limits(&self) -> Result<IdleLimits, Error> {
+        self.view.idle_limits()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(u8, &abi::Flow)) -> Result<(), Error> {
         self.view.visit_flows(visit)
     }
 
@@ -49,11 +54,11 @@ pub(super) struct OpenReader {
 }
 
 impl OpenReader {
-    /// A flow is open until it was idle for so many ticks. Counts as long as that is `wanted`.
-    pub(super) fn new(view: View, idle: u32, wanted: watch::Receiver<bool>) -> (Self, watch::Receiver<OpenByBackend>) {
+    /// Counts as long as that is `wanted`.
+    pub(super) fn new(view: View, wanted: watch::Receiver<bool>) -> (Self, watch::Receiver<OpenByBackend>) {
         let (latest, open) = watch::channel(OpenByBackend::new());
         let tables = Tables { view, clock: host::tick_clock().ok() };
-        (Self { flows: OpenFlows::new(tables, idle), latest, wanted }, open)
+        (Self { flows: OpenFlows::new(tables), latest, wanted }, open)
     }
 
     /// Counts for ever.

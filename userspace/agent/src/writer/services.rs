@@ -7,6 +7,7 @@ use anyhow::Result;
 use tracing::info;
 use weir_core::health::health_checks;
 use weir_core::model::{ObjectName, Service};
+use weir_core::ops::MapOp;
 use weir_core::plan::{Selector, Shares, plan, refusals};
 
 use super::Writer;
@@ -18,13 +19,17 @@ impl Writer {
     /// Plans and writes services; those that are gone first, to make room and to free their addresses.
     pub(super) fn write_services(&mut self, services: &BTreeSet<ObjectName>) -> Result<()> {
         let (present, gone): (Vec<_>, Vec<_>) = services.iter().partition(|name| self.cluster.service(name).is_some());
-        for name in gone.into_iter().chain(present) {
+        let mut left = Vec::new();
+        let written = gone.into_iter().chain(present).try_for_each(|name| {
             if self.concerns_us(name) {
-                self.write_service(name)?;
-            } else {
-                self.forget(name);
+                return self.write_service(name, &mut left);
             }
-        }
+            self.forget(name);
+            Ok(())
+        });
+        // All tables of flows are read for that: once for all of them.
+        let forgotten = self.apply(&left);
+        written.and(forgotten)?;
         // Only now it is known which ones last: an address may have moved from one service to another.
         self.complaints.conflicts(self.tables.conflicts());
         self.update_health_checks(services);
@@ -43,7 +48,8 @@ impl Writer {
         self.pending.take_triggers(name);
     }
 
-    fn write_service(&mut self, name: &ObjectName) -> Result<()> {
+    /// Writes a service, but for its flows that are to be forgotten: these are `left`.
+    fn write_service(&mut self, name: &ObjectName, left: &mut Vec<MapOp>) -> Result<()> {
         let mut plans = plan(&self.cluster, &self.settings.plan, name);
         let served = self.cluster.service(name).filter(|service| self.cluster.serves(service));
         let settings = served.and_then(|service| self.steered.settings_of(service));
@@ -51,13 +57,14 @@ impl Writer {
             let selector = settings.policy.selector();
             plans.iter_mut().for_each(|plan| (plan.selector, plan.shares) = (selector, Shares::Steered));
         }
-        let update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
+        let mut update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
             Ok(update) => update,
             Err(cause) => {
                 self.complaints.not_written(name, cause.to_string());
                 return Ok(());
             }
         };
+        left.extend(update.ops.extract_if(.., |op| matches!(op, MapOp::ForgetFlows { .. })));
         self.apply(&update.ops)?;
         self.write_bases_of(name)?;
         let has_table = plans.iter().any(|plan| plan.selector == Selector::Maglev);

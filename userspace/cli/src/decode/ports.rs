@@ -59,3 +59,48 @@ pub(crate) fn snat_ports((index, ports): &RawEntry) -> (Value, Value) {
     };
     (number(index), Value::Fields(["answers", "left"].into_iter().zip(ports.as_chunks().0.iter().map(shown)).collect()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Key and value of what a map has at an index.
+    fn shown(decode: impl Fn(&RawEntry) -> (Value, Value), index: u32, value: Vec<u8>) -> [serde_json::Value; 2] {
+        let (index, value) = decode(&(index.to_ne_bytes().to_vec(), value));
+        [index, value].map(|value| serde_json::to_value(value).unwrap())
+    }
+
+    #[test]
+    fn what_a_flood_displaced_shows_where_each_connection_went_and_no_empty_place() {
+        let connection = |tag: u64, tick: u64, backend: u64, port: u64| {
+            let [tag, tick, backend] =
+                [(tag, abi::DISPLACED_TAG), (tick, abi::DISPLACED_TICK), (backend, abi::DISPLACED_BACKEND)]
+                    .map(|(value, place)| value << place);
+            tag | tick | backend | port
+        };
+        let mut line = [0u64; abi::DISPLACED_WAYS];
+        line[3] = connection(0xffff, 0xff, 0x00ff_fffe, 0);
+        line[9] = connection(0, 1, 7, 40_000);
+        let expected = serde_json::json!({"connections": [
+            {"backend": 0x00ff_fffe, "snat_port": 0},
+            {"backend": 7, "snat_port": 40_000},
+        ]});
+        let bytes = line.iter().flat_map(|entry| entry.to_ne_bytes()).collect();
+        assert_eq!(shown(displaced, 5, bytes), [5.into(), expected]);
+    }
+
+    #[test]
+    fn ports_that_are_kept_are_those_of_entries_that_there_are() {
+        let line = [0u32, 0x1234_0000 | 1024, 0, 0xffff_ffff];
+        let bytes = line.iter().flat_map(|entry| entry.to_ne_bytes()).collect();
+        assert_eq!(shown(snat_kept, 2, bytes), [2.into(), serde_json::json!({"ports": [1024, 65_535]})]);
+    }
+
+    #[test]
+    fn source_ports_are_shown_as_ranges_of_the_numbers_that_they_have() {
+        let words = [0b1111u64, 0b0110];
+        let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let expected = serde_json::json!({"answers": "640-643", "left": "641-642"});
+        assert_eq!(shown(snat_ports, 10, bytes), [10.into(), expected]);
+    }
+}

@@ -7,7 +7,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use weir_abi as abi;
-use weir_core::flow_pressure::IdleLimits;
 use weir_core::model::Family;
 use weir_core::stage::Stage;
 use weir_datapath::{Error, FlowEntry, PinDir, View};
@@ -103,7 +102,7 @@ impl Maps {
     /// old one alive as long as answers come.
     fn not_ours(&self, mut connections: Vec<Connection>) -> Result<Vec<Connection>> {
         let Some(view) = self.view.as_ref().filter(|_| !connections.is_empty()) else { return Ok(connections) };
-        let (limits, tick) = (IdleLimits::of(&view.config()?), Now::read()?.tick());
+        let (limits, tick) = (view.idle_limits()?, Now::read()?.tick());
         let open = view.flows()?.into_iter().filter(|entry| limits.is_open(entry.protocol, &entry.flow, tick));
         let ours: HashSet<_> = open
             .map(|FlowEntry { client, client_port, frontend, frontend_port, protocol, flow: _ }| Connection {

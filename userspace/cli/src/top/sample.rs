@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 use weir_abi as abi;
-use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::View;
 use weir_telemetry::weights::Weights;
 
@@ -76,9 +75,8 @@ impl Counts {
             let abi::BackendCounters { refused, unanswered, .. } = view.backend_counters(*id)?;
             counts.failures.insert(*id, refused + u64::from(unanswered));
         }
-        let (limits, tick) = (IdleLimits::of(&view.config()?), Now::read()?.tick());
-        view.visit_flows(|flow| {
-            let protocol = index.ports.get(&flow.service).map_or(0, |port| port.protocol);
+        let (limits, tick) = (view.idle_limits()?, Now::read()?.tick());
+        view.visit_flows(|protocol, flow| {
             if limits.is_open(protocol, flow, tick) {
                 *counts.open.entry(flow.service).or_default() += 1;
             }

@@ -7,7 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use weir_abi as abi;
-use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::View;
 
 use crate::{guard, ticks};
@@ -93,7 +92,7 @@ impl Held {
         let view = View::open(guard::pin_dir(node))?;
         let backends = view.dump()?.backends.into_iter().filter(|(_, b)| b.flags & abi::BACKEND_USED != 0);
         let generations: HashMap<u32, u32> = backends.map(|(id, backend)| (id, backend.generation)).collect();
-        let (limits, tick) = (IdleLimits::of(&view.config()?), ticks::now()?);
+        let (limits, tick) = (view.idle_limits()?, ticks::now()?);
         let mut held = Self { node, flows: 0, source_ports: 0 };
         for entry in view.flows()? {
             let is_there = generations.get(&entry.flow.backend) == Some(&entry.flow.generation);

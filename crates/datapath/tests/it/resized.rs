@@ -1,0 +1,123 @@
+//! Maps of another size than before: what they hold goes along, and nothing is lost where an agent ends before its new ones are in force.
+
+use std::os::fd::AsFd;
+
+use weir_abi as abi;
+use weir_core::ops::Capacity;
+use weir_datapath::{MapStore, View};
+
+use crate::pins::{Pins, SMALL};
+use crate::store::{all, flows, open_flow, open_flow_by, put_all};
+
+#[test]
+fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
+    let Some(pins) = Pins::new("resized maps") else { return };
+    let mut datapath = pins.open().unwrap();
+    datapath.configure(&abi::Config { udp_idle: 300, ..datapath.config().unwrap() }).unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    (40000..40100).for_each(|port| drop(open_flow(&datapath, port)));
+    drop(datapath);
+    let before = flows(&pins);
+    assert_eq!(before.len(), 100);
+
+    let double = |size| size * 2;
+    let Capacity {
+        services,
+        backends,
+        lines,
+        frontends,
+        nodes,
+        flows: flow_entries,
+        openings,
+        sockets,
+        affinities,
+        source_ranges,
+        held_pieces,
+    } = SMALL;
+    let larger = Capacity {
+        services: double(services),
+        backends: double(backends),
+        lines: double(lines),
+        frontends: double(frontends),
+        nodes: double(nodes),
+        flows: double(flow_entries),
+        openings: double(openings),
+        sockets: double(sockets),
+        affinities: double(affinities),
+        source_ranges: double(source_ranges),
+        held_pieces: double(held_pieces),
+    };
+    for capacity in [larger, SMALL] {
+        let mut datapath = pins.open_with(&capacity).unwrap();
+        assert_eq!(datapath.store().dump().unwrap(), all());
+        assert_eq!(flows(&pins), before);
+        datapath.begin_switch().unwrap();
+        datapath.finish_switch().unwrap();
+        assert_eq!(flows(&pins), before);
+        let sizes = View::open(pins.dir.clone()).unwrap().counters().maps().unwrap();
+        let size = |name| sizes.iter().find(|map| map.name == name).unwrap().max_entries;
+        assert_eq!((size("backends"), size("flows4"), size("config")), (capacity.backends, capacity.flows, 1));
+    }
+}
+
+/// Ports of the clients of all flows.
+fn clients(pins: &Pins) -> Vec<u16> {
+    flows(pins).into_iter().map(|(port, _, _)| port).collect()
+}
+
+fn directories(pins: &Pins) -> Vec<String> {
+    let names = pins.dir.entries().unwrap().into_iter().map(|name| name.into_string().unwrap());
+    names.filter(|name| name.contains("maps")).collect()
+}
+
+#[test]
+fn what_serves_is_still_there_where_an_agent_ends_before_its_new_maps_are_in_force() {
+    let Some(pins) = Pins::new("maps that no agent has put into force") else { return };
+    let mut datapath = pins.open().unwrap();
+    datapath.configure(&abi::Config { udp_idle: 300, ..datapath.config().unwrap() }).unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    open_flow(&datapath, 40000);
+    let serving = datapath.program("weir_pod_in").unwrap().try_clone_to_owned().unwrap();
+    drop(datapath);
+    let before = directories(&pins);
+
+    let larger =
+        Capacity { flows: SMALL.flows * 2, openings: SMALL.openings * 2, backends: SMALL.backends * 2, ..SMALL };
+    for (began, capacity) in [(40001, larger), (40002, larger), (40003, SMALL)] {
+        drop(pins.open_with(&larger).unwrap());
+        // The links have the programs that they had.
+        open_flow_by(serving.as_fd(), began);
+        let mut datapath = pins.open_with(&capacity).unwrap();
+        assert_eq!(clients(&pins), (40000..=began).collect::<Vec<_>>(), "what began meanwhile is known");
+        assert_eq!(datapath.store().dump().unwrap(), all());
+    }
+    let mut datapath = pins.open_with(&larger).unwrap();
+    datapath.begin_switch().unwrap();
+    datapath.finish_switch().unwrap();
+    drop(datapath);
+    assert_eq!(directories(&pins), before, "nothing is left of the former ones");
+    open_flow_by(serving.as_fd(), 40004);
+    drop(pins.open_with(&larger).unwrap());
+    assert_eq!(clients(&pins), (40000..=40003).collect::<Vec<_>>(), "the new ones are in force");
+}
+
+#[test]
+fn an_agent_that_ends_while_it_forgets_the_former_maps_has_none_of_them_come_back() {
+    let Some(pins) = Pins::new("maps that were replaced") else { return };
+    let mut datapath = pins.open().unwrap();
+    datapath.configure(&abi::Config { udp_idle: 300, ..datapath.config().unwrap() }).unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    drop(datapath);
+    let larger = Capacity { openings: SMALL.openings * 2, ..SMALL };
+    let mut datapath = pins.open_with(&larger).unwrap();
+    let root = pins.dir.root();
+    let replaced = directories(&pins).into_iter().find(|name| name.starts_with("replaced-")).unwrap();
+    std::fs::rename(root.join(&replaced), root.join(replaced.replace("replaced", "unused"))).unwrap();
+    datapath.finish_switch().unwrap_err();
+    open_flow(&datapath, 40000);
+    drop(datapath);
+    let datapath = pins.open_with(&larger).unwrap();
+    assert_eq!(clients(&pins), [40000]);
+    drop(datapath);
+    assert_eq!(directories(&pins).len(), 1, "{:?}", directories(&pins));
+}
