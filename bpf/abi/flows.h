@@ -89,13 +89,15 @@ struct flow6 {
 };
 
 /*
- * Who has heard of a SYN-ACK acknowledges its number or one soon after. Of these numbers the upper bits are compared: who sends SYNs in
- * others' names has to guess them, a client that has already got some data has not.
+ * Who has heard of a SYN-ACK acknowledges its number or one soon after, and who ends a connection does so behind what the other side has
+ * acknowledged. Of these numbers the upper bits are compared: who sends packets in others' names has to guess them, a client that has got or sent
+ * some data since has not.
  */
 enum heard {
 	HEARD_SHIFT = 17,
 	HEARD_MASK = 0x7fff,
-	HEARD_KNOWN = 0x8000, /* there was a SYN-ACK */
+	HEARD_KNOWN = 0x8000, /* there was one */
+	HEARD_FAR = 256,      /* so far behind, in these bits, an end may be: 32 MiB, more than a usual window */
 };
 
 /* What asked is where another backend was asked instead. */
@@ -108,12 +110,12 @@ struct reply {
 	__be16 frontend_port; /* BE */
 	__be16 client_port;   /* BE */
 	__u16 flags;	      /* HOST, enum flow_flags */
-	__u16 heard;	      /* HOST, what the client's ACK must begin with, enum heard; 0: any may */
-	__u32 backend;	      /* HOST, index into backends */
-	__u32 generation;     /* HOST, of the backend when it was selected */
-	__u32 last_seen;      /* HOST, in ticks */
-	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
-	__u32 bytes;	      /* HOST, of its packets, wraps */
+	__u16 heard; /* HOST, enum heard: what the client's ACK must begin with; of a flow that goes on, its end. 0: any may */
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 last_seen;  /* HOST, in ticks */
+	__u32 asked;	  /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
+	__u32 bytes;	  /* HOST, of its packets, wraps */
 	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES: the backend that was left for this one, or 0. */
 	__u32 held;
 };

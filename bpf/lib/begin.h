@@ -84,6 +84,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	const struct config *config = config_get();
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const bool flood = is_flood(config) && p->syn && !(flow->flags & FLOW_RETRIES);
+	const struct reply *old;
 	struct reply reply;
 	long error;
 
@@ -102,8 +103,8 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	reply_of(&reply, p, flow, asked_by(p));
 	reply.flags |= flood ? FLOW_BY_HASH : 0;
 	/*
-	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy, and of two such flows to a process on
-	 * it the newer one wins.
+	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy. Of two such flows of datagrams to a process on it the newer one
+	 * wins; of two connections there is no place for the newer one.
 	 */
 	if (is_here(backend)) {
 		flow->flags &= ~FLOW_SNAT;
@@ -111,6 +112,10 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		union flow_key key;
 
 		reply_key(&key, backend, &p->src, p->sport, v6);
+		old = p->proto == IPPROTO_UDP ? NULL : reply_at(&key, STAGE_ANY, v6);
+		/* What it says to the newer one's SYN would have its client reset it. */
+		if (old && !reply_yields(old, p, &reply, v6))
+			return -REASON_FLOW_TABLE;
 		reply_forget(&key, STAGE_GOING, v6);
 		/* Without it the answer would leave with the node's own address. */
 		if (reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6))
@@ -171,6 +176,16 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 }
 
 /*
+ * Whether an address is one that flows have in place of their clients': whoever sends in its name would have the answers to others. The host
+ * drops that.
+ */
+static __always_inline bool is_own(const struct addr *addr, const struct config *config, const bool v6)
+{
+	return addr_equal(addr, source_of(config, 0, v6), v6) ||
+	       addr_equal(addr, source_of(config, FLOW_TUNNEL, v6), v6);
+}
+
+/*
  * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
  * was so. Returns 0 or a negative reason.
  */
@@ -185,7 +200,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (!config || is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
 	/* Martians, which the host drops: what leaves in the node's name never gets there. */
-	if (!is_one_host(&p->src, v6))
+	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))
 		return -REASON_NO_FRONTEND;
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {

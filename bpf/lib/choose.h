@@ -96,10 +96,13 @@ static __always_inline __u64 flow_seed(const struct config *config, const struct
 /* Whether a client may ask a service at this frontend. A function of its own, for the stack's sake. */
 __noinline int is_in_ranges(const struct request *request)
 {
-	const struct service *service = request ? lookup_by(&services, request->service) : NULL;
+	const struct service *service;
 
-	return service && (request->kind != KIND_LOAD_BALANCER || !(service->flags & SERVICE_SOURCE_RANGES) ||
-			   is_admitted(request->service, &request->client));
+	if (!request || request->kind != KIND_LOAD_BALANCER)
+		return request != NULL;
+	service = lookup_by(&services, request->service);
+	return service &&
+	       (!(service->flags & SERVICE_SOURCE_RANGES) || is_admitted(request->service, &request->client));
 }
 
 /* Gives a backend to the request and counts it. Returns whether the backend is there. */

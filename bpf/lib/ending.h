@@ -61,6 +61,21 @@ static __always_inline bool is_reset_of_another(const struct packet *p, const st
 }
 
 /*
+ * Whether an end in a client's name may be its own: it is where its backend awaits what is next, or not far behind. Who only knows a connection's
+ * ports would take its place from it with the next SYN; to the backend it goes in any case (RFC 5961, 3.2). Of a flow that begins, or of
+ * answers that do not come by here, this is not known.
+ */
+static __always_inline bool is_believed(const struct packet *p, const struct flow *flow, const bool v6)
+{
+	const struct reply *reply = own_reply(p, flow, v6);
+
+	if (p->proto != IPPROTO_TCP || !reply || !reply->heard || is_opening(reply->flags))
+		return true;
+	/* It may have crossed with the latest. */
+	return ((p->heard - reply->heard + 1) & HEARD_MASK) <= HEARD_FAR + 1;
+}
+
+/*
  * Notes that a client sends no more, and returns the flow where it is now. Of one that begins a copy is yet to be made if it moves; of another one the
  * copy may have been made before the note: promote() takes it along, or it is made there, too.
  */
@@ -88,6 +103,8 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	/* The first packet of a flow has a copy of what was written. */
 	if (flow->flags & FLOW_OPENING)
 		flow = flow_lookup(p, STAGE_OPENING, v6) ?: flow;
+	if (!is_believed(p, flow, v6))
+		return 0;
 	if (!p->reset)
 		flow = client_closes(p, flow, v6);
 	reply = own_reply(p, flow, v6);

@@ -106,7 +106,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	if (claim != CLAIM_ONLY && opening_yields(flow, reply, backend->proto))
 		return true;
 	limit = idle_limit(backend->proto, config);
-	if (is_opening(flow->flags) && backend->proto == IPPROTO_TCP)
+	if (is_opening(flow->flags) && backend->proto != IPPROTO_UDP)
 		limit = OPENING_IDLE;
 	else if (is_closing(flow, reply))
 		limit = config->tcp_half_closed;

@@ -36,6 +36,8 @@
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN_ACK 8
 #define SCTP_SHUTDOWN_COMPLETE 14
+/* Of an ABORT: who sends it knows no association, and its tag is that of what it answers (T, RFC 9260, 3.3.7). */
+#define SCTP_REFLECTED 1
 /* Offsets stay below this, so that the verifier can bound pointers made from them. */
 #define HEADERS_MAX 512
 
@@ -106,25 +108,36 @@ enum ending {
 	ENDING_LAST6 = 3, /* of IPv6 */
 };
 
+/* How a packet ends a connection for both sides. */
+enum reset {
+	RESET_NO = 0,
+	RESET_LATER = 1, /* of one that there is, or of what looks like its middle */
+	/*
+	 * It may answer the packet that was to begin one: RST with ACK (RFC 9293, 3.10.7.1), ABORT with a tag of its receiver's (RFC 9260, 8.4).
+	 * What answers a forged middle has neither.
+	 */
+	RESET_FIRST = 2,
+};
+
 struct packet {
 	struct addr src;
 	struct addr dst;
-	__be16 sport;	     /* BE */
-	__be16 dport;	     /* BE */
-	__u16 l3;	     /* offset of the IP header */
-	__u16 l4;	     /* offset of the transport header */
-	__u8 proto;	     /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
-	__u8 ttl;	     /* or hop limit */
-	__u8 tos;	     /* or traffic class */
-	__u8 syn;	     /* opens a connection: SYN without ACK and FIN, INIT */
-	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
-	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
-	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown */
-	__u8 vlan;	     /* the frame carries a tag */
-	__u8 hand_over;	     /* enum handover_kind: what XDP tells tc of it, or has told */
-	__u8 piece;	     /* enum piece */
-	__u16 length;	     /* of the IP packet */
-	__u16 heard;	     /* of TCP: what it acknowledges, a SYN-ACK what its own ACK will; enum heard */
+	__be16 sport;	/* BE */
+	__be16 dport;	/* BE */
+	__u16 l3;	/* offset of the IP header */
+	__u16 l4;	/* offset of the transport header */
+	__u8 proto;	/* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
+	__u8 ttl;	/* or hop limit */
+	__u8 tos;	/* or traffic class */
+	__u8 syn;	/* opens a connection: SYN without ACK and FIN, INIT */
+	__u8 syn_ack;	/* agrees to one: SYN with ACK, INIT ACK */
+	__u8 ending;	/* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
+	__u8 reset;	/* ends it for both: RST; ABORT, the last packet of a shutdown; enum reset */
+	__u8 vlan;	/* the frame carries a tag */
+	__u8 hand_over; /* enum handover_kind: what XDP tells tc of it, or has told */
+	__u8 piece;	/* enum piece */
+	__u16 length;	/* of the IP packet */
+	__u16 heard; /* of TCP: what it acknowledges, a SYN-ACK what its own ACK will, an end where it is; enum heard */
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
 	__u8 may_be_cut;     /* on its way, by routers: IPv4 without "do not fragment" */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
@@ -283,9 +296,11 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->syn = tcp->syn && !tcp->ack && !tcp->fin;
 		p->syn_ack = tcp->syn && tcp->ack;
 		p->ending = tcp->fin | tcp->rst;
-		p->reset = tcp->rst;
-		p->heard =
-			HEARD_KNOWN | (p->syn_ack ? bpf_ntohl(tcp->seq) + 1 : bpf_ntohl(tcp->ack_seq)) >> HEARD_SHIFT;
+		p->reset = tcp->rst ? (tcp->ack ? RESET_FIRST : RESET_LATER) : RESET_NO;
+		p->heard = HEARD_KNOWN | (p->syn_ack  ? bpf_ntohl(tcp->seq) + 1
+					  : p->ending ? bpf_ntohl(tcp->seq)
+						      : bpf_ntohl(tcp->ack_seq)) >>
+						 HEARD_SHIFT;
 		return 0;
 	}
 	if (p->proto == IPPROTO_UDP) {
@@ -302,7 +317,9 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->dport = sctp->dest;
 		p->syn = sctp->chunk == SCTP_INIT;
 		p->syn_ack = sctp->chunk == SCTP_INIT_ACK;
-		p->reset = sctp->chunk == SCTP_ABORT || sctp->chunk == SCTP_SHUTDOWN_COMPLETE;
+		p->reset = sctp->chunk == SCTP_ABORT && !(sctp->flags & SCTP_REFLECTED)		? RESET_FIRST
+			   : sctp->chunk == SCTP_ABORT || sctp->chunk == SCTP_SHUTDOWN_COMPLETE ? RESET_LATER
+												: RESET_NO;
 		p->ending = p->reset || sctp->chunk == SCTP_SHUTDOWN_ACK;
 		p->addresses_only = 1;
 		return 0;

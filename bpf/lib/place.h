@@ -181,6 +181,9 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 
 	if (round >= SNAT_PROBES_PRESSED + search->keeps && is_pressed(search->counter))
 		return 1;
+	/* Of datagrams no turn says that most are taken: who has looked at so many spares the next ones that. */
+	if (round == SNAT_PROBES - 1 && search->backend->proto == IPPROTO_UDP)
+		search->counter->pressed = now_ticks();
 	search->again = !round && search->keeps;
 	search->claim = round < SNAT_CHOICE + search->keeps ? CLAIM_TURN : CLAIM_NEED;
 	if (search->again || search->backend->proto == IPPROTO_SCTP)

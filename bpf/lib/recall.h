@@ -5,11 +5,15 @@
 
 #include "choose.h"
 
-/* Writes no entry for a flow whose SYN is one of a flood: the client's next packet is hashed alike. Weights may move until then. Returns 0. */
+/*
+ * Writes no entry for a flow whose SYN is one of a flood: the client's next packet is hashed alike. Weights may move until then. An earlier
+ * connection's from the same port would hide it. Returns 0.
+ */
 static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
 {
 	union flow_key key;
 
+	flow_forget(p, STAGE_OPENING, v6);
 	if (p->proto != IPPROTO_TCP)
 		return 0;
 	packet_key(&key, p, v6);
@@ -29,8 +33,11 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 
 	/* Some of the hash is known, so that it may be another's. */
 	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
-	    !is_in_ranges(request) || !take(request, id))
+	    !(backend->flags & BACKEND_USED) || !is_in_ranges(request))
 		return 0;
+	/* It was counted when it began. */
+	request->backend = id;
+	request->generation = backend->generation;
 	return displaced_ago(entry) + 1;
 }
 

@@ -76,7 +76,8 @@ static __always_inline void count_to(struct flow *flow, const struct packet *p, 
 
 /*
  * Counts the first answer to a flow, which was awaited since asked; again: it had answered before. TCP may say other things before, of an
- * earlier connection between the same ports: it is there, and gets the SYN again once its client has reset that.
+ * earlier connection between the same ports: it is there, and gets the SYN again once its client has reset that. Or it resets what somebody has
+ * forged in the client's name, after a SYN that it never got.
  */
 static __always_inline void count_answer(struct backend_counters *counters, struct reply *reply, const struct packet *p,
 					 __u32 asked, bool again)
@@ -88,7 +89,7 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 	} else if (p->proto == IPPROTO_UDP || p->syn_ack) {
 		__sync_fetch_and_add(&counters->answered, 1);
 		__sync_fetch_and_add(&counters->delay, delay);
-	} else if (p->reset) {
+	} else if (p->reset == RESET_FIRST) {
 		__sync_fetch_and_add(&counters->refused, 1);
 	}
 }
@@ -181,11 +182,12 @@ static __always_inline void failed_over(__u32 backend)
 
 /*
  * Counts it of a connection whose client has heard of this backend's answer: it is there, and let in. Where nobody is heard of, that may
- * be the client's fault, or somebody's in its name. From here on bytes are held in that place. A function of its own: few flows are led
- * elsewhere.
+ * be the client's fault, or somebody's in its name; so it may where TCP has said anything but a SYN-ACK, as to somebody who is half-open there.
+ * From here on bytes are held in that place. A function of its own: few flows are led elsewhere.
  */
 __noinline int count_failover(struct reply *reply)
 {
+	const struct backend *backend;
 	__u32 left;
 
 	if (!reply)
@@ -195,8 +197,21 @@ __noinline int count_failover(struct reply *reply)
 	if (!(clear_bits(&reply->flags, FLOW_RETRIES) & FLOW_RETRIES))
 		return 0;
 	reply->held = 0;
-	failed_over(left);
+	backend = lookup_by(&backends, reply->backend);
+	if (backend && (backend->proto != IPPROTO_TCP || reply->heard & HEARD_KNOWN))
+		failed_over(left);
 	return 0;
+}
+
+/* Notes what a backend has heard of its client, once the flow goes on; until then what its client will have heard of the backend. */
+static __always_inline void note_heard(struct reply *reply, const struct packet *p)
+{
+	const bool begins = is_opening(reply->flags);
+
+	if (p->syn_ack)
+		reply->heard = begins ? p->heard : 0;
+	else if (!begins && !p->ending)
+		reply->heard = p->heard;
 }
 
 /* Notes and counts a backend's packet to its client. */
@@ -211,8 +226,7 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
 	if (!(reply->flags & FLOW_REPLIED))
 		reply->flags |= FLOW_REPLIED;
-	if (p->syn_ack)
-		reply->heard = p->heard;
+	note_heard(reply, p);
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));
 	if (reply->flags & FLOW_RETRIES)

@@ -33,17 +33,20 @@ enum next_step {
 };
 
 /*
- * A SYN of a flow that is known. It has ended, or is half-closed and at rest: it begins anew. It goes on: its backend tells
- * whether the client still knows of it (RFC 9293, 3.10.7.4), unless it has died since. Or nobody has answered, and another backend
- * is asked. But for the time only judges: what follows may be left to tc, which must come to the same end.
+ * A SYN of a flow that is known. It has ended, or its backend has closed it and it is at rest: it begins anew. It goes on: its backend tells
+ * whether the client still knows of it (RFC 9293, 3.10.7.4). That it says nothing proves nothing: a host drops a SYN with a wrong checksum or an
+ * option that it does not expect, and whoever only knows a connection's ports must not take it from there. Or nobody has answered, and another
+ * backend is asked. But for the time only judges: what follows may be left to tc, which must come to the same end.
  */
 static __always_inline enum next_step syn_step(const struct flow *flow, struct reply *reply,
 					       const struct config *config)
 {
 	const bool again = reply->flags & FLOW_ASKED_AGAIN;
 
-	if (has_ended(flow, reply) || (is_closing(flow, reply) && is_silent(flow, reply, config->tcp_linger)))
+	if (has_ended(flow, reply) || (reply->flags & FLOW_CLOSING && is_silent(flow, reply, config->tcp_linger)))
 		return STEP_OVER;
+	if (!is_opening(flow->flags))
+		return STEP_ON;
 	if (!reply->asked) {
 		/* It is there, and need not say so again. */
 		if (!is_idle(now_ticks(), reply->last_seen, SPOKEN_LATELY))
@@ -54,7 +57,7 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 	}
 	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
 		return STEP_ON;
-	if (is_opening(flow->flags) && (flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
+	if ((flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
 		return STEP_GIVE_UP;
 	return STEP_ELSEWHERE;
 }
@@ -194,6 +197,9 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return false;
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);
+	/* From now on it is the client's numbers that are known. */
+	if (stays == FLOW_OPENING)
+		reply->heard = 0;
 	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED);
 	clear_bits(&flow->flags, FLOW_OPENING | FLOW_SETTLED);
 	/* Of one that was met in its middle this is not known yet. */
@@ -268,6 +274,7 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 		return false;
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);
+	reply->heard = 0;
 	set_bits(&reply->flags, FLOW_SETTLED);
 	set_bits(&flow->flags, FLOW_SETTLED | FLOW_REPLIED);
 	return true;

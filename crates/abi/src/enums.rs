@@ -175,8 +175,10 @@ pub const FRAGMENT_FOREIGN: u32 = 3;
 pub const HEARD_SHIFT: u32 = 17;
 /// Those that are.
 pub const HEARD_MASK: u16 = 0x7fff;
-/// There was a SYN-ACK.
+/// There was one.
 pub const HEARD_KNOWN: u16 = 0x8000;
+/// So far behind what was acknowledged, in these bits, an end may be.
+pub const HEARD_FAR: u16 = 256;
 
 // enum held_state
 /// `HELD_FREE` of `enum held_state`.

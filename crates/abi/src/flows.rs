@@ -108,7 +108,7 @@ pub struct Reply {
     pub client_port: Be16,
     /// Enum flow_flags.
     pub flags: u16,
-    /// What the client's ACK must begin with, see [`HEARD_KNOWN`](crate::HEARD_KNOWN). 0: any may.
+    /// What the client's ACK must begin with, and of a flow that goes on its end: see [`HEARD_KNOWN`](crate::HEARD_KNOWN). 0: any may.
     pub heard: u16,
     /// Index into backends.
     pub backend: u32,

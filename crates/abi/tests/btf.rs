@@ -184,6 +184,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         HEARD_SHIFT,
         HEARD_MASK,
         HEARD_KNOWN,
+        HEARD_FAR,
         HELD_FREE,
         HELD_BUSY,
         HELD_USED,

@@ -26,7 +26,7 @@ pub const TRIAL: Duration = Duration::from_secs(10);
 pub struct Outcome {
     /// Flows that it answered.
     pub answered: u32,
-    /// SYNs that it answered with a reset.
+    /// SYNs that it answered with a reset. Beside answers they count for nothing.
     pub refused: u32,
     /// Connections that another endpoint has taken, as this one had not answered when their SYN came again. What nobody takes is not held
     /// against any: its client may be kept out, or not be there.
@@ -123,8 +123,10 @@ impl Standing {
         }
         let add = |failures: u32| {
             let Outcome { answered, refused, failed_over, silent: _ } = outcome;
+            // Who has agreed to a connection listens: what it has reset beside that somebody else may have sent, or a network policy.
+            let refused = if answered > 0 { 0 } else { refused };
             // Who answers more than it fails is in order.
-            if answered > refused.saturating_add(failed_over) {
+            if answered > failed_over {
                 return 0;
             }
             failures.saturating_add(failed_over).saturating_add(refused.saturating_mul(REFUSAL))

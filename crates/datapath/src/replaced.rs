@@ -33,8 +33,9 @@ pub(crate) fn put_back(pins: &PinDir) -> Result<()> {
             "going on with maps of the former size: no agent has put the new ones into force"
         );
     }
-    let failed = names.iter().filter_map(|name| rename(&directory.join(name), &pins.map(name)).err());
-    failed.last().map_or_else(|| remove_directory(&directory), Err)
+    let moved: Vec<_> = names.iter().map(|name| rename(&directory.join(name), &pins.map(name))).collect();
+    moved.into_iter().collect::<Result<()>>()?;
+    remove_directory(&directory)
 }
 
 /// Forgets all of them: no link runs programs on them any more. Whoever ends in the midst of this must not have some of them put back.

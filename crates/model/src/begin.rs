@@ -6,7 +6,6 @@ use weir_core::model::Family;
 use crate::choose::Request;
 use crate::control::{backend_end, is_here, is_local};
 use crate::going::SYN_AGAIN;
-use crate::kept::turn_slot;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
 use crate::tables::{Flow, Reply, Stage};
@@ -110,7 +109,8 @@ impl Model {
         place: &Place<'_>,
     ) -> Result<Started, Reason> {
         // Martians, which the host drops.
-        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) {
+        let own = [false, true].map(|tunnel| self.source(p.family, tunnel));
+        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) || own.contains(&p.src) {
             return Err(abi::REASON_NO_FRONTEND);
         }
         let frontend = self.control.frontend(p);
@@ -210,8 +210,13 @@ impl Model {
         let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;
         let keeps_client = !must
             && if is_here(&backend) {
-                // The node cannot be sent its own packets. Of two such flows the newer one wins.
+                // The node cannot be sent its own packets. Of two such flows of datagrams the newer one wins.
                 let key = reply_key(p, &backend, p.source());
+                let old = self.tables.replies.find(&key).map(|(_, old)| old).filter(|_| p.protocol != UDP);
+                let others = |old: &Reply| old.frontend != p.destination();
+                if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, None, Claim::Only)) {
+                    return Err(abi::REASON_FLOW_TABLE);
+                }
                 self.tables.replies.forget(Stage::Going, &key);
                 let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_by(p)) };
                 self.tables.replies.put(Stage::Opening, key, reply);
@@ -252,6 +257,8 @@ impl Model {
     /// Writes a flow's entry, or remembers in short where it goes.
     fn put_unless(&mut self, flood: bool, p: &Packet, flow: Flow) {
         if flood {
+            // It would hide the one that begins.
+            self.tables.flows.forget(Stage::Opening, &p.key());
             self.displace(p, &flow);
         } else {
             self.tables.flows.put(Stage::Opening, p.key(), flow);
@@ -338,6 +345,9 @@ impl Model {
             if probe >= PROBES_PRESSED && self.is_pressed(backend) {
                 return None;
             }
+            if probe == PROBES - 1 {
+                self.press_of_datagrams(backend);
+            }
             let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {
                 SCTP => Claim::Only,
@@ -366,20 +376,6 @@ impl Model {
             }
         }
         None
-    }
-
-    /// The port that was used longest ago; SCTP keeps the client's.
-    fn take_port(&mut self, backend: &abi::Backend, client: u16) -> Option<u16> {
-        if backend.proto == SCTP {
-            return (client != 0).then_some(client);
-        }
-        let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
-        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the number")]
-        let number = *turn as u16;
-        let port = self.control.port_from(number).unwrap_or_default();
-        // Past a gap the turn is the port's.
-        *turn = if port == number { turn.wrapping_add(1) } else { u32::from(port) + 1 };
-        (port != 0).then_some(port)
     }
 
     /// Whether a reply entry is free for another flow: its own was evicted or is over.

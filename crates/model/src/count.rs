@@ -3,7 +3,7 @@
 use weir_abi as abi;
 
 use crate::Model;
-use crate::packet::{Key, Packet, UDP};
+use crate::packet::{Key, Packet, TCP, UDP};
 use crate::tables::{Flow, Reply, Stage};
 
 /// Of a connection so many bytes are held back at most.
@@ -52,9 +52,12 @@ impl Model {
         reply.last_seen = self.now.ticks;
         reply.replied = true;
         reply.closing |= p.ending;
-        if p.syn_ack {
-            reply.heard = p.heard;
-        }
+        reply.heard = match (reply.is_opening(), p.syn_ack) {
+            (true, true) => p.heard,
+            (false, true) => 0,
+            (false, false) if !p.ending => p.heard,
+            (true | false, false) => reply.heard,
+        };
         if p.ending {
             self.backend_ends(key, &mut reply, p);
         }
@@ -89,7 +92,10 @@ impl Model {
         if reply.retries == 0 {
             return reply;
         }
-        self.failed_over(reply.held);
+        // What TCP says before it agrees it may say to somebody else.
+        if self.control.backend(reply.backend).proto != TCP || reply.heard != 0 {
+            self.failed_over(reply.held);
+        }
         Reply { retries: 0, held: 0, ..reply }
     }
 
@@ -112,7 +118,7 @@ fn count_answer(counters: &mut abi::BackendCounters, reply: &mut Reply, p: &Pack
     if std::mem::take(&mut reply.asked_again) {
         return;
     }
-    match (p.protocol == UDP || p.syn_ack, p.reset) {
+    match (p.protocol == UDP || p.syn_ack, p.refuses) {
         (true, _) => counters.answered += 1,
         (false, true) => counters.refused += 1,
         (false, false) => {}

@@ -24,6 +24,7 @@ impl Model {
         if p.syn || self.now.is_idle(then, abi::OPENING_IDLE) || !is_its || !self.is_in_ranges(request) {
             return None;
         }
-        Some((self.take(slot, request), then))
+        // It was counted when it began.
+        Some((Choice { backend: slot, generation: backend.generation }, then))
     }
 }

@@ -5,7 +5,7 @@ use weir_core::model::Family;
 
 use crate::Model;
 use crate::kept::turn_slot;
-use crate::packet::{Key, Packet, TCP};
+use crate::packet::{Key, Packet, TCP, UDP};
 use crate::tables::{Flow, Reply};
 
 /// Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered.
@@ -18,6 +18,13 @@ impl Model {
         let is_its = flow.backend == old.backend && flow.snat == Some(port);
         let begins = is_its && flow.is_opening() && !flow.ended && !flow.closing && !old.closing;
         if backend.proto == TCP && begins && !self.now.is_idle(flow.created, LAP) {
+            self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
+        }
+    }
+
+    /// Notes that a flow of datagrams has looked at as many ports as it may: the next ones are spared that.
+    pub(crate) fn press_of_datagrams(&mut self, backend: &abi::Backend) {
+        if backend.proto == UDP {
             self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
         }
     }

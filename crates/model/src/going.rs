@@ -141,10 +141,14 @@ impl Model {
     }
 
     fn step_of_syn(&mut self, flow: &Flow, at: (Stage, &Key), reply: &Reply) -> Step {
-        // At rest after one side has closed, its client has begun anew. Else the backend tells whether it still knows of it.
-        let at_rest = (flow.closing || reply.closing) && self.is_silent(flow, reply, self.config.tcp_linger);
+        // At rest after its backend has closed, its client has begun anew. Else the backend tells whether it still knows of it; that it says
+        // nothing proves nothing.
+        let at_rest = reply.closing && self.is_silent(flow, reply, self.config.tcp_linger);
         if has_ended(flow, reply) || at_rest {
             return Step::Over;
+        }
+        if !flow.is_opening() {
+            return Step::On;
         }
         let Some(asked) = reply.asked else {
             if !self.now.is_idle(reply.last_seen, SPOKEN_LATELY) {
@@ -157,7 +161,7 @@ impl Model {
         let limit = if reply.asked_again { SYN_AGAIN_GOING } else { SYN_AGAIN };
         if self.now.delay.wrapping_sub(asked) < limit {
             Step::On
-        } else if flow.is_opening() && flow.retries >= RETRIES {
+        } else if flow.retries >= RETRIES {
             Step::GiveUp
         } else {
             Step::Elsewhere
@@ -191,7 +195,7 @@ impl Model {
             return false;
         }
         let reply = self.count_failover(reply);
-        self.tables.replies.put(Stage::Opening, at, Reply { settled: true, ..reply });
+        self.tables.replies.put(Stage::Opening, at, Reply { settled: true, heard: 0, ..reply });
         self.tables.flows.put(Stage::Opening, *key, Flow { settled: true, replied: true, ..*flow });
         self.keep_port(key, flow);
         true
@@ -219,7 +223,9 @@ impl Model {
         let reply = self.count_failover(reply);
         self.tables.replies.forget(Stage::Opening, &at);
         self.tables.flows.forget(Stage::Opening, key);
-        self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, ..reply });
+        // Of what has settled it is the client's numbers that are known, and will be of the others.
+        let heard = if flow.settled { reply.heard } else { 0 };
+        self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, heard, ..reply });
         self.tables.flows.put(Stage::Going, *key, Flow { opening: false, settled: false, replied: true, ..*flow });
         self.keep_port(key, flow);
         true

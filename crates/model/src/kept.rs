@@ -1,11 +1,11 @@
-//! Source ports that clients' ports keep from one connection to the next: ADR 45.
+//! Source ports: in turn, and those that clients' ports keep from one connection to the next (ADR 45).
 
 use weir_abi as abi;
 
 use crate::Model;
 use crate::begin::reply_key;
 use crate::over::Claim;
-use crate::packet::{End, Key, Packet, TCP};
+use crate::packet::{End, Key, Packet, SCTP, TCP};
 use crate::tables::{Flow, Reply, Stage};
 
 impl Model {
@@ -27,6 +27,20 @@ impl Model {
         let reply = Reply { snat: true, kept: true, ..self.reply_of(p, flow, self.asked_by(p)) };
         self.tables.replies.put(Stage::Opening, key, reply);
         Some(port)
+    }
+
+    /// The port that was used longest ago; SCTP keeps the client's.
+    pub(crate) fn take_port(&mut self, backend: &abi::Backend, client: u16) -> Option<u16> {
+        if backend.proto == SCTP {
+            return (client != 0).then_some(client);
+        }
+        let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the number")]
+        let number = *turn as u16;
+        let port = self.control.port_from(number).unwrap_or_default();
+        // Past a gap the turn is the port's.
+        *turn = if port == number { turn.wrapping_add(1) } else { u32::from(port) + 1 };
+        (port != 0).then_some(port)
     }
 
     /// Has a client's port keep the source port of a connection that goes on.

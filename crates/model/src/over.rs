@@ -3,7 +3,7 @@
 use weir_abi as abi;
 
 use crate::Model;
-use crate::packet::{Key, Packet, TCP, UDP};
+use crate::packet::{Key, Packet, SCTP, TCP, UDP};
 use crate::tables::{Flow, Reply, Stage};
 
 /// Who asks for the place of a flow.
@@ -61,7 +61,7 @@ impl Model {
             return true;
         }
         let limit = match protocol {
-            TCP if flow.is_opening() => abi::OPENING_IDLE,
+            TCP | SCTP if flow.is_opening() => abi::OPENING_IDLE,
             _ if flow.closing || reply.closing => self.config.tcp_half_closed,
             UDP => self.config.udp_idle,
             _ => self.config.tcp_idle,
@@ -106,6 +106,13 @@ impl Model {
         let at = self.reply_key_of(p, flow);
         let own = |reply: &Reply| !flow.direct && reply.is_of(&p.key(), flow);
         let found = self.tables.replies.find(&at).filter(|(_, reply)| own(reply));
+        // Somebody in its name, who does not know its numbers.
+        let far =
+            |reply: &Reply| p.heard.wrapping_sub(reply.heard).wrapping_add(1) & abi::HEARD_MASK > abi::HEARD_FAR + 1;
+        let known = |reply: &Reply| p.protocol == TCP && reply.heard != 0 && !reply.is_opening();
+        if found.as_ref().is_some_and(|(_, reply)| known(reply) && far(reply)) {
+            return;
+        }
         // Who begins resets what is for an earlier connection between the same ports, and goes on asking.
         let before_syn_ack = found.as_ref().is_some_and(|(_, reply)| reply.heard == 0);
         if p.reset && p.protocol == TCP && flow.is_opening() && (flow.snat.is_some() || before_syn_ack) {

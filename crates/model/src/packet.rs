@@ -104,7 +104,9 @@ pub(crate) struct Packet {
     pub(crate) ending: bool,
     /// Ends it for both sides.
     pub(crate) reset: bool,
-    /// Of TCP: what it acknowledges, a SYN-ACK what its own ACK will; 0 of others. See [`abi::HEARD_KNOWN`].
+    /// The same, and may answer the packet that was to begin it.
+    pub(crate) refuses: bool,
+    /// Of TCP: what it acknowledges, a SYN-ACK what its own ACK will, an end where it is; 0 of others. See [`abi::HEARD_KNOWN`].
     pub(crate) heard: u16,
     /// Of the way, where the packet is too big for it.
     pub(crate) mtu: u32,
@@ -136,6 +138,7 @@ impl Packet {
             syn_ack: false,
             ending: false,
             reset: false,
+            refuses: false,
             heard: 0,
             mtu: 0,
             endpoint: None,
@@ -359,10 +362,14 @@ fn read_transport(cursor: &mut Cursor<'_>, p: &mut Packet) -> Result<(), Reason>
             ports(&tcp);
             let [fin, syn, rst, ack] = [1, 2, 4, 16].map(|flag| tcp[13] & flag != 0);
             (p.syn, p.syn_ack) = (syn && !ack && !fin, syn && ack);
-            (p.ending, p.reset) = (fin || rst, rst);
+            (p.ending, p.reset, p.refuses) = (fin || rst, rst, rst && ack);
             let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
-            let acknowledged = if p.syn_ack { number(4).wrapping_add(1) } else { number(8) };
-            p.heard = abi::HEARD_KNOWN | u16::try_from(acknowledged >> abi::HEARD_SHIFT).unwrap_or_default();
+            let heard = match (p.syn_ack, p.ending) {
+                (true, _) => number(4).wrapping_add(1),
+                (false, true) => number(4),
+                (false, false) => number(8),
+            };
+            p.heard = abi::HEARD_KNOWN | u16::try_from(heard >> abi::HEARD_SHIFT).unwrap_or_default();
         }
         UDP => ports(&cursor.take::<8>()?),
         SCTP => {
@@ -373,6 +380,8 @@ fn read_transport(cursor: &mut Cursor<'_>, p: &mut Packet) -> Result<(), Reason>
             (p.syn, p.syn_ack) = (chunk == 1, chunk == 2);
             // ABORT and SHUTDOWN COMPLETE end it for both, SHUTDOWN ACK for one.
             (p.ending, p.reset) = (matches!(chunk, 6 | 8 | 14), matches!(chunk, 6 | 14));
+            // Not of whom its sender knows nothing.
+            p.refuses = chunk == 6 && sctp[13] & 1 == 0;
         }
         _ => return Err(abi::REASON_NOT_TRANSPORT),
     }

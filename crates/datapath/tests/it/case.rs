@@ -93,7 +93,9 @@ pub(crate) const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 /// An SCTP packet of one chunk. Its checksum is no right one, and must come out as it went in.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, chunk: u8) -> Packet {
     let mut bytes = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
-    bytes.extend([0xaa, 0xbb, 0xcc, 0xdd, 0x12, 0x34, 0x56, 0x78, chunk, 3, 0, 8, 0xff, 0xff, 0xff, 0xff]);
+    // Data comes in one piece; no other chunk has flags.
+    let flags = if chunk == SCTP_DATA { 3 } else { 0 };
+    bytes.extend([0xaa, 0xbb, 0xcc, 0xdd, 0x12, 0x34, 0x56, 0x78, chunk, flags, 0, 8, 0xff, 0xff, 0xff, 0xff]);
     Packet::new(from.ip(), to.ip(), Transport::Other { protocol: 132, bytes })
 }
 

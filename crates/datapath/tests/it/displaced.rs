@@ -1,8 +1,10 @@
 //! A flood leaves little of a connection whose client has not been heard of since its SYN: where it goes, which is enough.
 
 use std::cell::Cell;
+use std::net::IpAddr;
 use std::time::Instant;
 
+use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Protocol, Service};
 use weir_core::ops::Capacity;
@@ -105,6 +107,9 @@ fn a_connection_that_a_flood_displaced_goes_on_where_it_began_whatever_the_weigh
     let (mut on, mut anew) = (0, 0);
     each_way("connections that a flood displaced", true, |node, case, all| {
         for begun in all {
+            let talk = begun.talk(node, case);
+            let of_this = |packet: &Packet| counted(node, case, packet.destination);
+            let before = of_this(&begun.seen);
             let (next, seen) = (begun.next(node, case), &begun.seen);
             // The flood may have taken the place of the memory, too.
             if begun.is_later(&next) {
@@ -114,13 +119,25 @@ fn a_connection_that_a_flood_displaced_goes_on_where_it_began_whatever_the_weigh
             on += 1;
             assert_eq!(next.destination_socket(), seen.destination_socket(), "{:?}", begun.way);
             assert_eq!(next.source_socket(), seen.source_socket(), "{:?}", begun.way);
-            let talk = begun.talk(node, case);
+            assert_eq!(of_this(&next), before, "it was counted when it began");
             talk.endpoint_goes_on();
             talk.client_goes_on();
             assert!(!begins(&talk), "{:?}", begun.way);
         }
     });
     assert!(on > anew, "{on} went on, {anew} began anew");
+}
+
+/// New flows that an endpoint has got, and how many of its connections are open.
+fn counted(node: &Node, case: Case, endpoint: IpAddr) -> (u64, u32) {
+    let backends = node.view.dump().unwrap().backends;
+    let is_it = |backend: &abi::Backend| {
+        let used = backend.flags & abi::BACKEND_USED != 0 && backend.proto == case.protocol.number();
+        used && backend.addr.ip() == endpoint
+    };
+    let (slot, _) = backends.iter().find(|(_, backend)| is_it(backend)).unwrap();
+    let abi::BackendCounters { flows, balance, .. } = node.view.backend_counters(*slot).unwrap();
+    (flows, balance)
 }
 
 /// All packets of these connections go where the weights say now.
@@ -186,6 +203,31 @@ fn a_connection_that_begins_in_a_flood_at_the_port_of_a_displaced_one_goes_on_wh
             allow(node, u32::MAX);
         }
     });
+}
+
+/// An entry of the one before, which is over, is found before any memory.
+#[test]
+fn a_connection_that_begins_in_a_flood_at_the_port_of_one_that_is_over_goes_on_where_it_began() {
+    let Some(mut node) = Node::new("ports that are used again in a flood") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS.into_iter().filter(|way| way.endpoint.0 == 1) {
+            node.serve(web(), &[way.endpoint]);
+            let over = Talk::open(&node, case, way);
+            over.accept();
+            over.client_goes_on();
+            over.endpoint_sends(&over.endpoint_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
+            let first = over.first.clone();
+            node.serve_draining(web(), &[later(way.endpoint)], &[way.endpoint]);
+            allow(&node, 1);
+            open_in_flood(&node, case, way);
+            let next = Talk::open_with(&node, case, way, first);
+            next.accept();
+            let begun = Begun { way, first: next.first.clone(), seen: next.seen.clone() };
+            assert!(begun.is_later(&next.seen), "{way:?}");
+            assert_eq!(begun.next(&node, case).destination_socket(), next.seen.destination_socket(), "{way:?}");
+            allow(&node, u32::MAX);
+        }
+    }
 }
 
 #[test]

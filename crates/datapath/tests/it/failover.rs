@@ -217,17 +217,45 @@ fn a_syn_whose_way_ends_here_tells_nothing_of_the_endpoint_that_it_was_for() {
     }
 }
 
+/// A host says nothing to a SYN with a wrong checksum, or with an option that it does not expect, whoever has sent it.
 #[test]
-fn an_endpoint_that_died_since_its_last_answer_is_left_as_well() {
-    let Some(mut node) = Node::new("ports that are used again, of dead endpoints") else { return };
+fn a_connection_that_goes_on_is_not_taken_from_its_endpoint_by_syns_that_it_says_nothing_to() {
+    let Some(mut node) = Node::new("SYNs in the name of a client, that nobody answers") else { return };
     for case in cases(Protocol::Tcp) {
         for way in WAYS {
             node.serve(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
-            let dead = begin_anew(&node, case, way);
-            let alive = again(&dead);
-            assert_ne!(alive.seen.destination, dead.seen.destination, "{way:?}");
-            alive.accept();
-            alive.client_goes_on();
+            let mut talk = begin_anew(&node, case, way);
+            let before = talk.counters();
+            for _ in 0..4 {
+                let next = again(&talk);
+                assert_eq!(next.seen.destination, talk.seen.destination, "{way:?}");
+                talk = next;
+            }
+            talk.endpoint_goes_on();
+            talk.client_goes_on();
+            let after = talk.counters();
+            assert_eq!((after.balance, after.unanswered), (before.balance, before.unanswered), "{way:?}");
+        }
+    }
+}
+
+/// Somebody is half-open there from the same port, and is told what it has sent already.
+#[test]
+fn who_took_over_counts_against_the_silent_one_only_once_it_has_agreed_to_a_connection() {
+    let Some(mut node) = Node::new("endpoints that say something else") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            node.serve_anew(web(), &[way.endpoint, (way.endpoint.0, way.endpoint.1 + 2)]);
+            for agrees in [false, true] {
+                let silent = open(&node, case, way);
+                let (left, before) = (silent.flow().backend, silent.counters().failed_over);
+                let next = again(&silent);
+                let ack = TcpHeader { syn: agrees, ack: true, ..TcpHeader::default() };
+                next.endpoint_sends(&next.endpoint_tcp(ack));
+                next.client_goes_on();
+                let failed = node.view.backend_counters(left).unwrap().failed_over - before;
+                assert_eq!(failed, u32::from(agrees), "{way:?}");
+            }
         }
     }
 }

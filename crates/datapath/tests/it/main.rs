@@ -16,6 +16,7 @@ mod ended;
 mod entries;
 mod failover;
 mod flood;
+mod forged;
 mod forget;
 mod forward;
 mod fragments;

@@ -9,7 +9,8 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Packet, Transport};
 
 use crate::case::{
-    BALANCER_IP, CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_ABORT, SCTP_DATA, SCTP_INIT, SCTP_SHUTDOWN_COMPLETE, sctp,
+    BALANCER_IP, CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_ABORT, SCTP_DATA, SCTP_INIT, SCTP_INIT_ACK,
+    SCTP_SHUTDOWN_COMPLETE, sctp,
 };
 use crate::entries::age;
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, XDP_TX, web};
@@ -129,6 +130,11 @@ fn chunk(of: &Packet, kind: u8) -> Packet {
     packet
 }
 
+fn source_port(of: &Packet) -> u16 {
+    let Transport::Other { bytes, .. } = &of.transport else { panic!("{of:?}") };
+    u16::from_be_bytes([bytes[0], bytes[1]])
+}
+
 #[test]
 fn a_port_that_another_association_has_is_not_taken_from_it() {
     let Some(node) = node("SCTP port clash", &[(2, 1)]) else { return };
@@ -156,16 +162,25 @@ fn the_port_of_an_association_that_ended_is_used_again() {
     }
 }
 
+/// Of one that nobody has answered it is for as long as an answer to the INIT is awaited.
 #[test]
 fn the_port_of_an_association_that_is_idle_both_ways_is_used_again() {
     let Some(node) = node("SCTP port of an idle association", &[(2, 1)]) else { return };
-    for case in CASES {
+    for (case, (answered, idle)) in
+        CASES.into_iter().flat_map(|case| [(case, (false, abi::OPENING_IDLE)), (case, (true, 7200))])
+    {
         let [first, second] = rivals(&node, case);
         let (flows, replies) = if case.family == Family::V4 { ("flows4", "replies4") } else { ("flows6", "replies6") };
         node.send(Hook::NicIn, Device::Eth0, &first).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        age(&node, flows, offset_of!(abi::Flow, last_seen), 7201);
+        if answered {
+            let pod = case.at(address::pod(2, 1), PORT);
+            let agreed = sctp(pod, case.at(address::node(1), source_port(&first)), SCTP_INIT_ACK);
+            node.send(Hook::NicIn, Device::Eth0, &agreed).is_for(TC_REDIRECT, abi::REASON_BACK);
+            node.send(Hook::NicIn, Device::Eth0, &chunk(&first, SCTP_DATA)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        }
+        age(&node, flows, offset_of!(abi::Flow, last_seen), idle + 1);
         node.send(Hook::NicIn, Device::Eth0, &second).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
-        age(&node, replies, offset_of!(abi::Reply, last_seen), 7201);
+        age(&node, replies, offset_of!(abi::Reply, last_seen), idle + 1);
         node.send(Hook::NicIn, Device::Eth0, &second).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
     }
 }

@@ -250,6 +250,18 @@ fn late_answers_of_an_endpoint_that_is_gone_are_not_its_successors() {
     }
 }
 
+/// RFC 9293, 3.10.7.1: to what it takes for the middle of a connection it has no number to acknowledge.
+#[test]
+fn a_reset_that_does_not_answer_a_syn_refuses_nothing() {
+    each_way("resets of forged middles", Protocol::Tcp, |talk| {
+        let later = talk.case.later(talk.first.source_socket(), talk.first.destination_socket());
+        talk.client_sends(&later);
+        talk.endpoint_sends(&talk.endpoint_tcp(TcpHeader { rst: true, sequence_number: 5000, ..TcpHeader::default() }));
+        let abi::BackendCounters { answered, refused, .. } = talk.counters();
+        assert_eq!((answered, refused), (0, 0), "{:?}", talk.way);
+    });
+}
+
 #[test]
 fn an_sctp_association_is_answered_by_an_init_ack_and_refused_by_an_abort() {
     let Some(mut node) = Node::new("signals of SCTP") else { return };

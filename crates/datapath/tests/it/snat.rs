@@ -1,6 +1,7 @@
 //! The node's source ports.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
@@ -230,4 +231,33 @@ fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
         let expected = answer.clone().with_source(first.destination_socket());
         node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
     }
+}
+
+/// A search is an atomic operation and some memory for each port. Who comes while it is noted looks at few of them.
+#[test]
+fn datagrams_that_have_looked_at_as_many_ports_as_they_may_spare_the_next_ones_that() {
+    let Some(mut node) = Node::new("searches for ports of datagrams") else { return };
+    node.configure((50000, 50009), true);
+    for case in cases(Protocol::Udp) {
+        node.serve_anew(web(), &[(2, 1)]);
+        let sent = || {
+            let sent = to_service(&node, case);
+            (sent.clone(), node.send(Hook::NicIn, Device::Eth0, &sent))
+        };
+        let before = pressed(&node);
+        for _ in 0..10 {
+            let (sent, outcome) = sent();
+            go_on(&node, case, &sent, &outcome.packet());
+        }
+        assert_eq!(pressed(&node), before, "each of them has found one");
+        sent().1.is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        assert_eq!(pressed(&node), before + 1, "{case:?}");
+    }
+}
+
+/// Of how many endpoints it is noted that ports are short.
+fn pressed(node: &Node) -> usize {
+    let counters = node.view.raw("snat_counters").unwrap().unwrap();
+    let at = offset_of!(abi::SnatCounter, pressed);
+    counters.iter().filter(|(_, counter)| counter[at..at + size_of::<u32>()] != [0; size_of::<u32>()]).count()
 }

@@ -9,11 +9,11 @@ use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network};
+use crate::case::{BALANCER_IP, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network};
 use crate::entries::{age, evict};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::openings::{allow, begins, flows, open_in_flood};
-use crate::talk::{NIC_IN, NIC_OUT, Talk, Way, XDP, each_way};
+use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, XDP, each_way};
 
 /// More ticks than TCP flows may be idle.
 const LONG: u32 = 7201;
@@ -203,10 +203,10 @@ fn the_middle_of_a_flow_whose_answers_belong_to_another_one_by_now_is_reset() {
 
 /// There is one port for both at the process, so the answers go where the last packet came from.
 #[test]
-fn of_two_flows_of_one_client_to_a_process_on_the_node_the_one_that_speaks_is_answered() {
+fn of_two_flows_of_datagrams_of_one_client_to_a_process_on_the_node_the_one_that_speaks_is_answered() {
     let Some(mut node) = Node::new("two flows to a process on the node") else { return };
     node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
-    for case in CASES {
+    for case in cases(Protocol::Udp) {
         let client = case.at(CLIENT, node.client_port());
         let frontends = [case.at(CLUSTER_IP, PORT), case.at(address::node(1), NODE_PORT)];
         let table = if client.is_ipv4() { "flows4" } else { "flows6" };
@@ -222,5 +222,28 @@ fn of_two_flows_of_one_client_to_a_process_on_the_node_the_one_that_speaks_is_an
             let expected = answer.clone().with_source(frontend);
             node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
         }
+    }
+}
+
+/// RFC 5961, 4: to the SYN the process would acknowledge what it expects of the first connection, and the client reset that.
+#[test]
+fn a_second_connection_from_a_clients_port_to_a_process_on_the_node_has_no_place_until_the_first_one_is_over() {
+    let Some(mut node) = Node::new("two connections to a process on the node") else { return };
+    node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
+    for case in cases(Protocol::Tcp) {
+        let talk = Talk::open(&node, case, WAYS[0]);
+        talk.accept();
+        talk.client_goes_on();
+        let first = case.first(talk.first.source_socket(), case.at(address::node(1), NODE_PORT));
+        let later = case.later(first.source_socket(), first.destination_socket());
+        for packet in [&first, &later] {
+            let outcome = node.send(Hook::NicIn, Device::Eth0, packet);
+            outcome.is_untouched(TC_SHOT, abi::REASON_FLOW_TABLE, &packet.to_bytes());
+        }
+        talk.endpoint_goes_on();
+        talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, sequence_number: 1006, ..TcpHeader::default() }));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &first);
+        outcome.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        assert_eq!(outcome.packet().source_socket(), first.source_socket());
     }
 }

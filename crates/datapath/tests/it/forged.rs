@@ -1,0 +1,109 @@
+//! What others send in a client's name, or in the node's, who know no more of a connection than its ends: it costs nobody anything.
+
+use etherparse::TcpHeader;
+use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_datapath::Hook;
+use weir_testbed::packet::Packet;
+
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT};
+use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+use crate::talk::{Talk, WAYS, each_way};
+use crate::tcp_state::{LINGER, begins_anew, client_sends, endpoint_sends, establish, pass};
+
+/// What the endpoint has acknowledged last.
+const HEARD: u32 = 1_000_000_000;
+/// In bytes.
+const FAR: u32 = (abi::HEARD_FAR as u32) << abi::HEARD_SHIFT;
+
+fn is_over(talk: &Talk<'_>) -> bool {
+    talk.flow().flags & (abi::FLOW_CLOSING | abi::FLOW_ENDED) != 0
+}
+
+/// A connection that goes on, of which the endpoint has acknowledged so much.
+fn heard(talk: &Talk<'_>) {
+    establish(talk);
+    endpoint_sends(talk, TcpHeader { ack: true, acknowledgment_number: HEARD, ..TcpHeader::default() });
+}
+
+#[test]
+fn an_end_that_is_nowhere_near_what_the_endpoint_has_acknowledged_ends_nothing() {
+    for (fin, rst) in [(true, false), (false, true)] {
+        each_way("ends in the client's name", Protocol::Tcp, |talk| {
+            heard(talk);
+            let open = talk.counters().balance;
+            for number in [0, HEARD - (1 << 20), HEARD + FAR + (1 << 20), HEARD + (1 << 31)] {
+                client_sends(talk, TcpHeader { fin, rst, ack: true, sequence_number: number, ..TcpHeader::default() });
+                assert!(!is_over(talk), "{number} {:?}", talk.way);
+            }
+            assert_eq!(talk.counters().balance, open);
+            pass(talk, 10 * LINGER);
+            assert!(!begins_anew(talk), "{:?}", talk.way);
+        });
+    }
+}
+
+#[test]
+fn its_clients_own_end_is_one_however_much_of_what_it_has_sent_is_yet_to_be_acknowledged() {
+    for (fin, rst) in [(true, false), (false, true)] {
+        for ahead in [0, 5, 64 << 10, FAR] {
+            each_way("ends of the client", Protocol::Tcp, |talk| {
+                heard(talk);
+                let header = TcpHeader { fin, rst, ack: true, sequence_number: HEARD + ahead, ..TcpHeader::default() };
+                client_sends(talk, header);
+                assert!(is_over(talk), "{ahead} {:?}", talk.way);
+            });
+        }
+    }
+}
+
+/// It would have to know the client's numbers of before that.
+#[test]
+fn the_first_end_after_a_connection_has_begun_is_believed() {
+    each_way("ends of connections that have only just begun", Protocol::Tcp, |talk| {
+        talk.accept();
+        talk.client_goes_on();
+        client_sends(talk, TcpHeader { rst: true, sequence_number: 3_000_000_000, ..TcpHeader::default() });
+        assert!(is_over(talk), "{:?}", talk.way);
+    });
+}
+
+#[test]
+fn a_forged_reset_does_not_give_a_connections_place_to_another_frontend() {
+    each_way("places of connections that somebody has reset", Protocol::Tcp, |talk| {
+        heard(talk);
+        client_sends(talk, TcpHeader { rst: true, sequence_number: HEARD / 2, ..TcpHeader::default() });
+        let other = talk.case.first(talk.first.source_socket(), talk.case.at(BALANCER_IP, PORT));
+        talk.node.send(talk.way.to.0, talk.way.to.1, &other);
+        let answer = talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket());
+        let back = talk.node.send(talk.way.back.0, talk.way.back.1, &answer).packet();
+        assert_eq!(back.source_socket(), talk.first.destination_socket(), "{:?}", talk.way);
+        pass(talk, 1);
+        talk.client_goes_on();
+    });
+}
+
+/// The host drops such a packet, but only after the programs.
+#[test]
+fn whoever_sends_in_the_nodes_own_name_gets_nothing_of_what_others_are_answered() {
+    let Some(mut node) = Node::new("packets in the node's own name") else { return };
+    node.serve(web(), &[(2, 1)]);
+    let untouched = |case: Case, hook, device, forged: &Packet| {
+        let verdict = if hook == Hook::Xdp { XDP_PASS } else { TC_UNSPEC };
+        node.send(hook, device, forged).is_untouched(verdict, abi::REASON_NO_FRONTEND, &forged.to_bytes());
+        assert!(!node.view.flows().unwrap().iter().any(|entry| entry.client == forged.source.into()), "{case:?}");
+    };
+    for case in CASES {
+        let talk = Talk::open(&node, case, WAYS[2]);
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+        let own = talk.seen.source_socket();
+        for forged in [case.first(own, case.at(CLUSTER_IP, PORT)), case.later(own, case.at(CLUSTER_IP, PORT))] {
+            untouched(case, Hook::PodIn, Device::Pod1, &forged);
+            untouched(case, Hook::NicIn, Device::Eth0, &forged);
+            untouched(case, Hook::Xdp, Device::Eth0, &forged);
+        }
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+    }
+}
