@@ -204,6 +204,21 @@ impl Datapath {
         Ok(indexes)
     }
 
+    /// The role of an interface that pinned links tell of, whoever has made them. Filters in place of links tell of none.
+    ///
+    /// # Errors
+    /// When the directory or a map cannot be read.
+    pub fn attached_role(&self, index: u32) -> Result<Option<Role>> {
+        let names = self.pins.link_names()?;
+        let has = |hook| names.contains(&link_name(hook, index));
+        Ok(match (has(Hook::PodIn), has(Hook::NicIn)) {
+            (true, _) => Some(Role::Pod),
+            // What has no link headers is like a tunnel in this.
+            (false, true) => Some(if self.nics.get(&index)?.is_some() { Role::Nic } else { Role::Tunnel }),
+            (false, false) => None,
+        })
+    }
+
     fn drop_link(&self, pin: &str) -> Result<()> {
         remove_pin(&self.pins.links().join(pin))
     }

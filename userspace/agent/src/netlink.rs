@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
-use netlink_packet_route::AddressFamily;
+use futures::{FutureExt, StreamExt};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use weir_core::interfaces::{Interface, LinkHeader};
 
 use crate::channel::publish;
@@ -23,6 +26,12 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
+/// Least time between two listings: where routes change all the time, as with a full table by BGP, each change would cost one of everything.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a listing is asked for that was interrupted by a change. The next message makes up for the last one.
+const TRIES: usize = 5;
+
 /// Publishes the interfaces now and at every change, until nobody listens any more.
 pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
     let (connection, handle, mut messages) =
@@ -31,27 +40,29 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
         publish(&sink, interfaces);
+        let listed = Instant::now();
         tokio::select! {
             message = messages.next() => {
                 message.context("the netlink socket was closed")?;
             }
             () = sink.closed() => return Ok(()),
         }
+        sleep_until(listed + PAUSE).await;
         // Whatever else has come meanwhile is seen by the same listing.
-        while let Some(Some(_)) = futures::FutureExt::now_or_never(messages.next()) {}
+        while let Some(Some(_)) = messages.next().now_or_never() {}
     }
 }
 
 /// Reads all interfaces of our network namespace.
 pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     let mut interfaces = BTreeMap::new();
-    let mut links = handle.link().get().execute();
-    while let Some(link) = links.try_next().await? {
-        let interface = interface(&link);
-        interfaces.insert(interface.index, interface);
+    for message in dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default())).await? {
+        if let RouteNetlinkMessage::NewLink(link) = message {
+            interfaces.insert(link.header.index, interface(&link));
+        }
     }
-    let mut addresses = handle.address().get().execute();
-    while let Some(message) = addresses.try_next().await? {
+    for message in dump(handle, RouteNetlinkMessage::GetAddress(AddressMessage::default())).await? {
+        let RouteNetlinkMessage::NewAddress(message) = message else { continue };
         let found = address(&message).and_then(|ip| Some((ip, interfaces.get_mut(&message.header.index)?)));
         if let Some((ip, interface)) = found {
             interface.addresses.push(ip);
@@ -60,8 +71,8 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     let v4 = RouteMessageBuilder::<Ipv4Addr>::new().build();
     let v6 = RouteMessageBuilder::<Ipv6Addr>::new().build();
     for family in [v4, v6] {
-        let mut routes = handle.route().get(family).execute();
-        while let Some(route) = routes.try_next().await? {
+        for message in dump(handle, RouteNetlinkMessage::GetRoute(family)).await? {
+            let RouteNetlinkMessage::NewRoute(route) = message else { continue };
             for (index, gateway) in default_routes(&route) {
                 // Without a gateway only as by PPP. Elsewhere such a route is of somebody's own rules.
                 if let Some(interface) = interfaces.get_mut(&index)
@@ -73,6 +84,31 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
         }
     }
     Ok(interfaces.into_values().collect())
+}
+
+/// Asks for all objects of a kind. A list that a change has interrupted may lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks,
+/// the programs would be detached.
+async fn dump(handle: &Handle, request: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut found = Vec::new();
+    for _ in 0..TRIES {
+        found.clear();
+        let mut message = NetlinkMessage::from(request.clone());
+        message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        let mut answers = handle.clone().request(message).context("the netlink socket takes no request")?;
+        let mut is_whole = true;
+        while let Some(answer) = answers.next().await {
+            is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+            match answer.payload {
+                NetlinkPayload::InnerMessage(message) => found.push(message),
+                NetlinkPayload::Error(error) => return Err(error.to_io()).context("the kernel refuses a list"),
+                _ => {}
+            }
+        }
+        if is_whole {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 fn interface(link: &LinkMessage) -> Interface {

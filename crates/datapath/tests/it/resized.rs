@@ -4,8 +4,9 @@ use std::os::fd::AsFd;
 
 use weir_abi as abi;
 use weir_core::ops::Capacity;
-use weir_datapath::{MapStore, View};
+use weir_datapath::{AttachOptions, MapStore, Role, View};
 
+use crate::node::Node;
 use crate::pins::{Pins, SMALL};
 use crate::store::{all, flows, open_flow, open_flow_by, put_all};
 
@@ -120,4 +121,15 @@ fn an_agent_that_ends_while_it_forgets_the_former_maps_has_none_of_them_come_bac
     assert_eq!(clients(&pins), [40000]);
     drop(datapath);
     assert_eq!(directories(&pins).len(), 1, "{:?}", directories(&pins));
+}
+
+#[test]
+fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
+    let Some(mut node) = Node::new("roles of interfaces") else { return };
+    let index = |node: &Node, name: &str| node.netns.enter(|| nix::net::if_::if_nametoindex(name)).unwrap();
+    let [eth0, eth1, pod1] = ["eth0", "eth1", "pod1"].map(|name| index(&node, name));
+    let options = AttachOptions { xdp: false, tcx: true, headerless: false };
+    node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Role::Tunnel, options)).unwrap();
+    let roles = [eth0, eth1, pod1, eth0 + eth1 + pod1].map(|index| node.datapath.attached_role(index).unwrap());
+    assert_eq!(roles, [Some(Role::Nic), Some(Role::Tunnel), Some(Role::Pod), None]);
 }

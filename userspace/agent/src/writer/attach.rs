@@ -102,9 +102,23 @@ impl Writer {
         let served = [node.as_slice(), &self.settings.plan.node_port_addresses].concat();
         let decide = |i: &Interface| {
             let addresses = if leads_to_pods(i, &self.interfaces) { &node } else { &served };
-            Some((i.index, (i.name.clone(), attachment(i, addresses, &self.settings.patterns)?)))
+            let decided = attachment(i, addresses, &self.settings.patterns);
+            Some((i.index, (i.name.clone(), decided.or_else(|| self.attached_before(i.index))?)))
         };
         self.interfaces.iter().filter_map(decide).collect()
+    }
+
+    /// What an agent before has attached to an interface for. Before the first sync it stays, and gets the same programs on the same maps as all
+    /// others: a client may ask by one interface and be answered by another.
+    fn attached_before(&self, index: u32) -> Option<Attachment> {
+        if self.synced {
+            return None;
+        }
+        Some(match self.datapath.attached_role(index).ok()?? {
+            Role::Nic => Attachment::Nic,
+            Role::Pod => Attachment::Pod,
+            Role::Tunnel => Attachment::Tunnel,
+        })
     }
 
     /// What is attached and not wanted is left alone before the first sync: who knows what is still to come.
