@@ -179,7 +179,7 @@ struct pace {
 	__u32 tick;  /* HOST, of the last one */
 	__u32 flows; /* HOST, in that tick */
 	__u32 told;  /* HOST, in that tick */
-	__u32 pad;   /* zero */
+	__u32 moved; /* HOST, in that tick: flows of others than TCP that have moved to those that go on */
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
 	__u64 adopted; /* HOST, connections that were met in their middle: an endpoint by hash or by displaced */
 };

@@ -113,8 +113,9 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 
 		reply_key(&key, backend, &p->src, p->sport, v6);
 		old = p->proto == IPPROTO_UDP ? NULL : reply_at(&key, STAGE_ANY, v6);
-		/* What it says to the newer one's SYN would have its client reset it. */
-		if (old && !reply_yields(old, p, &reply, v6))
+		/* What it says to the newer one's SYN would have its client reset it. Not where nobody has answered: somebody may have forged that. */
+		if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING &&
+		    !reply_yields(old, p, &reply, v6))
 			return -REASON_FLOW_TABLE;
 		reply_forget(&key, STAGE_GOING, v6);
 		/* Without it the answer would leave with the node's own address. */

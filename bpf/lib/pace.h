@@ -15,8 +15,35 @@ static __always_inline struct pace *pace_now(void)
 		pace->tick = now;
 		pace->flows = 0;
 		pace->told = 0;
+		pace->moved = 0;
 	}
 	return pace;
+}
+
+/* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */
+const volatile __u32 room_beside_tcp = 0;
+
+/* So many in a tick it may in any case: a few clients that begin at once. */
+#define MOVED_LEAST 32
+
+/*
+ * Whether one more flow of datagrams, or an association, may move to those that go on. Two packets in anybody's name make one, if they are
+ * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until they are idle they stay
+ * where they began, and silent connections keep their places. Counts it. A function of its own: few packets ask.
+ */
+__noinline int may_move_beside_tcp(void)
+{
+	const struct config *config = config_get();
+	struct pace *pace = room_beside_tcp ? pace_now() : NULL;
+	__u32 most;
+
+	if (!config || !pace)
+		return true;
+	most = room_beside_tcp / (config->udp_idle ?: 1);
+	if (pace->moved >= (most > MOVED_LEAST ? most : MOVED_LEAST))
+		return false;
+	pace->moved++;
+	return true;
 }
 
 #endif

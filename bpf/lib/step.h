@@ -7,6 +7,7 @@
 #define WEIR_STEP_H
 
 #include "kept.h"
+#include "pace.h"
 #include "signals.h"
 
 /* As SYN_AGAIN, where the backend has answered once: one that still has the connection says so at least every half a second. */
@@ -74,8 +75,8 @@ static __always_inline void count_lost(void)
 
 /*
  * What a client's packet is to its flow. What the backend answers must find its way back, so an entry that a full table has
- * lost is written anew; looking for it keeps it in the table, too. If another flow has it by now, this one is over. Of two to
- * a process on the node the one that speaks has it, as when they begin.
+ * lost is written anew; looking for it keeps it in the table, too. If another flow has it by now, this one is over. Of two of
+ * datagrams to a process on the node the one that speaks has it, as when they begin.
  */
 static __always_inline enum next_step next_step(const struct packet *p, const struct flow *flow, const bool v6)
 {
@@ -94,7 +95,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
-	if (known && !is_here(backend))
+	if (known && (p->proto != IPPROTO_UDP || !is_here(backend)))
 		return STEP_OVER;
 	reply_of(&reply, p, flow, asks(p) ? now_delay() : 0);
 	if (known)
@@ -123,6 +124,8 @@ static __always_inline bool promote_alone(const struct packet *p, struct flow *f
 	const __u32 left = names_left(flow->flags) ? flow->held : 0;
 
 	if (!flow->bytes || p->piece == PIECE_LATER)
+		return false;
+	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp())
 		return false;
 	flow->flags &= ~FLOW_OPENING;
 	flow->held -= left;
@@ -194,6 +197,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return false;
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))
+		return false;
+	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp())
 		return false;
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);

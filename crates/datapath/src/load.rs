@@ -283,7 +283,9 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
 fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) -> Result<PathBuf> {
     let mut loader = objects::loader();
     let sets = spec("openings4").entries(capacity).unwrap_or_default();
+    let beside_tcp = room_beside_tcp(spec("flows4").entries(capacity).unwrap_or_default());
     loader.override_global("opening_sets", &sets, false);
+    loader.override_global("room_beside_tcp", &beside_tcp, false);
     for spec in MAPS {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         if let Some(entries) = spec.entries(capacity) {
@@ -305,6 +307,13 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     // takes the filter as it is.
     GoingFilter::forget(pins)?;
     kept::keep(pins, &programs)
+}
+
+/// Of a table of flows that go on, so many entries each CPU may fill with others than TCP's until these are idle: half of it is for
+/// connections, which must not be lost.
+pub(crate) fn room_beside_tcp(flows: u32) -> u32 {
+    let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
+    (flows / 2 / cpus).max(1)
 }
 
 /// Those tables of flows that are replaced.

@@ -1,5 +1,6 @@
 //! Copies what a map holds into its successor of another size.
 
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use aya_obj::generated::bpf_map_type;
@@ -19,6 +20,10 @@ fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, seed: 
     let [going, opening] = FlowTable::<K, V>::open_both(pins, true)?;
     let old = old.try_clone_to_owned().map_err(|e| Error::io(format!("cannot open map {}", opening.name()), e))?;
     opening.add_openings(&FlowTable::new(opening.name(), old, false)?, &going, seed)
+}
+
+fn is_of_answers(map: &str) -> bool {
+    [abi::FlowKey4::REPLIES, abi::FlowKey6::REPLIES].concat().contains(&map)
 }
 
 /// Copies entries to the map of the same name that is pinned by now. The first time all of them; afterwards only those of tables of flows
@@ -48,7 +53,12 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, first: bo
     let mut token = None;
     loop {
         let (count, next) = sys::lookup_batch_bytes(old, token, &mut keys, &mut values, BATCH).map_err(failed)?;
-        for (key, value) in keys.chunks_exact(spec.key).zip(values.chunks_exact(spec.value)).take(count) {
+        let entries = keys.chunks_exact(spec.key).zip(values.chunks_exact_mut(spec.value)).take(count);
+        for (key, value) in entries {
+            if is_of_answers(spec.name) {
+                // By the time that the copy is in force their clients may have sent any amount of data.
+                value[offset_of!(abi::Reply, heard)..][..size_of::<u16>()].fill(0);
+            }
             match sys::update(new.as_fd(), &key[0], &value[0], flags) {
                 Err(e) if !sys::is_left_out(&e) => return Err(failed(e)),
                 Ok(()) | Err(_) => {}

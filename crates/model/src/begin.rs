@@ -213,7 +213,8 @@ impl Model {
                 // The node cannot be sent its own packets. Of two such flows of datagrams the newer one wins.
                 let key = reply_key(p, &backend, p.source());
                 let old = self.tables.replies.find(&key).map(|(_, old)| old).filter(|_| p.protocol != UDP);
-                let others = |old: &Reply| old.frontend != p.destination();
+                // Where nobody has answered somebody may have forged it.
+                let others = |old: &Reply| old.frontend != p.destination() && (old.replied || !old.opening);
                 if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, None, Claim::Only)) {
                     return Err(abi::REASON_FLOW_TABLE);
                 }

@@ -127,8 +127,8 @@ impl Model {
             return Step::Over;
         }
         if known.is_some() {
-            // Of two to a process on the node the one that speaks has it.
-            if !is_here(&self.control.backend(flow.backend)) {
+            // Of two of datagrams to a process on the node the one that speaks has it.
+            if p.protocol != UDP || !is_here(&self.control.backend(flow.backend)) {
                 return Step::Over;
             }
             self.tables.replies.forget_all(&key);
@@ -206,7 +206,7 @@ impl Model {
     pub(crate) fn promote(&mut self, key: &Key, flow: &Flow, p: &Packet) -> bool {
         if flow.direct {
             // A packet that made it may come to this twice, and what comes behind a first piece is no other packet.
-            if flow.bytes == 0 || p.piece == Piece::Later {
+            if flow.bytes == 0 || p.piece == Piece::Later || key.protocol != TCP && !self.may_move_beside_tcp() {
                 return false;
             }
             let left = if flow.names_left() { flow.held } else { 0 };
@@ -218,6 +218,9 @@ impl Model {
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
         if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(p.heard)) {
+            return false;
+        }
+        if key.protocol != TCP && !self.may_move_beside_tcp() {
             return false;
         }
         let reply = self.count_failover(reply);

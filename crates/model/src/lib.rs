@@ -145,16 +145,37 @@ pub struct Model {
     pub kernel_tick: u32,
     /// Sets of each table of flows that begin, which is where held SYNs are noted.
     pub opening_sets: u32,
+    /// Entries among those that go on that others than TCP may fill until they are idle.
+    pub room_beside_tcp: u32,
     control: control::Control,
+}
+
+/// What depends on how large tables are.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// [`Model::opening_sets`].
+    pub opening_sets: u32,
+    /// [`Model::room_beside_tcp`].
+    pub room_beside_tcp: u32,
 }
 
 impl Model {
     /// A node of whose services nothing is known.
     #[must_use]
-    pub fn new(config: abi::Config, now: Now, opening_sets: u32) -> Self {
+    pub fn new(config: abi::Config, now: Now, Sizes { opening_sets, room_beside_tcp }: Sizes) -> Self {
         let (tables, control) = (Tables::default(), control::Control::default());
         let (other_nodes, hooked_pods) = (HashSet::new(), HashMap::new());
-        Self { config, tables, other_nodes, hooked_pods, now, kernel_tick: now.ticks, opening_sets, control }
+        Self {
+            config,
+            tables,
+            other_nodes,
+            hooked_pods,
+            now,
+            kernel_tick: now.ticks,
+            opening_sets,
+            room_beside_tcp,
+            control,
+        }
     }
 
     /// Applies writes of the control plane, in order. Names are left out, and so is [`MapOp::ForgetFlows`]: whoever forgets

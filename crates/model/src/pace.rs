@@ -12,12 +12,17 @@ pub(crate) struct Pace {
     pub(crate) flows: u32,
     /// ICMP errors.
     pub(crate) told: u32,
+    /// Flows of others than TCP that have moved to those that go on.
+    pub(crate) moved: u32,
 }
+
+/// So many of these may in any case.
+const MOVED_LEAST: u32 = 32;
 
 impl Model {
     /// Whether there were more new flows in this tick than anybody's clients make.
     pub(crate) fn is_flood(&self) -> bool {
-        let Pace { tick, flows, told: _ } = self.tables.pace;
+        let Pace { tick, flows, told: _, moved: _ } = self.tables.pace;
         let bound = self.config.flood;
         bound != 0 && !self.has(abi::CONFIG_BESIDE) && tick == self.now.ticks && flows >= bound
     }
@@ -36,11 +41,20 @@ impl Model {
         may
     }
 
+    /// Whether one more flow of datagrams, or an association, may move to those that go on. Counts it.
+    pub(crate) fn may_move_beside_tcp(&mut self) -> bool {
+        let most = (self.room_beside_tcp / self.config.udp_idle.max(1)).max(MOVED_LEAST);
+        let pace = self.pace_now();
+        let may = pace.moved < most;
+        pace.moved += u32::from(may);
+        may
+    }
+
     /// The numbers of this tick.
     fn pace_now(&mut self) -> &mut Pace {
         let (pace, tick) = (&mut self.tables.pace, self.now.ticks);
         if pace.tick != tick {
-            *pace = Pace { tick, flows: 0, told: 0 };
+            *pace = Pace { tick, ..Pace::default() };
         }
         pace
     }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use weir_abi as abi;
-use weir_model::{Hook, Model, Network, Now, Place, Route, Verdict};
+use weir_model::{Hook, Model, Network, Now, Place, Route, Sizes, Verdict};
 
 struct Nowhere;
 
@@ -23,7 +23,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const HOOKS: [Hook; 5] = [Hook::Xdp, Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
 
 fn node() -> Model {
-    Model::new(abi::Config::PLAIN, Now::default(), 1)
+    Model::new(abi::Config::PLAIN, Now::default(), Sizes { opening_sets: 1, room_beside_tcp: 1 })
 }
 
 #[test]

@@ -56,39 +56,53 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
 /// Reads all interfaces of our network namespace.
 pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     let mut interfaces = BTreeMap::new();
-    for message in dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default())).await? {
-        if let RouteNetlinkMessage::NewLink(link) = message {
-            interfaces.insert(link.header.index, interface(&link));
-        }
+    let links = dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default()), |message| match message {
+        RouteNetlinkMessage::NewLink(link) => vec![interface(&link)],
+        _ => Vec::new(),
+    });
+    for interface in links.await? {
+        interfaces.insert(interface.index, interface);
     }
-    for message in dump(handle, RouteNetlinkMessage::GetAddress(AddressMessage::default())).await? {
-        let RouteNetlinkMessage::NewAddress(message) = message else { continue };
-        let found = address(&message).and_then(|ip| Some((ip, interfaces.get_mut(&message.header.index)?)));
-        if let Some((ip, interface)) = found {
+    let addresses = dump(handle, RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| match message {
+        RouteNetlinkMessage::NewAddress(message) => {
+            address(&message).map(|ip| (message.header.index, ip)).into_iter().collect()
+        }
+        _ => Vec::new(),
+    });
+    for (index, ip) in addresses.await? {
+        if let Some(interface) = interfaces.get_mut(&index) {
             interface.addresses.push(ip);
         }
     }
     let v4 = RouteMessageBuilder::<Ipv4Addr>::new().build();
     let v6 = RouteMessageBuilder::<Ipv6Addr>::new().build();
     for family in [v4, v6] {
-        for message in dump(handle, RouteNetlinkMessage::GetRoute(family)).await? {
-            let RouteNetlinkMessage::NewRoute(route) = message else { continue };
-            for (index, gateway) in default_routes(&route) {
-                // Without a gateway only as by PPP. Elsewhere such a route is of somebody's own rules.
-                if let Some(interface) = interfaces.get_mut(&index)
-                    && (gateway || (interface.header == LinkHeader::None && is_main(&route)))
-                {
-                    interface.default_route = true;
-                }
+        let routes = dump(handle, RouteNetlinkMessage::GetRoute(family), |message| match message {
+            RouteNetlinkMessage::NewRoute(route) => {
+                let main = is_main(&route);
+                default_routes(&route).into_iter().map(|(index, gateway)| (index, gateway, main)).collect()
+            }
+            _ => Vec::new(),
+        });
+        for (index, gateway, main) in routes.await? {
+            // Without a gateway only as by PPP. Elsewhere such a route is of somebody's own rules.
+            if let Some(interface) = interfaces.get_mut(&index)
+                && (gateway || (interface.header == LinkHeader::None && main))
+            {
+                interface.default_route = true;
             }
         }
     }
     Ok(interfaces.into_values().collect())
 }
 
-/// Asks for all objects of a kind. A list that a change has interrupted may lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks,
+/// Asks for all objects of a kind, of which there may be a million, and keeps what is made of them. A list that a change has interrupted may lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks,
 /// the programs would be detached.
-async fn dump(handle: &Handle, request: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
+async fn dump<T>(
+    handle: &Handle,
+    request: RouteNetlinkMessage,
+    keep: impl Fn(RouteNetlinkMessage) -> Vec<T>,
+) -> Result<Vec<T>> {
     let mut found = Vec::new();
     for _ in 0..TRIES {
         found.clear();
@@ -99,7 +113,7 @@ async fn dump(handle: &Handle, request: RouteNetlinkMessage) -> Result<Vec<Route
         while let Some(answer) = answers.next().await {
             is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
             match answer.payload {
-                NetlinkPayload::InnerMessage(message) => found.push(message),
+                NetlinkPayload::InnerMessage(message) => found.extend(keep(message)),
                 NetlinkPayload::Error(error) => return Err(error.to_io()).context("the kernel refuses a list"),
                 _ => {}
             }

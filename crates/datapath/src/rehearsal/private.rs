@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::flow_key::{Client, FlowKey, Kept};
 use crate::flow_table::FlowTable;
 use crate::layout::{MAPS, spec};
+use crate::load::room_beside_tcp;
 use crate::map::{Mapped, Pod, Table};
 use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
@@ -62,7 +63,10 @@ impl Private {
         let wanted = if hook == Hook::Xdp { &XDP } else { &TC };
         let mut loader = objects::loader();
         let (_, sets) = pins.open_map(&spec("openings4"), READ_ONLY)?;
+        let (_, flows) = pins.open_map(&spec("flows4"), READ_ONLY)?;
+        let beside_tcp = room_beside_tcp(flows);
         loader.override_global("opening_sets", &sets, false);
+        loader.override_global("room_beside_tcp", &beside_tcp, false);
         for spec in MAPS {
             let (_, entries) = pins.open_map(&spec, READ_ONLY)?;
             match (WRITTEN.contains(&spec.name), WRITTEN_BY_SLOT.contains(&spec.name)) {

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
 use weir_abi as abi;
 
 use crate::node::Node;
@@ -101,6 +101,23 @@ pub(crate) fn age_displaced(node: &Node, ticks: u32) {
             *entry = old.to_ne_bytes();
         }
     });
+}
+
+/// Bytes of a CPU's pace.
+pub(crate) const PACE: usize = size_of::<abi::Pace>();
+
+/// Sets the first bytes of each CPU's pace to zero.
+pub(crate) fn zero_paces(node: &Node, bytes: usize) {
+    let pinned = MapData::from_pin(node.pin("paces")).unwrap();
+    let mut paces: PerCpuArray<_, [u8; PACE]> = Map::from_map_data(pinned).unwrap().try_into().unwrap();
+    let mut values: Vec<[u8; PACE]> = paces.get(&0, 0).unwrap().to_vec();
+    values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
+    paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
+}
+
+/// No flow has begun or moved in this tick, and no error was told.
+pub(crate) fn calm(node: &Node) {
+    zero_paces(node, offset_of!(abi::Pace, lost));
 }
 
 /// Takes so many ticks off a time, as it lies in memory.

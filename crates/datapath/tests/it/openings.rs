@@ -10,6 +10,7 @@ use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_datapath::{FlowEntry, Hook};
 use weir_testbed::address::CLIENT;
+use weir_testbed::wait;
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases, on_host_network};
 use crate::entries::{empty_sets, keep_busy};
@@ -88,6 +89,26 @@ fn datagrams_move_when_a_second_answer_comes() {
         talk.endpoint_goes_on();
         talk.client_goes_on();
     });
+}
+
+/// Two in anybody's name make one that goes on, and so does a name server's client, whose flow is over by then.
+#[test]
+fn datagrams_that_go_on_faster_than_there_is_room_for_them_stay_where_they_began() {
+    let Some(mut node) = Node::new("datagrams beside connections") else { return };
+    node.serve(web(), &[LOCAL.endpoint]);
+    for case in cases(Protocol::Udp) {
+        let talks: Vec<_> = (0..300).map(|_| Talk::open(&node, case, LOCAL)).collect();
+        let go_on = || {
+            for talk in &talks {
+                talk.endpoint_goes_on();
+                talk.client_goes_on();
+            }
+            talks.iter().filter(|talk| begins(talk)).count()
+        };
+        let stay = go_on();
+        assert!((100..290).contains(&stay), "{stay} of {}", talks.len());
+        wait::until("some of them to move in another tick", Duration::from_secs(5), || go_on() < stay).unwrap();
+    }
 }
 
 #[test]

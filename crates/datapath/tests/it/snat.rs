@@ -12,6 +12,7 @@ use weir_testbed::packet::Packet;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::ended::{ack, fin};
+use crate::entries::calm;
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_TX, web};
 use crate::talk::{Talk, WAYS};
 
@@ -181,6 +182,7 @@ fn a_flow_gets_a_port_behind_a_long_run_of_others_that_go_on() {
             let sent = to_service(&node, case);
             let outcome = node.send(Hook::Xdp, Device::Eth0, &sent);
             outcome.is_for(XDP_TX, abi::REASON_TO_REMOTE);
+            calm(&node);
             go_on(&node, case, &sent, &outcome.packet());
         }
         node.configure((first, last), true);

@@ -17,6 +17,7 @@ use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases, tcp};
+use crate::entries::calm;
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A node with one endpoint, on another node, to which flows may take these ports.
@@ -115,6 +116,7 @@ fn all_ports_of_the_set_are_taken_and_none_outside_of_it() {
     for case in CASES {
         let open = || {
             let flow = Forwarded::open(&node, case);
+            calm(&node);
             flow.go_on(&node);
             flow.port()
         };

@@ -9,7 +9,7 @@ use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 
-use crate::case::{BALANCER_IP, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network};
+use crate::case::{BALANCER_IP, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network, tcp};
 use crate::entries::{age, evict};
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::openings::{allow, begins, flows, open_in_flood};
@@ -245,5 +245,42 @@ fn a_second_connection_from_a_clients_port_to_a_process_on_the_node_has_no_place
         let outcome = node.send(Hook::NicIn, Device::Eth0, &first);
         outcome.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
         assert_eq!(outcome.packet().source_socket(), first.source_socket());
+    }
+}
+
+/// Whether somebody has forged its SYN, or it was the client's own, long ago.
+#[test]
+fn what_was_there_before_a_connection_to_a_process_on_the_node_does_not_take_its_answers() {
+    let Some(mut node) = Node::new("earlier connections to a process on the node") else { return };
+    node.refuses();
+    node.serve_changed(web(), &[(1, 1)], &[], on_host_network);
+    for case in cases(Protocol::Tcp) {
+        for ended in [false, true] {
+            let client = case.at(CLIENT, node.client_port());
+            let other = case.first(client, case.at(address::node(1), NODE_PORT));
+            node.send(Hook::NicIn, Device::Eth0, &other).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+            if ended {
+                let reset = TcpHeader { rst: true, ack: true, ..TcpHeader::default() };
+                let refused = tcp(case.at(address::pod(1, 1), TARGET_PORT), client, reset);
+                assert_eq!(node.send(Hook::NicOut, Device::Eth0, &refused).reason, abi::REASON_BACK);
+            }
+            // An unanswered one keeps nobody out.
+            let talk = Talk::open_with(&node, case, WAYS[0], case.first(client, case.at(CLUSTER_IP, PORT)));
+            talk.accept();
+            talk.client_goes_on();
+            let later = case.later(client, other.destination_socket());
+            for forged in [&later, &other] {
+                age(&node, talk.flows(), offset_of!(abi::Flow, last_seen), 1);
+                let reason = node.send(Hook::NicIn, Device::Eth0, forged).reason;
+                assert!(
+                    [abi::REASON_STALE, abi::REASON_STALE_RESET, abi::REASON_FLOW_TABLE].contains(&reason),
+                    "{reason}"
+                );
+                let answer = case.later(talk.seen.destination_socket(), client);
+                let back = node.send(Hook::NicOut, Device::Eth0, &answer).packet();
+                assert_eq!(back.source_socket(), talk.first.destination_socket());
+            }
+            talk.client_goes_on();
+        }
     }
 }

@@ -70,7 +70,7 @@ impl<'a> Bench<'a> {
         let world = scenario.world.clone();
         // It is not a card of the node's, and node 4 is behind it.
         let config = world.config_with_tunnel(devices.eth[2]);
-        let mut model = Model::new(config, BEGIN, kernel::opening_sets(node));
+        let mut model = Model::new(config, BEGIN, kernel::sizes(node));
         node.datapath.configure(&config).unwrap();
         node.datapath.set_source_ports(&world.ports).unwrap();
         model.set_source_ports(&world.ports);

@@ -5,20 +5,21 @@ use std::fs;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 
-use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray};
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_datapath::{GoingFilter, MapStore};
-use weir_model::{Hook, Place, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
+use weir_model::{Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
 use super::world::{BACKENDS, LINES, SERVICES};
 use crate::entries;
 use crate::node::Node;
+use crate::pins::SMALL;
 
 /// How many packets left for which reason: a frame, and what was cut off it, which has come again.
 pub(super) type Reasons = BTreeMap<u32, u64>;
@@ -159,31 +160,16 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     }
     entries::age_pressure(node, ticks);
     entries::age_displaced(node, ticks);
-    calm(node);
+    entries::calm(node);
     // As the agent does now and then: what follows is looked up with what it has found.
     GoingFilter::open(node.datapath.pins()).unwrap().rebuild().unwrap();
 }
 
-/// Bytes of a CPU's pace.
-const PACE: usize = size_of::<abi::Pace>();
-
-/// Sets the first bytes of each CPU's pace to zero.
-fn zero_paces(node: &Node, bytes: usize) {
-    let mut paces: PerCpuArray<_, [u8; PACE]> = map(node, "paces").try_into().unwrap();
-    let mut values: Vec<[u8; PACE]> = paces.get(&0, 0).unwrap().to_vec();
-    values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
-    paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
-}
-
-/// No flow has begun in this tick, and no error was told.
-fn calm(node: &Node) {
-    zero_paces(node, offset_of!(abi::Pace, lost));
-}
-
 /// Entries that were missing and written anew, on any CPU.
 pub(super) fn lost(node: &Node) -> u64 {
-    let paces: PerCpuArray<_, [u8; PACE]> = map(node, "paces").try_into().unwrap();
-    let lost = |pace: &[u8; PACE]| u64::from_ne_bytes(pace[offset_of!(abi::Pace, lost)..][..8].try_into().unwrap());
+    let paces: PerCpuArray<_, [u8; entries::PACE]> = map(node, "paces").try_into().unwrap();
+    let lost =
+        |pace: &[u8; entries::PACE]| u64::from_ne_bytes(pace[offset_of!(abi::Pace, lost)..][..8].try_into().unwrap());
     paces.get(&0, 0).unwrap().iter().map(lost).sum()
 }
 
@@ -243,7 +229,7 @@ pub(super) fn reset(node: &mut Node) {
     zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
     zero::<{ size_of::<abi::Displaced>() }>(node, "displaced");
     zero::<16>(node, "snat_ports");
-    zero_paces(node, PACE);
+    entries::zero_paces(node, entries::PACE);
     let dump = node.view.dump().unwrap();
     let mut ops: Vec<_> = dump.frontends.iter().map(|(key, _)| MapOp::DeleteFrontend { key: *key }).collect();
     ops.extend(dump.source_ranges.iter().map(|range| MapOp::DeleteSourceRange { range: *range }));
@@ -265,7 +251,9 @@ pub(super) fn flows_of_backends(node: &Node) -> Vec<u64> {
     (0..BACKENDS).map(|slot| node.view.backend_counters(slot).unwrap().flows).collect()
 }
 
-/// Sets of each table of flows that begin.
-pub(super) fn opening_sets(node: &Node) -> u32 {
-    Array::<_, [u8; abi::FIRST_SYNS]>::try_from(map(node, "first_syns")).unwrap().len()
+/// What the programs know of the tables' sizes.
+pub(super) fn sizes(node: &Node) -> Sizes {
+    let opening_sets = Array::<_, [u8; abi::FIRST_SYNS]>::try_from(map(node, "first_syns")).unwrap().len();
+    let cpus = u32::try_from(aya::util::nr_cpus().unwrap()).unwrap();
+    Sizes { opening_sets, room_beside_tcp: SMALL.flows / 2 / cpus }
 }

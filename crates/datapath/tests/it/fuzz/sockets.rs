@@ -92,7 +92,7 @@ impl<'a> Play<'a> {
         world.config.netns_cookie = bed.processes[0].netns;
         world.config.flags |= if rng.u8(..4) > 0 { abi::CONFIG_POD_SOCKETS } else { 0 };
         bed.node.datapath.configure(&world.config).unwrap();
-        let model = Model::new(world.config, BEGIN, kernel::opening_sets(&bed.node));
+        let model = Model::new(world.config, BEGIN, kernel::sizes(&bed.node));
         let senders = [bed.processes[0].senders(), bed.processes[1].senders()];
         let log = vec![format!("{world:?}")];
         let mut play = Self { bed, world, model, senders, log };
