@@ -112,8 +112,8 @@ impl Fuzzer {
         entry
     }
 
-    /// Fails with the least scenario about which the two differ.
-    fn fail(&mut self, entry: &[u8], name: &str) -> ! {
+    /// Fails with the least scenario about which the two differ; where that does not do it again, with what was seen of the whole one.
+    fn fail(&mut self, entry: &[u8], name: &str, seen: (String, Vec<String>)) -> ! {
         let mut least = entry.to_vec();
         loop {
             let shrunk = self.shrink(&least, |fuzzer, less| fuzzer.play(less).is_err());
@@ -122,8 +122,9 @@ impl Fuzzer {
             }
             least = shrunk;
         }
-        let (how, log) = self.play(&least).expect_err("it did a moment ago");
-        let path = keep("found", &least);
+        let again = self.play(&least).err();
+        let path = keep("found", if again.is_some() { &least } else { entry });
+        let (how, log) = again.unwrap_or(seen);
         panic!("kernel and model differ ({name}):\n{}\n{how}\nkept as {}", log.join("\n"), path.display());
     }
 }
@@ -149,7 +150,10 @@ fn the_kernel_does_to_random_packets_what_the_model_of_the_path_does() {
     while begin.elapsed() < Duration::from_secs(seconds) {
         let entry = random_entry(&mut rng);
         scenarios += 1;
-        let Ok(new) = fuzzer.play(&entry) else { fuzzer.fail(&entry, &format!("WEIR_TEST_SEED={seed}")) };
+        let new = match fuzzer.play(&entry) {
+            Ok(new) => new,
+            Err(seen) => fuzzer.fail(&entry, &format!("WEIR_TEST_SEED={seed}"), seen),
+        };
         if grow && !new.is_subset(&reached) {
             let wanted: Reached = new.difference(&reached).copied().collect();
             let least = fuzzer.shrink(&entry, |fuzzer, less| fuzzer.play(less).is_ok_and(|new| wanted.is_subset(&new)));
