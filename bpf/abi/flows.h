@@ -110,12 +110,12 @@ struct reply {
 	__be16 frontend_port; /* BE */
 	__be16 client_port;   /* BE */
 	__u16 flags;	      /* HOST, enum flow_flags */
-	__u16 heard; /* HOST, enum heard: what the client's ACK must begin with; of a flow that goes on, its end. 0: any may */
-	__u32 backend;	  /* HOST, index into backends */
-	__u32 generation; /* HOST, of the backend when it was selected */
-	__u32 last_seen;  /* HOST, in ticks */
-	__u32 asked;	  /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
-	__u32 bytes;	  /* HOST, of its packets, wraps */
+	__u16 heard;	      /* HOST, enum heard: what its client's ACK, or once it goes on its end, is near; 0: any */
+	__u32 backend;	      /* HOST, index into backends */
+	__u32 generation;     /* HOST, of the backend when it was selected */
+	__u32 last_seen;      /* HOST, in ticks */
+	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
+	__u32 bytes;	      /* HOST, of its packets, wraps */
 	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES: the backend that was left for this one, or 0. */
 	__u32 held;
 };

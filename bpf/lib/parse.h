@@ -122,22 +122,22 @@ enum reset {
 struct packet {
 	struct addr src;
 	struct addr dst;
-	__be16 sport;	/* BE */
-	__be16 dport;	/* BE */
-	__u16 l3;	/* offset of the IP header */
-	__u16 l4;	/* offset of the transport header */
-	__u8 proto;	/* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
-	__u8 ttl;	/* or hop limit */
-	__u8 tos;	/* or traffic class */
-	__u8 syn;	/* opens a connection: SYN without ACK and FIN, INIT */
-	__u8 syn_ack;	/* agrees to one: SYN with ACK, INIT ACK */
-	__u8 ending;	/* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
-	__u8 reset;	/* ends it for both: RST; ABORT, the last packet of a shutdown; enum reset */
-	__u8 vlan;	/* the frame carries a tag */
-	__u8 hand_over; /* enum handover_kind: what XDP tells tc of it, or has told */
-	__u8 piece;	/* enum piece */
-	__u16 length;	/* of the IP packet */
-	__u16 heard; /* of TCP: what it acknowledges, a SYN-ACK what its own ACK will, an end where it is; enum heard */
+	__be16 sport;	     /* BE */
+	__be16 dport;	     /* BE */
+	__u16 l3;	     /* offset of the IP header */
+	__u16 l4;	     /* offset of the transport header */
+	__u8 proto;	     /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
+	__u8 ttl;	     /* or hop limit */
+	__u8 tos;	     /* or traffic class */
+	__u8 syn;	     /* opens a connection: SYN without ACK and FIN, INIT */
+	__u8 syn_ack;	     /* agrees to one: SYN with ACK, INIT ACK */
+	__u8 ending;	     /* ends it: FIN, RST; ABORT, the end of a shutdown; enum ending once it was sent on */
+	__u8 reset;	     /* ends it for both: RST; ABORT, the last packet of a shutdown; enum reset */
+	__u8 vlan;	     /* the frame carries a tag */
+	__u8 hand_over;	     /* enum handover_kind: what XDP tells tc of it, or has told */
+	__u8 piece;	     /* enum piece */
+	__u16 length;	     /* of the IP packet */
+	__u16 heard;	     /* of TCP: what it acknowledges, a SYN-ACK what its ACK will, an end its own; enum heard */
 	__u8 addresses_only; /* no port and no checksum may change: SCTP, or there is no transport header */
 	__u8 may_be_cut;     /* on its way, by routers: IPv4 without "do not fragment" */
 	__be32 fragment_id;  /* BE; of IPv4 the lower half */
@@ -289,6 +289,7 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 {
 	if (p->proto == IPPROTO_TCP) {
 		struct tcphdr *tcp = TAKE(cursor, tcphdr);
+		__u32 number;
 
 		p->sport = tcp->source;
 		p->dport = tcp->dest;
@@ -297,10 +298,8 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->syn_ack = tcp->syn && tcp->ack;
 		p->ending = tcp->fin | tcp->rst;
 		p->reset = tcp->rst ? (tcp->ack ? RESET_FIRST : RESET_LATER) : RESET_NO;
-		p->heard = HEARD_KNOWN | (p->syn_ack  ? bpf_ntohl(tcp->seq) + 1
-					  : p->ending ? bpf_ntohl(tcp->seq)
-						      : bpf_ntohl(tcp->ack_seq)) >>
-						 HEARD_SHIFT;
+		number = bpf_ntohl(p->syn_ack || p->ending ? tcp->seq : tcp->ack_seq) + p->syn_ack;
+		p->heard = HEARD_KNOWN | number >> HEARD_SHIFT;
 		return 0;
 	}
 	if (p->proto == IPPROTO_UDP) {
@@ -317,9 +316,10 @@ static __always_inline int parse_transport(struct cursor *cursor, struct packet 
 		p->dport = sctp->dest;
 		p->syn = sctp->chunk == SCTP_INIT;
 		p->syn_ack = sctp->chunk == SCTP_INIT_ACK;
-		p->reset = sctp->chunk == SCTP_ABORT && !(sctp->flags & SCTP_REFLECTED)		? RESET_FIRST
-			   : sctp->chunk == SCTP_ABORT || sctp->chunk == SCTP_SHUTDOWN_COMPLETE ? RESET_LATER
-												: RESET_NO;
+		if (sctp->chunk == SCTP_ABORT)
+			p->reset = sctp->flags & SCTP_REFLECTED ? RESET_LATER : RESET_FIRST;
+		else
+			p->reset = sctp->chunk == SCTP_SHUTDOWN_COMPLETE ? RESET_LATER : RESET_NO;
 		p->ending = p->reset || sctp->chunk == SCTP_SHUTDOWN_ACK;
 		p->addresses_only = 1;
 		return 0;

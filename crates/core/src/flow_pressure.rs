@@ -50,7 +50,8 @@ impl IdleLimits {
 }
 
 /// Whether something was seen within so many ticks. Ticks wrap. What was seen after the clock was read is not old.
-const fn is_recent(last_seen: u32, limit: u32, tick: u32) -> bool {
+#[must_use]
+pub const fn is_recent(last_seen: u32, limit: u32, tick: u32) -> bool {
     tick.wrapping_sub(last_seen).cast_signed() <= limit.cast_signed()
 }
 

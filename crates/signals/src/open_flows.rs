@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use weir_abi as abi;
-use weir_core::flow_pressure::IdleLimits;
+use weir_core::flow_pressure::{IdleLimits, is_recent};
 
 use crate::source::{Failure, Source};
 
@@ -86,7 +86,7 @@ impl<T: FlowTable> OpenFlows<T> {
         })?;
         self.table.visit(&mut |protocol, flow| {
             // A flood leaves many that begin, of datagrams too: of those only what nobody else will be asked for.
-            let is_left = flow.is_opening() && age(flow.last_seen, tick) > abi::OPENING_IDLE;
+            let is_left = flow.is_opening() && !is_recent(flow.last_seen, abi::OPENING_IDLE, tick);
             if limits.is_open(protocol, flow, tick) && !is_left {
                 open.entry((flow.backend, flow.generation)).or_default().flows += 1;
             }
@@ -106,10 +106,4 @@ impl<T: FlowTable> Source for OpenFlows<T> {
         let missing = |cause: T::Error| Failure::Missing { object: "table of flows".to_owned(), cause: cause.into() };
         self.count().map(Some).map_err(missing)
     }
-}
-
-/// Ticks wrap. A flow seen after the clock was read is not old.
-fn age(seen: u32, tick: u32) -> u32 {
-    let age = tick.wrapping_sub(seen);
-    if age > u32::MAX / 2 { 0 } else { age }
 }

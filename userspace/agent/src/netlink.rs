@@ -96,8 +96,8 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
     Ok(interfaces.into_values().collect())
 }
 
-/// Asks for all objects of a kind, of which there may be a million, and keeps what is made of them. A list that a change has interrupted may lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks,
-/// the programs would be detached.
+/// Asks for all objects of a kind, of which there may be a million, and keeps what is made of them. A list that a change has interrupted may
+/// lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks, the programs would be detached.
 async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
