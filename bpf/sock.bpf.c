@@ -126,18 +126,29 @@ static __always_inline struct caller caller_of(ctx_t *ctx, const struct config *
 	return caller;
 }
 
-/* What a socket asks for. Its cookie stands in for the address and port that it does not have yet. */
-static __always_inline struct request request_of(const struct frontend *frontend, const struct socket_key *key,
-						 const struct addr *client, const struct config *config, const bool v6)
+/*
+ * The hash of what a socket asks for. Its number stands in for the address and port that it does not have yet. One whose connection was refused
+ * may be connected again, as a flow of its own: it is not to be refused by the same endpoint each time.
+ */
+static __always_inline __u64 socket_hash(const struct socket_key *key, const struct config *config, const bool v6)
 {
 	struct packet p = { .src.word = { key->cookie >> 32, key->cookie, key->cookie >> 32, key->cookie },
 			    .dst = key->addr,
 			    .dport = key->port,
 			    .proto = key->proto };
 
+	if (key->proto == IPPROTO_TCP)
+		return random_hash();
+	return flow_hash(config->hash_seed, &p, v6);
+}
+
+/* What a socket asks for. */
+static __always_inline struct request request_of(const struct frontend *frontend, const struct socket_key *key,
+						 const struct addr *client, const struct config *config, const bool v6)
+{
 	return (struct request){
 		.client = *client,
-		.hash = flow_hash(config->hash_seed, &p, v6),
+		.hash = socket_hash(key, config, v6),
 		.service = frontend->service,
 		.kind = frontend->kind,
 		.class = traffic_class_of(frontend, false),
@@ -250,7 +261,7 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	return ALLOW;
 }
 
-static __always_inline int forward_family(ctx_t *ctx, const struct addr *to, const bool connects, const bool service_v6,
+static __always_inline int forward_family(ctx_t *ctx, struct addr *to, const bool connects, const bool service_v6,
 					  const bool v6)
 {
 	const struct config *config = config_get();
@@ -259,6 +270,7 @@ static __always_inline int forward_family(ctx_t *ctx, const struct addr *to, con
 
 	if (!config)
 		return ALLOW;
+	any_to_loopback(to, service_v6);
 	caller = caller_of(ctx, config, to, connects, service_v6);
 	if (!caller.client)
 		return ALLOW;

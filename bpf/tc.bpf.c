@@ -84,6 +84,13 @@ static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, cons
 		p->action = on_its_way(ctx, p, v6 ? too_big6(ctx, p) : too_big4(ctx, p));
 		return p->action < 0 ? reason : REASON_TOO_BIG_TOLD;
 	}
+	/* Nor of a later piece (RFC 1122, 3.2.2). */
+	if (reason == REASON_TTL_EXCEEDED && !is_icmp(p, v6) && p->piece != PIECE_LATER) {
+		if (!may_tell())
+			return REASON_UNTOLD;
+		p->action = on_its_way(ctx, p, v6 ? expired6(ctx, p) : expired4(ctx, p));
+		return p->action < 0 ? reason : REASON_TTL_TOLD;
+	}
 	if (reason == REASON_NOT_TRANSPORT && is_icmp(p, v6))
 		return v6 ? echo6(ctx, p) : echo4(ctx, p);
 	if (!wants_answer(reason))

@@ -43,6 +43,7 @@ enum reason {
 	REASON_UNANSWERED = 35,	  /* no backend answered the SYN that came again */
 	REASON_TOO_BIG_TOLD = 36, /* as REASON_TOO_BIG, and its sender knows by now */
 	REASON_ECHO = 37,	  /* an echo request to an address of a service */
+	REASON_TTL_TOLD = 38,	  /* as REASON_TTL_EXCEEDED, and its sender knows by now */
 	/* dropped */
 	REASON_NO_LOCAL_ENDPOINTS = 48,
 	REASON_STALE = 49,

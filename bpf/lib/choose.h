@@ -140,7 +140,7 @@ __noinline int select_again(const struct request *request, __u32 attempt)
 	if (!service || class >= CLASS_COUNT)
 		return -REASON_BROKEN_TABLE;
 	if (request->backend) {
-		hash = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
+		hash = random_hash();
 		other = (attempt ^ request->hash >> 20 ^ request->backend) & 1;
 	}
 	return select_backend(service, class, hash, other, request->unsure & UNSURE_BY_HASH);

@@ -27,6 +27,15 @@ static __always_inline bool is_unwrapped(const struct packet *p)
 	return !CTX_XDP && p->backend;
 }
 
+/* Bytes that any sender may send by IPv6, and goes on sending whatever it is told (RFC 8200, 5). */
+#define IPV6_LEAST_MTU 1280
+
+/* Bytes that the way of a wrapped packet must let pass. By IPv4 senders are told what fits. */
+static __always_inline __u16 wrapped_least(const bool v6)
+{
+	return v6 ? IPV6_LEAST_MTU + sizeof(struct ipv6hdr) : 1;
+}
+
 /* What another node needs to know whose frontend it was; it knows no node ports but at the nodes' first addresses. */
 static __always_inline bool is_known_elsewhere(const struct packet *p, const struct addr *node, const bool v6)
 {
@@ -38,7 +47,7 @@ static __always_inline bool is_known_elsewhere(const struct packet *p, const str
 /*
  * Whether a new flow is wrapped for its backend's node. Not if that would not get it: nobody looks into what arrives there by
  * another way than the node's interfaces, a tunnel of the CNI for example. Nor if the client is a node: the one that
- * unwraps may be it, and would drop what seems to come from itself.
+ * unwraps may be it, and would drop what seems to come from itself. Nor if what nobody sends any shorter would not fit.
  */
 static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, const struct flow *flow, const bool v6)
 {
@@ -52,7 +61,7 @@ static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, cons
 	node = v6 ? &config->node6 : &config->node4;
 	if (!is_set(node) || !is_known_elsewhere(p, node, v6) || lookup_by(&other_nodes, p->src))
 		return false;
-	way = way_to(ctx, p, &backend->addr, config, v6);
+	way = way_to(ctx, p, &backend->addr, config, wrapped_least(v6), v6);
 	return way && bpf_map_lookup_elem(&nics, &way);
 }
 

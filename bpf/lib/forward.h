@@ -32,16 +32,16 @@ static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const 
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
-/* The interface by which the node itself gets to an address, whatever the size; 0: by none. */
+/* The interface by which packets of the node itself, of so many bytes, get to an address; 0: by none. */
 static __always_inline __u32 way_to(ctx_t *ctx, const struct packet *p, const struct addr *dst,
-				    const struct config *config, const bool v6)
+				    const struct config *config, __u16 length, const bool v6)
 {
 	struct bpf_fib_lookup fib = {};
 	struct ends to = { .dst = *dst };
 	long found;
 
 	to.src = v6 ? config->node6 : config->node4;
-	found = route_ask(ctx, p, &to, &fib, 1, v6);
+	found = route_ask(ctx, p, &to, &fib, length, v6);
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
 }
 
@@ -79,8 +79,9 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 {
 	long found;
 
+	/* Whoever sent it is told by tc. */
 	if (p->ttl <= 1)
-		return -REASON_TTL_EXCEEDED;
+		return CTX_XDP ? -REASON_LEFT_TO_TC : -REASON_TTL_EXCEEDED;
 	/* A redirect would send the frame out of the device below the VLAN, tag and all. */
 	if (p->vlan)
 		return -REASON_LEFT_TO_TC;

@@ -120,7 +120,8 @@ static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, stru
 	at = v6 ? quoted_ipv6(ctx, quoted) : quoted_ipv4(ctx, quoted);
 	if (at < 0)
 		return at;
-	if (!is_transport(quoted->proto))
+	/* To somebody else than who has sent that: turned, it would get past what filters by whom it is to. */
+	if (!is_transport(quoted->proto) || !addr_equal(&p->dst, &quoted->src, v6))
 		return -REASON_NOT_TRANSPORT;
 	if (bpf_skb_load_bytes(ctx, at, ports, sizeof(ports)))
 		return -REASON_MALFORMED;

@@ -51,6 +51,9 @@ static __always_inline int step_of(const struct packet *p, const struct flow *fl
 {
 	__u32 now = now_ticks();
 
+	/* What came wrapped ends here: two nodes that know of each other's endpoints would send it to and fro (RFC 2473, 4.1.2). */
+	if (is_unwrapped(p) && flow->flags & FLOW_DIRECT)
+		return STEP_OVER;
 	if (p->proto == IPPROTO_UDP && is_idle(now, flow->last_seen, config->udp_idle) &&
 	    !(v6 ? is_told6(p, flow) : is_told4(p, flow)))
 		return STEP_OVER;

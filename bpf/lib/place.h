@@ -36,12 +36,12 @@ static __always_inline bool reply_yields(const struct reply *old, const struct p
 
 /*
  * Whether an entry awaits the answer to the same SYN, which a flood has left no flow of: for longer than it takes, and not for so long
- * that it would be another connection's. Of one that came wrapped somebody else chooses the endpoint.
+ * that it would be another connection's. Of one that came wrapped somebody else chooses the endpoint, and one whose way ends here asks nobody.
  */
 static __always_inline bool is_unanswered(const struct reply *old, const struct packet *p, const struct reply *reply,
 					  const bool v6)
 {
-	if (is_unwrapped(p) || old->flags & (FLOW_REPLIED | FLOW_MOVED) || !old->asked)
+	if (is_unwrapped(p) || old->flags & (FLOW_REPLIED | FLOW_MOVED) || !old->asked || !reply->asked)
 		return false;
 	if (old->generation != reply->generation || !is_same_frontend(old, reply, v6))
 		return false;

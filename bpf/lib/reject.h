@@ -242,6 +242,14 @@ static __always_inline long too_big(ctx_t *ctx, const struct packet *p, const bo
 	return answer_error(ctx, p, icmp, v6);
 }
 
+/* Tells the sender of a packet that it was too many hops away, as who traces its way asks for (RFC 1812, 5.3.1). Returns as too_big. */
+static __always_inline long expired(ctx_t *ctx, const struct packet *p, const bool v6)
+{
+	struct icmp_header icmp = { .type = v6 ? ICMPV6_TIME_EXCEEDED : ICMP_TIME_EXCEEDED };
+
+	return answer_error(ctx, p, icmp, v6);
+}
+
 static __always_inline long reject(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	switch (p->proto) {
@@ -291,6 +299,16 @@ __noinline int too_big4(ctx_t *ctx, const struct packet *p)
 __noinline int too_big6(ctx_t *ctx, const struct packet *p)
 {
 	return p ? too_big(ctx, p, true) : -REASON_REWRITE_FAILED;
+}
+
+__noinline int expired4(ctx_t *ctx, const struct packet *p)
+{
+	return p ? expired(ctx, p, false) : -REASON_REWRITE_FAILED;
+}
+
+__noinline int expired6(ctx_t *ctx, const struct packet *p)
+{
+	return p ? expired(ctx, p, true) : -REASON_REWRITE_FAILED;
 }
 
 #endif

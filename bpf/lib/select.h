@@ -24,6 +24,12 @@ static __always_inline __u64 hash_end(__u64 h)
 	return h ^ h >> 32;
 }
 
+/* One that nothing tells. */
+static __always_inline __u64 random_hash(void)
+{
+	return (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
+}
+
 /* Hash of a flow. */
 static __always_inline __u64 flow_hash(__u64 seed, const struct packet *p, const bool v6)
 {

@@ -67,6 +67,15 @@ static __always_inline bool is_loopback(const struct addr *addr, const bool v6)
 	return (addr->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
 }
 
+/* Whom who asks for nobody's address gets: itself (ip_route_output_key_hash_rcu() in net/ipv4/route.c, tcp_v6_connect() in net/ipv6/tcp_ipv6.c). */
+static __always_inline void any_to_loopback(struct addr *addr, const bool v6)
+{
+	if (v6 && !(addr->word[0] | addr->word[1] | addr->word[2] | addr->word[3]))
+		addr->word[3] = bpf_htonl(1);
+	if (!v6 && !addr->word[3])
+		addr->word[3] = bpf_htonl(0x7f000001);
+}
+
 /* False for the address that the node does not have. */
 static __always_inline bool is_set(const struct addr *addr)
 {

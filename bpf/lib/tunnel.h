@@ -19,7 +19,7 @@ static __always_inline bool leaves_by_tunnel(ctx_t *ctx, const struct packet *p,
 	if (!config || !backend || backend->flags & BACKEND_LOCAL)
 		return false;
 	tunnel = v6 ? &config->tunnel6 : &config->tunnel4;
-	return tunnel->ifindex && way_to(ctx, p, &backend->addr, config, v6) == tunnel->ifindex;
+	return tunnel->ifindex && way_to(ctx, p, &backend->addr, config, 1, v6) == tunnel->ifindex;
 }
 
 /* Functions of their own: few flows ask, and a route needs room on the stack. Return whether it is so. */

@@ -281,6 +281,8 @@ pub const REASON_UNANSWERED: u32 = 35;
 pub const REASON_TOO_BIG_TOLD: u32 = 36;
 /// An echo request to an address of a service.
 pub const REASON_ECHO: u32 = 37;
+/// As `REASON_TTL_EXCEEDED`, and its sender knows by now.
+pub const REASON_TTL_TOLD: u32 = 38;
 /// `REASON_NO_LOCAL_ENDPOINTS` of `enum reason`.
 pub const REASON_NO_LOCAL_ENDPOINTS: u32 = 48;
 /// `REASON_STALE` of `enum reason`.

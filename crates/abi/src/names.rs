@@ -32,6 +32,7 @@ pub const fn reason_name(reason: usize) -> &'static str {
         35 => "unanswered",
         36 => "too_big_told",
         37 => "echo",
+        38 => "ttl_told",
         48 => "no_local_endpoints",
         49 => "stale",
         50 => "snat_exhausted",

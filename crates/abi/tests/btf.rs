@@ -231,6 +231,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         REASON_UNANSWERED,
         REASON_TOO_BIG_TOLD,
         REASON_ECHO,
+        REASON_TTL_TOLD,
         REASON_NO_LOCAL_ENDPOINTS,
         REASON_STALE,
         REASON_SNAT_EXHAUSTED,

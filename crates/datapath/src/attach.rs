@@ -1,5 +1,6 @@
 //! Attaching: links that are pinned are adopted and get the new program in one step; others are made and pinned.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,6 +10,7 @@ use std::path::Path;
 use aya_obj::generated::{bpf_attach_type, bpf_link_info};
 use tracing::{debug, info, warn};
 use weir_abi::{self as abi, Hook};
+use weir_core::interfaces::Attachment;
 
 use crate::clsact;
 use crate::error::{Error, Result};
@@ -26,17 +28,6 @@ const fn attach_type(hook: Hook) -> bpf_attach_type {
         Hook::NicIn | Hook::PodIn => bpf_attach_type::BPF_TCX_INGRESS,
         Hook::NicOut | Hook::PodOut => bpf_attach_type::BPF_TCX_EGRESS,
     }
-}
-
-/// What is behind an interface.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Role {
-    /// Clients outside the node.
-    Nic,
-    /// One pod.
-    Pod,
-    /// Pods of other nodes, by an overlay network: as of a card, but no client's packet is wrapped once more to go by it.
-    Tunnel,
 }
 
 /// How programs are attached.
@@ -72,27 +63,33 @@ pub(crate) fn link_kinds() -> impl Iterator<Item = &'static str> {
 }
 
 impl Datapath {
-    /// Attaches everything that an interface of this role needs, in the network namespace of the caller.
+    /// Attaches everything that such an interface needs, in the network namespace of the caller.
     ///
     /// # Errors
     /// When tc cannot be attached, or a pod's interface is said to have no link headers: there are no programs for that. XDP is
     /// best effort: what it does not do, tc does.
-    pub fn attach_interface(&mut self, index: u32, name: &str, role: Role, options: AttachOptions) -> Result<()> {
+    pub fn attach_interface(
+        &mut self,
+        index: u32,
+        name: &str,
+        attachment: Attachment,
+        options: AttachOptions,
+    ) -> Result<()> {
         const NIC: (Hook, Hook) = (Hook::NicIn, Hook::NicOut);
         const POD: (Hook, Hook) = (Hook::PodIn, Hook::PodOut);
-        let ((ingress, egress), former) = match role {
-            Role::Nic | Role::Tunnel => (NIC, POD),
-            Role::Pod => (POD, NIC),
+        let ((ingress, egress), former) = match attachment {
+            Attachment::Nic | Attachment::Tunnel => (NIC, POD),
+            Attachment::Pod => (POD, NIC),
         };
-        match role {
+        match attachment {
             // Without link headers there are no neighbours.
-            Role::Nic if !options.headerless => self.nics.put(&index, &1, 0)?,
-            Role::Nic | Role::Pod | Role::Tunnel => drop(self.nics.remove(&index)?),
+            Attachment::Nic if !options.headerless => self.nics.put(&index, &1, 0)?,
+            Attachment::Nic | Attachment::Pod | Attachment::Tunnel => drop(self.nics.remove(&index)?),
         }
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;
         self.attach_tc(ingress, index, name, options)?;
-        if role == Role::Nic && options.xdp && !options.headerless {
+        if attachment == Attachment::Nic && options.xdp && !options.headerless {
             self.attach_xdp(index, name)?;
         } else {
             self.drop_link(&link_name(Hook::Xdp, index))?;
@@ -204,19 +201,25 @@ impl Datapath {
         Ok(indexes)
     }
 
-    /// The role of an interface that pinned links tell of, whoever has made them. Filters in place of links tell of none.
+    /// Whom interfaces lead to, by index, as pinned links tell, whoever has made them. Filters in place of links tell of none.
     ///
     /// # Errors
     /// When the directory or a map cannot be read.
-    pub fn attached_role(&self, index: u32) -> Result<Option<Role>> {
+    pub fn attachments(&self) -> Result<BTreeMap<u32, Attachment>> {
         let names = self.pins.link_names()?;
-        let has = |hook| names.contains(&link_name(hook, index));
-        Ok(match (has(Hook::PodIn), has(Hook::NicIn)) {
-            (true, _) => Some(Role::Pod),
-            // What has no link headers is like a tunnel in this.
-            (false, true) => Some(if self.nics.get(&index)?.is_some() { Role::Nic } else { Role::Tunnel }),
-            (false, false) => None,
-        })
+        let has = |hook, index| names.contains(&link_name(hook, index));
+        let mut attachments = BTreeMap::new();
+        for index in self.attached_interfaces()? {
+            let attachment = match (has(Hook::PodIn, index), has(Hook::NicIn, index)) {
+                (true, _) => Attachment::Pod,
+                (false, true) if self.nics.get(&index)?.is_some() => Attachment::Nic,
+                // What has no link headers is like a tunnel in this.
+                (false, true) => Attachment::Tunnel,
+                (false, false) => continue,
+            };
+            attachments.insert(index, attachment);
+        }
+        Ok(attachments)
     }
 
     fn drop_link(&self, pin: &str) -> Result<()> {

@@ -36,7 +36,7 @@ mod store;
 mod sys;
 mod view;
 
-pub use attach::{AttachOptions, Role};
+pub use attach::AttachOptions;
 pub use clsact::detach as detach_clsact;
 pub use counters::{Counters, MapUse};
 pub use error::{Error, Result};
@@ -54,3 +54,4 @@ pub use sockets::Sockets;
 pub use store::{KernelStore, MapStore, MemoryStore};
 pub use view::{FlowEntry, RawEntry, View};
 pub use weir_abi::Hook;
+pub use weir_core::interfaces::Attachment;

@@ -16,6 +16,7 @@ fn quoted(p: &Packet) -> usize {
 pub(crate) enum Cause {
     PortUnreachable,
     TooBig { mtu: u32 },
+    TimeExceeded,
 }
 
 /// A frame from the packet's destination to its source, around a transport header whose checksum is zero so far.
@@ -83,6 +84,8 @@ pub(crate) fn error(frame: &[u8], p: &Packet, cause: Cause) -> Option<Vec<u8>> {
     let (protocol, kind, code, rest) = match (p.family, cause) {
         (Family::V4, Cause::PortUnreachable) => (ICMP, 3, 3, 0),
         (Family::V4, Cause::TooBig { mtu }) => (ICMP, 3, 4, mtu),
+        (Family::V4, Cause::TimeExceeded) => (ICMP, 11, 0, 0),
+        (Family::V6, Cause::TimeExceeded) => (ICMPV6, 3, 0, 0),
         (Family::V6, Cause::PortUnreachable) => (ICMPV6, 1, 4, 0),
         (Family::V6, Cause::TooBig { mtu }) => (ICMPV6, 2, 0, mtu),
     };

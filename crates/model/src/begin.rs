@@ -8,6 +8,7 @@ use crate::control::{backend_end, is_here, is_local};
 use crate::going::SYN_AGAIN;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
+use crate::path::wrapper_size;
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
@@ -165,7 +166,7 @@ impl Model {
     }
 
     /// Whether a new flow from outside is wrapped for its backend's node, which must know whose frontend it is and look into
-    /// what comes on that way. A client that is a node might be the one that unwraps.
+    /// what comes on that way. A client that is a node might be the one that unwraps; what nobody sends any shorter has to fit.
     fn goes_direct(&self, p: &Packet, flow: &Flow, frontend: abi::Frontend, place: &Place<'_>) -> bool {
         let backend = self.control.backend(flow.backend);
         let node = self.node(p.family);
@@ -173,7 +174,10 @@ impl Model {
             && is_set(node)
             && (frontend.kind != abi::KIND_NODE_PORT || p.dst == node)
             && !self.other_nodes.contains(&p.src)
-            && place.network.route(ip_of(p.family, backend.addr)).is_some_and(|route| route.is_nic)
+            && place
+                .network
+                .route(ip_of(p.family, backend.addr))
+                .is_some_and(|route| route.is_nic && route.mtu >= least_mtu(p.family) + wrapper_size(p.family))
     }
 
     /// Whether kube-proxy would have the backend see the node's address.
@@ -299,7 +303,7 @@ impl Model {
     }
 
     /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
-    /// chooses the endpoint.
+    /// chooses the endpoint, and one whose way ends here asks nobody.
     fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
         let is_it = old.generation == flow.generation && old.frontend == p.destination() && p.endpoint.is_none();
         let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
@@ -322,7 +326,7 @@ impl Model {
             if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
                 return Stored::Taken;
             }
-            if p.syn && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
+            if p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
                 return Stored::Again;
             }
             // Of a flood only this was written, and it was answered.
@@ -392,4 +396,12 @@ impl Model {
 /// What a backend's answers to `peer` look like.
 pub(crate) fn reply_key(p: &Packet, backend: &abi::Backend, peer: End) -> Key {
     Key { family: p.family, protocol: p.protocol, from: backend_end(backend), to: peer }
+}
+
+/// What any sender may send, and goes on sending whatever it is told (RFC 8200, 5). By IPv4 it is told what fits.
+const fn least_mtu(family: Family) -> u32 {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1280,
+    }
 }

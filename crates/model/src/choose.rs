@@ -23,6 +23,8 @@ pub(crate) struct Request {
     pub(crate) avoid: Option<u32>,
     /// No packet of the flow will be seen.
     pub(crate) by_socket: bool,
+    /// The kernel draws in place of the hash.
+    pub(crate) at_random: bool,
     /// No table may know the flow when its next packet comes, or may have known it when an earlier one came: nothing but the hash
     /// decides.
     pub(crate) by_hash: bool,
@@ -48,10 +50,21 @@ impl Request {
         // Datagrams are remembered always; of an association nobody tells when it goes on.
         let by_hash = p.protocol != UDP && (flood || !p.syn);
         let keep_nothing = p.protocol == TCP || (flood && p.syn && p.protocol != UDP);
-        Self { client: p.src, frontend, class, hash, avoid: None, by_socket: false, by_hash, keep_nothing }
+        Self {
+            client: p.src,
+            frontend,
+            class,
+            hash,
+            avoid: None,
+            by_socket: false,
+            at_random: false,
+            by_hash,
+            keep_nothing,
+        }
     }
 
-    /// Of a socket, whose number stands in for the address and port that it does not have yet.
+    /// Of a socket, whose number stands in for the address and port that it does not have yet. One whose connection was refused may be
+    /// connected again, which is another flow.
     pub(crate) fn of_socket(
         seed: u64,
         cookie: u64,
@@ -76,6 +89,7 @@ impl Request {
             hash,
             avoid: None,
             by_socket: true,
+            at_random: protocol == TCP,
             by_hash: false,
             keep_nothing: false,
         }
@@ -113,14 +127,10 @@ impl Model {
             return self.choose_elsewhere(&service, avoid, &request, drawn);
         }
         let hash = if has_affinity { self.hash_of_client(&request, &service) } else { request.hash };
-        let lines = |id| Some(self.control.line(id));
-        let mut asked = service;
-        asked.flags &= if request.by_hash { !abi::SERVICE_LEAST_CONN } else { u32::MAX };
-        let selected = match select::pick(&asked, request.class, hash, lines, |id| self.open_flows(id)) {
-            Pick::Backend { id, .. } => id,
-            Pick::NoEndpoints => return Err(abi::REASON_NO_ENDPOINTS),
-            Pick::NoneAllowed => return Err(abi::REASON_NO_LOCAL_ENDPOINTS),
-            Pick::Broken => return Err(abi::REASON_BROKEN_TABLE),
+        let selected = if request.at_random && hash == request.hash {
+            self.drawn(service.tiers[request.class], service.endpoints, drawn)?
+        } else {
+            self.selected(service, &request, hash)?
         };
         if !self.is_used(selected) {
             return Err(abi::REASON_BROKEN_TABLE);
@@ -130,6 +140,38 @@ impl Model {
             self.keep((request.client, id), choice, self.now.ticks);
         }
         Ok(choice)
+    }
+
+    /// The backend that a hash leads to.
+    fn selected(&self, mut service: abi::Service, request: &Request, hash: u64) -> Result<u32, Reason> {
+        let lines = |id| Some(self.control.line(id));
+        service.flags &= if request.by_hash { !abi::SERVICE_LEAST_CONN } else { u32::MAX };
+        match select::pick(&service, request.class, hash, lines, |id| self.open_flows(id)) {
+            Pick::Backend { id, .. } => Ok(id),
+            Pick::NoEndpoints => Err(abi::REASON_NO_ENDPOINTS),
+            Pick::NoneAllowed => Err(abi::REASON_NO_LOCAL_ENDPOINTS),
+            Pick::Broken => Err(abi::REASON_BROKEN_TABLE),
+        }
+    }
+
+    /// What the kernel drew, if it may have: of either tier that new flows get.
+    fn drawn(&self, tiers: abi::Tiers, endpoints: u32, drawn: &[u32]) -> Result<u32, Reason> {
+        let mut reachable = Vec::new();
+        match (tiers.local, tiers.remote) {
+            (0, 0) if endpoints == 0 => return Err(abi::REASON_NO_ENDPOINTS),
+            (0, 0) => return Err(abi::REASON_NO_LOCAL_ENDPOINTS),
+            (0, tier) | (tier, 0) => self.collect(tier, abi::LINE_DEPTH, &mut reachable),
+            (local, remote) => {
+                self.collect(local, abi::LINE_DEPTH, &mut reachable);
+                if tiers.spill > 0 {
+                    self.collect(remote, abi::LINE_DEPTH, &mut reachable);
+                }
+            }
+        }
+        match drawn {
+            [id] if reachable.contains(id) => Ok(*id),
+            _ => Err(abi::REASON_BROKEN_TABLE),
+        }
     }
 
     /// Whether a client may ask a service at this frontend.

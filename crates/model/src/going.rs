@@ -92,6 +92,10 @@ impl Model {
     }
 
     pub(crate) fn step(&mut self, p: &Packet, flow: &Flow) -> Step {
+        // What came wrapped ends here.
+        if p.endpoint.is_some() && flow.direct {
+            return Step::Over;
+        }
         if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) && !self.is_told(p, flow) {
             return Step::Over;
         }

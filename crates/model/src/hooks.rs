@@ -136,8 +136,7 @@ impl Model {
 
     /// Answers a packet whose reason asks for it, unless it would be one error too many; others leave as they came.
     fn answered(&mut self, frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
-        let is_error =
-            if reason == abi::REASON_TOO_BIG { !p.is_whole_icmp() } else { is_answered(reason) && p.protocol == UDP };
+        let is_error = told_of(p, reason).is_some() || (is_answered(reason) && p.protocol == UDP);
         if is_error && !self.may_tell() {
             return Outcome { verdict: Verdict::Drop, ..Outcome::untouched(abi::REASON_UNTOLD, frame) };
         }
@@ -231,13 +230,22 @@ fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place:
     outcome
 }
 
+/// The ICMP error that tells a packet's sender why it is dropped, if one does, and the reason then. Nobody is told what became of an error,
+/// nor that a later piece was too many hops away (RFC 1122, 3.2.2; RFC 4443, 2.4).
+fn told_of(p: &Packet, reason: Reason) -> Option<(Cause, Reason)> {
+    let told = match reason {
+        abi::REASON_TOO_BIG => (Cause::TooBig { mtu: p.mtu }, abi::REASON_TOO_BIG_TOLD),
+        abi::REASON_TTL_EXCEEDED if p.piece != Piece::Later => (Cause::TimeExceeded, abi::REASON_TTL_TOLD),
+        _ => return None,
+    };
+    (!p.is_whole_icmp()).then_some(told)
+}
+
 /// Answers a packet whose reason asks for it; others leave as they came.
 fn answered(frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
-    // Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4).
-    if reason == abi::REASON_TOO_BIG && !p.is_whole_icmp() {
-        let told = answer::error(frame, p, Cause::TooBig { mtu: p.mtu });
-        return told
-            .map_or_else(|| Outcome::untouched(reason, frame), |told| Outcome::sent(abi::REASON_TOO_BIG_TOLD, told));
+    if let Some((cause, told)) = told_of(p, reason) {
+        let error = answer::error(frame, p, cause);
+        return error.map_or_else(|| Outcome::untouched(reason, frame), |error| Outcome::sent(told, error));
     }
     if !is_answered(reason) {
         return Outcome::untouched(reason, frame);

@@ -106,7 +106,8 @@ fn quoted(frame: &[u8], p: &Packet) -> Result<Quoted, Reason> {
         Family::V4 => quoted_v4(frame, l3)?,
         Family::V6 => quoted_v6(frame, l3)?,
     };
-    if !is_transport(protocol) {
+    // It is for who has sent that.
+    if !is_transport(protocol) || p.dst != src {
         return Err(abi::REASON_NOT_TRANSPORT);
     }
     let [a, b, c, d] = bytes(frame, l4)?;

@@ -192,7 +192,7 @@ impl Place<'_> {
     /// The same for so many bytes; whole: routers must not cut them.
     fn route_of(&self, p: &mut Packet, to: abi::Addr, length: u32, whole: bool) -> Result<Route, Reason> {
         if p.ttl <= 1 {
-            return Err(abi::REASON_TTL_EXCEEDED);
+            return Err(if self.is_xdp() { abi::REASON_LEFT_TO_TC } else { abi::REASON_TTL_EXCEEDED });
         }
         // A redirect would send the frame out of the device below the VLAN, tag and all.
         if p.vlan {

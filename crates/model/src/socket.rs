@@ -1,7 +1,7 @@
 //! Sockets of processes on the host, and the TCP of pods that the agent names: a connection is translated when it is made,
 //! datagrams one by one (`bpf/sock.bpf.c`).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use weir_abi as abi;
 use weir_abi::Addr;
@@ -72,13 +72,14 @@ impl Socket {
 }
 
 impl Model {
-    /// A process connects a socket, or sends by one. An IPv4 address may be given as a v4-mapped one.
-    pub fn call(&mut self, socket: &Socket, wish: Wish, to: SocketAddr) -> Called {
-        let end = End { addr: to.ip().into(), port: to.port() };
+    /// A process connects a socket, or sends by one. An IPv4 address may be given as a v4-mapped one. `drawn`: the backend slots whose counts
+    /// of new flows moved in the kernel, which draws for connections.
+    pub fn call(&mut self, socket: &Socket, wish: Wish, to: SocketAddr, drawn: &[u32]) -> Called {
         let family = Family::of(to.ip().to_canonical());
+        let end = End { addr: any_to_loopback(to.ip()).into(), port: to.port() };
         match self.caller(socket, wish, family, end) {
             Some(caller) => {
-                let called = self.translate(socket, caller, family, end);
+                let called = self.translate(socket, caller, (family, end), drawn);
                 // What goes to an IPv4 address by a socket of IPv6 may be what one sends that is connected there.
                 let may_be_connected = wish == Wish::Send && to.is_ipv6() && family == Family::V4;
                 if called.reason == Some(abi::REASON_NO_FRONTEND) && !may_be_connected {
@@ -130,7 +131,7 @@ impl Model {
         is_set(client).then_some(Caller { client, is_pod: true })
     }
 
-    fn translate(&mut self, socket: &Socket, caller: Caller, family: Family, to: End) -> Called {
+    fn translate(&mut self, socket: &Socket, caller: Caller, (family, to): (Family, End), drawn: &[u32]) -> Called {
         let untouched = |reason| Called { reason, result: Ok(canonical(to)) };
         let Some(frontend) = self.control.frontend_at(family, to, socket.protocol) else {
             if self.control.is_cluster_ip(family, to.addr) {
@@ -143,7 +144,7 @@ impl Model {
             Some(slot) => slot,
             // A socket keeps its pod's address; a packet can be given the node's.
             None if caller.is_pod && self.masquerades(family, frontend, false) => return untouched(None),
-            None => match self.choose_for(socket, caller.client, family, to, frontend) {
+            None => match self.choose_for(socket, caller.client, (family, to), frontend, drawn) {
                 Ok(slot) => slot,
                 Err(reason) => return refused(reason),
             },
@@ -167,13 +168,13 @@ impl Model {
         &mut self,
         socket: &Socket,
         client: Addr,
-        family: Family,
-        to: End,
+        (family, to): (Family, End),
         frontend: abi::Frontend,
+        drawn: &[u32],
     ) -> Result<u32, Reason> {
         let request =
             Request::of_socket(self.config.hash_seed, socket.cookie, (family, socket.protocol, to), client, frontend);
-        let choice = self.choose(request, &[]).inspect_err(|reason| self.count_refusal(frontend.service, *reason))?;
+        let choice = self.choose(request, drawn).inspect_err(|reason| self.count_refusal(frontend.service, *reason))?;
         Ok(choice.backend)
     }
 
@@ -186,6 +187,15 @@ impl Model {
         if is_new && socket.protocol == UDP {
             self.tables.sockets.insert(socket.key(to), peer(backend.addr, backend.port));
         }
+    }
+}
+
+/// Whom who asks for nobody's address gets: itself.
+fn any_to_loopback(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        known => known,
     }
 }
 

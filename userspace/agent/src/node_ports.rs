@@ -1,5 +1,6 @@
 //! Which addresses of the node answer at node ports, and where their health checks listen.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
@@ -19,8 +20,49 @@ pub(crate) enum NodePortAddresses {
     All,
     /// 127.0.0.1 and ::1, for processes on the host.
     Localhost,
-    /// Addresses of its interfaces within a range.
+    /// Addresses of its interfaces within a range, and those of [`NodePortAddresses::Localhost`] that are.
     Within(IpNet),
+}
+
+/// The addresses of the host that its own processes alone reach.
+const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+impl NodePortAddresses {
+    /// Whether some of these are for processes on the host.
+    pub(crate) fn names_loopback(self) -> bool {
+        match self {
+            Self::Localhost => true,
+            Self::Within(cidr) => LOOPBACK.iter().any(|ip| cidr.contains(ip)),
+            Self::Primary | Self::All => false,
+        }
+    }
+
+    /// The addresses that answer. `node` are the node's own ones.
+    fn addresses(self, node: &[IpAddr], interfaces: &[Interface]) -> Vec<IpAddr> {
+        let of_node = interfaces.iter().filter(|i| i.name != SERVICES);
+        let of_cards = of_node.clone().filter(|i| !i.loopback).flat_map(|i| &i.addresses);
+        let is_outside = |ip: &IpAddr| !ip.is_loopback() && !is_link_local(*ip);
+        match self {
+            Self::Primary => node.to_vec(),
+            Self::All => of_cards.copied().filter(is_outside).collect(),
+            Self::Localhost => LOOPBACK.to_vec(),
+            Self::Within(cidr) => {
+                let carried = of_node.flat_map(|i| &i.addresses).filter(|ip| !ip.is_loopback());
+                carried.chain(&LOOPBACK).copied().filter(|ip| cidr.contains(ip)).collect()
+            }
+        }
+    }
+}
+
+impl fmt::Display for NodePortAddresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Primary => f.write_str("primary"),
+            Self::All => f.write_str("all"),
+            Self::Localhost => f.write_str("localhost"),
+            Self::Within(cidr) => cidr.fmt(f),
+        }
+    }
 }
 
 impl FromStr for NodePortAddresses {
@@ -41,24 +83,19 @@ impl FromStr for NodePortAddresses {
 
 /// The addresses that answer, sorted. `node` are the node's own ones.
 pub(crate) fn served(items: &[NodePortAddresses], node: &[IpAddr], interfaces: &[Interface]) -> Vec<IpAddr> {
-    let of_node = |i: &&Interface| !i.loopback && i.name != SERVICES;
-    let on_interfaces = || interfaces.iter().filter(of_node).flat_map(|i| i.addresses.iter().copied());
-    let mut served: Vec<IpAddr> = Vec::new();
-    for item in items {
-        match item {
-            NodePortAddresses::Primary => served.extend(node),
-            NodePortAddresses::All => {
-                served.extend(on_interfaces().filter(|ip| !ip.is_loopback() && !is_link_local(*ip)));
-            }
-            NodePortAddresses::Localhost => {
-                served.extend([IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]);
-            }
-            NodePortAddresses::Within(cidr) => served.extend(on_interfaces().filter(|ip| cidr.contains(ip))),
-        }
-    }
+    let mut served: Vec<IpAddr> = items.iter().flat_map(|item| item.addresses(node, interfaces)).collect();
     served.sort_unstable();
     served.dedup();
     served
+}
+
+/// The items for which the node has no address.
+pub(crate) fn unmatched(
+    items: &[NodePortAddresses],
+    node: &[IpAddr],
+    interfaces: &[Interface],
+) -> Vec<NodePortAddresses> {
+    items.iter().copied().filter(|item| item.addresses(node, interfaces).is_empty()).collect()
 }
 
 /// Where health checks of node ports listen: as kube-proxy has it, at every address of a family rather than at each of
@@ -123,6 +160,24 @@ mod tests {
     #[test]
     fn addresses_of_services_are_none_of_the_nodes_wherever_kube_proxy_keeps_them() {
         assert_eq!(served_with("10.96.0.0/16,fd00:96::/112"), ips(&[]));
+    }
+
+    #[test]
+    fn a_range_takes_addresses_of_loopback_too_where_it_has_them() {
+        assert_eq!(served_with("10.9.9.0/24"), ips(&["10.9.9.9"]));
+        assert_eq!(served_with("127.0.0.0/8,::1/128"), served_with("localhost"));
+        let loopback = |text: &str| items(text)[0].names_loopback();
+        assert_eq!(["127.0.0.0/8", "localhost", "0.0.0.0/0"].map(loopback), [true; 3]);
+        assert_eq!(["10.9.9.0/24", "all", "primary"].map(loopback), [false; 3]);
+    }
+
+    #[test]
+    fn a_range_that_the_node_has_nothing_of_is_named() {
+        let unmatched = unmatched(&items("primary,10.8.0.0/16,fd00:9::/64"), &[], &interfaces());
+        assert_eq!(
+            unmatched.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["primary", "10.8.0.0/16", "fd00:9::/64"]
+        );
     }
 
     #[test]

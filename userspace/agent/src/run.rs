@@ -29,7 +29,6 @@ use crate::configuration::{self, Configuration};
 use crate::endpoint_checks::CheckMetrics;
 use crate::health_checks::{HealthCheckServers, HealthChecks};
 use crate::metrics::{KubeProxyMetrics, WriterMetrics, register_collectors};
-use crate::node_ports::NodePortAddresses;
 use crate::pod_sockets::PodSockets;
 use crate::pressure::{PressureMetrics, PressureWatch};
 use crate::probes::{AgentProbes, WriterStatus};
@@ -72,8 +71,9 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     let opened = source::open(options.source.clone(), &node, feeding, checks.clone(), pod_watch);
     let Source { events, feed, metrics_api } = opened.await?;
     let cgroup = settings::cgroup_dir(options.datapath.cgroup.clone())?;
-    if cgroup.is_none() && options.service.nodeport_addresses.contains(&NodePortAddresses::Localhost) {
-        warn!("--nodeport-addresses localhost does nothing without socket hooks; see --cgroup");
+    let for_host = options.service.nodeport_addresses.iter().find(|item| item.names_loopback());
+    if let (None, Some(item)) = (&cgroup, for_host) {
+        warn!("--nodeport-addresses {item} is not for processes on the host without socket hooks; see --cgroup");
     }
     // A room of its own: whatever happens at the ports of Services, the kubelet gets its answers.
     let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));

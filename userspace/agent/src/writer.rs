@@ -114,7 +114,10 @@ pub(crate) struct Writer {
     /// Interfaces that packets may take past the host's stack; none before they were first written.
     shortcuts: Option<BTreeMap<u32, abi::Shortcut>>,
     complaints: Complaints,
+    /// None before they were listed: the loopback device is always one.
     interfaces: Vec<Interface>,
+    /// What `--nodeport-addresses` names and the node does not have.
+    unmatched: Vec<NodePortAddresses>,
     attached: BTreeMap<u32, (String, Attachment)>,
     /// Interfaces that could not be attached to, and why. Tried again with the grace period.
     unattached: BTreeMap<u32, String>,
@@ -162,6 +165,7 @@ impl Writer {
             shortcuts: None,
             complaints: Complaints::new(events),
             interfaces: Vec::new(),
+            unmatched: Vec::new(),
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
             synced: false,
@@ -229,9 +233,7 @@ impl Writer {
                     self.interfaces = interfaces.borrow_and_update().clone();
                     self.node_changed()?;
                     self.attach()?;
-                    if self.synced {
-                        self.write(Instant::now())?;
-                    }
+                    self.write(Instant::now())?;
                 }
                 Some(decided) = shares.recv() => self.steer(decided)?,
                 Ok(()) = settings.changed() => {
@@ -275,9 +277,14 @@ impl Writer {
         self.dirty.merge(dirty);
     }
 
+    /// Whether it is known what is to be served, and on which interfaces: the first listing of these may come later.
+    fn is_informed(&self) -> bool {
+        self.cluster.synced() && !self.interfaces.is_empty()
+    }
+
     /// Writes what waits. `received` is when the oldest of it came.
     fn write(&mut self, received: Instant) -> Result<()> {
-        if !self.cluster.synced() {
+        if !self.is_informed() {
             return Ok(());
         }
         self.queued(received);

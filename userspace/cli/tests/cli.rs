@@ -14,7 +14,7 @@ use node::serving::{Serving, map_id, programs_with};
 use node::{Pins, fill, text};
 use serde_json::Value;
 use weir_abi as abi;
-use weir_datapath::{AttachOptions, Role};
+use weir_datapath::{AttachOptions, Attachment};
 use weir_testbed::wait;
 
 #[test]
@@ -288,11 +288,11 @@ fn links_are_shown_by_interface_and_cleanup_detaches_them() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let mut datapath = fill(&pins);
     let options = AttachOptions { xdp: false, tcx: true, headerless: false };
-    datapath.attach_interface(1, "lo", Role::Pod, options).unwrap();
+    datapath.attach_interface(1, "lo", Attachment::Pod, options).unwrap();
     let veth = Command::new("ip").args(["link", "add", "nic", "type", "veth", "peer", "name", "far"]).status().unwrap();
     assert!(veth.success());
     let nic = nix::net::if_::if_nametoindex("nic").unwrap();
-    datapath.attach_interface(nic, "nic", Role::Nic, AttachOptions { xdp: true, ..options }).unwrap();
+    datapath.attach_interface(nic, "nic", Attachment::Nic, AttachOptions { xdp: true, ..options }).unwrap();
     let links = || {
         let status = pins.json(&["status"]);
         let part = |part: &&Value| part["name"] == "links";

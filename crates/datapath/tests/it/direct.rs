@@ -14,6 +14,7 @@ use weir_testbed::packet::{Packet, Transport};
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::entries::age;
 use crate::icmp::{self, ROUTER, assert_told};
+use crate::network::nic;
 use crate::node::{
     Device, ETH0_MAC, ETH1_MAC, NODE2_MAC, NODE3_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_REDIRECT, XDP_TX, web,
 };
@@ -280,6 +281,26 @@ fn a_packet_that_does_not_fit_with_its_wrapper_tells_its_sender_what_does() {
         assert_eq!((told.source, told.destination), (sent.destination, sent.source));
         let Transport::Icmp { rest, .. } = told.transport else { panic!("{outcome:?}") };
         assert_eq!(u32::from_be_bytes(rest) as usize, fits);
+    }
+}
+
+#[test]
+fn where_what_every_sender_may_send_does_not_fit_with_its_wrapper_a_flow_goes_in_this_nodes_name() {
+    let Some(node) = serving("ways that are too narrow for wrapped packets", &[(3, 1)]) else { return };
+    for (mtu, goes_direct) in [(1319, false), (1320, true)] {
+        for (net, gateway) in address::pod_cidrs(3).into_iter().zip(nic(1, 13).both()) {
+            node.netns.ip(&format!("route replace {net} via {gateway} mtu lock {mtu}")).unwrap();
+        }
+        for case in CASES {
+            // By IPv4 whoever sends more is told what fits.
+            let is_direct = goes_direct || case.family == Family::V4;
+            let reason = if is_direct { abi::REASON_DIRECT } else { abi::REASON_TO_REMOTE };
+            for (hook, verdict) in [(Hook::Xdp, XDP_REDIRECT), (Hook::NicIn, TC_REDIRECT)] {
+                let sent = first(&node, case, EXTERNAL_IP, PORT);
+                node.send(hook, Device::Eth0, &sent).is_for(verdict, reason);
+                node.send(hook, Device::Eth0, &sized(case, 1280, &sent)).is_for(verdict, reason);
+            }
+        }
     }
 }
 

@@ -171,6 +171,28 @@ fn every_kind_of_error_is_told_and_nothing_else_is_touched() {
 }
 
 #[test]
+fn an_error_to_somebody_else_than_the_sender_of_what_it_quotes_passes() {
+    let Some(mut node) = Node::new("ICMP errors to others") else { return };
+    node.serve(web(), &[(1, 1), (2, 1)]);
+    let others = [address::node(4), address::pod(1, 2), CLIENT];
+    for case in CASES {
+        for frontend in FRONTENDS {
+            let flow = Flow::open(&node, case, NIC, CLIENT, frontend);
+            let [got, _] = flow.answers(case);
+            for (about, hooks) in [(got, [Hook::NicIn, Hook::PodIn]), (flow.seen, [Hook::NicIn, Hook::NicOut])] {
+                for other in others.map(|other| case.ip(other)).into_iter().filter(|other| *other != about.source) {
+                    let sent = Packet { destination: other, ..error(case, case.ip(ROUTER), &about) };
+                    for hook in hooks {
+                        let outcome = node.send(hook, Device::Eth0, &sent);
+                        outcome.is_untouched(TC_UNSPEC, abi::REASON_NOT_TRANSPORT, &sent.to_bytes());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn errors_about_others_packets_or_that_quote_too_little_pass() {
     let Some(mut node) = Node::new("ICMP errors of others") else { return };
     node.serve(web(), &[(1, 1)]);

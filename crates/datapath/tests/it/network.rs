@@ -30,6 +30,12 @@ pub(crate) fn network() -> Result<(Netns, Netns)> {
     netns.ip(&script)?;
     peers.ip(&peer_script)?;
     netns.sysctls(&[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")])?;
+    // Nor does anybody ask for a neighbour that is not there, seconds after a packet to it.
+    for device in ["eth0", "eth1", "eth2", "pod1"] {
+        for family in ["ipv4", "ipv6"] {
+            netns.sysctls(&[(&format!("net/{family}/neigh/{device}/mcast_solicit"), "0")])?;
+        }
+    }
     netns.ip(&addresses())?;
     Ok((netns, peers))
 }

@@ -21,7 +21,7 @@ use weir_core::model::{Family, Node as ClusterNode, NodeCapacity, ObjectName, Pr
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
-use weir_datapath::{AttachOptions, Datapath, FlowEntry, GoingFilter, Hook, MapStore, Role, View};
+use weir_datapath::{AttachOptions, Attachment, Datapath, FlowEntry, GoingFilter, Hook, MapStore, View};
 use weir_testbed::Netns;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
@@ -105,9 +105,9 @@ impl Node {
         let (netns, peers) = network().unwrap();
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         netns.enter(|| {
-            for (name, role) in [("eth0", Role::Nic), ("eth1", Role::Nic), ("pod1", Role::Pod)] {
+            for (name, role) in [("eth0", Attachment::Nic), ("eth1", Attachment::Nic), ("pod1", Attachment::Pod)] {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                let options = AttachOptions { xdp: role == Role::Nic, tcx: true, headerless: false };
+                let options = AttachOptions { xdp: role == Attachment::Nic, tcx: true, headerless: false };
                 datapath.attach_interface(index, name, role, options).unwrap();
             }
         });

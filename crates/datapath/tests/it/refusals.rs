@@ -11,6 +11,8 @@ use weir_testbed::packet::{Extension, Packet, Transport};
 use weir_testbed::wait;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, NODE_PORT, PORT, cases, tcp};
+use crate::fragments::{PIECE, large};
+use crate::icmp::{ROUTER, error};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_PASS, web};
 
 /// tc programs that clients meet first, with a client behind each.
@@ -168,19 +170,48 @@ fn a_local_policy_without_local_endpoints_drops() {
 }
 
 #[test]
-fn a_packet_without_a_hop_left_does_not_go_to_another_node() {
+fn a_packet_without_a_hop_left_does_not_go_to_another_node_and_its_sender_is_told_so() {
     let Some(mut node) = Node::new("time to live") else { return };
     node.serve(web(), &[(2, 1)]);
+    node.refuses();
     for case in CASES {
-        for (hook, verdict) in [(Hook::Xdp, XDP_DROP), (Hook::NicIn, TC_SHOT)] {
-            for ttl in [0, 1] {
-                let sent = Packet { ttl, ..to_service(&node, case, CLIENT) };
-                let outcome = node.send(hook, Device::Eth0, &sent);
-                outcome.is_untouched(verdict, abi::REASON_TTL_EXCEEDED, &sent.to_bytes());
-            }
+        for ttl in [0, 1] {
+            let sent = Packet { ttl, ..to_service(&node, case, CLIENT) };
+            let outcome = node.send(Hook::Xdp, Device::Eth0, &sent);
+            outcome.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &sent.to_bytes());
+            let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+            outcome.is_for(TC_REDIRECT, abi::REASON_TTL_TOLD);
+            let told = outcome.packet();
+            assert_eq!((told.source, told.destination), (sent.destination, sent.source));
+            let Transport::Icmp { kind, code, rest, body } = told.transport else { panic!("{outcome:?}") };
+            let exceeded = if case.family == Family::V4 { 11 } else { 3 };
+            assert_eq!((kind, code, rest), (exceeded, 0, [0; 4]));
+            assert!(sent.ip_bytes().starts_with(&body), "{body:?} is what it quotes");
+        }
+        for hook in [Hook::Xdp, Hook::NicIn] {
             let sent = Packet { ttl: 2, ..to_service(&node, case, CLIENT) };
             assert_eq!(node.send(hook, Device::Eth0, &sent).packet().ttl, 1);
         }
+    }
+}
+
+#[test]
+fn nobody_is_told_that_a_later_piece_or_an_error_had_no_hop_left() {
+    let Some(mut node) = Node::new("time to live of pieces and errors") else { return };
+    node.serve(web(), &[(2, 1)]);
+    node.refuses();
+    for case in CASES {
+        let whole = large(case, &node, CLIENT, CLUSTER_IP);
+        for (piece, reason) in whole.cut(PIECE).into_iter().zip([abi::REASON_TTL_TOLD, abi::REASON_TTL_EXCEEDED]) {
+            let sent = Packet { ttl: 1, ..piece };
+            let verdict = if reason == abi::REASON_TTL_TOLD { TC_REDIRECT } else { TC_SHOT };
+            node.send(Hook::NicIn, Device::Eth0, &sent).is_for(verdict, reason);
+        }
+        let first = to_service(&node, case, CLIENT);
+        node.send(Hook::NicIn, Device::Eth0, &first);
+        let answer = case.later(first.destination_socket(), first.source_socket());
+        let sent = Packet { ttl: 1, ..error(case, case.ip(ROUTER), &answer) };
+        node.send(Hook::NicIn, Device::Eth0, &sent).is_untouched(TC_SHOT, abi::REASON_TTL_EXCEEDED, &sent.to_bytes());
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use weir_abi as abi;
 use weir_core::ops::Capacity;
-use weir_datapath::{AttachOptions, MapStore, Role, View};
+use weir_datapath::{AttachOptions, Attachment, MapStore, View};
 
 use crate::node::Node;
 use crate::pins::{Pins, SMALL};
@@ -129,7 +129,7 @@ fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
     let index = |node: &Node, name: &str| node.netns.enter(|| nix::net::if_::if_nametoindex(name)).unwrap();
     let [eth0, eth1, pod1] = ["eth0", "eth1", "pod1"].map(|name| index(&node, name));
     let options = AttachOptions { xdp: false, tcx: true, headerless: false };
-    node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Role::Tunnel, options)).unwrap();
-    let roles = [eth0, eth1, pod1, eth0 + eth1 + pod1].map(|index| node.datapath.attached_role(index).unwrap());
-    assert_eq!(roles, [Some(Role::Nic), Some(Role::Tunnel), Some(Role::Pod), None]);
+    node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Tunnel, options)).unwrap();
+    let roles = node.datapath.attachments().unwrap();
+    assert_eq!(roles, [(eth0, Attachment::Nic), (eth1, Attachment::Tunnel), (pod1, Attachment::Pod)].into());
 }

@@ -5,6 +5,7 @@ use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 
+use socket2::{Domain, Socket, Type};
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, Service};
 use weir_core::ops::{FrontendKey, MapOp};
@@ -14,7 +15,7 @@ use weir_testbed::cgroup::Cgroup;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
 use crate::node::{Node, web};
-use crate::pins::unique_name;
+use crate::pins::{SMALL, unique_name};
 
 /// A node whose processes are in a cgroup with the socket hooks.
 struct Host {
@@ -96,6 +97,30 @@ fn an_unused_port_of_a_cluster_ip_refuses_and_those_of_other_addresses_are_left_
         let before = host.counted(abi::REASON_NO_FRONTEND);
         host.connect(case, case.at(BALANCER_IP, PORT + 1)).unwrap();
         assert_eq!(host.counted(abi::REASON_NO_FRONTEND), before + 1);
+    }
+}
+
+#[test]
+fn a_socket_whose_connection_was_refused_may_get_another_endpoint_when_it_is_connected_again() {
+    let Some(mut host) = Host::new("sockets that are connected again") else { return };
+    // The host's own, where nobody listens.
+    let pods = [(1, 7), (1, 8)];
+    for ip in pods.iter().flat_map(|(node, pod)| address::pod(*node, *pod).both()) {
+        let how = if ip.is_ipv4() { "/32 dev lo" } else { "/128 dev lo nodad" };
+        host.node.netns.ip(&format!("addr add {ip}{how}")).unwrap();
+    }
+    host.node.serve(web(), &pods);
+    let flows = |slot| host.node.view.backend_counters(slot).unwrap().flows;
+    for (case, asked) in cases(Protocol::Tcp).zip([2, 4]) {
+        let to = case.at(CLUSTER_IP, PORT);
+        host.enter(|| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+            for _ in 0..64 {
+                let error = socket.connect(&to.into()).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
+            }
+        });
+        assert_eq!((0..SMALL.backends).filter(|slot| flows(*slot) > 0).count(), asked, "{case:?}");
     }
 }
 

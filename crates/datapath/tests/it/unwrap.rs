@@ -182,6 +182,31 @@ fn a_client_whose_port_the_endpoint_knows_already_gets_its_answer_by_this_node()
 }
 
 #[test]
+fn what_came_wrapped_is_not_wrapped_again_for_an_endpoint_that_its_flow_had_before() {
+    let Some(mut node) = serving("packets that nodes would send to and fro") else { return };
+    node.refuses();
+    for case in CASES {
+        // Its client came here before, and was sent on to the node that is the entry now.
+        node.serve(web(), &[(2, 1)]);
+        node.direct(&[2]);
+        let sent = first(&node, case, EXTERNAL_IP, PORT);
+        node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_REDIRECT, abi::REASON_DIRECT);
+        node.serve(web(), &[(1, 1), (2, 1)]);
+        node.direct(&[2]);
+        let later = case.later(sent.source_socket(), sent.destination_socket());
+        node.send(Hook::NicIn, Device::Eth0, &later).is_for(TC_REDIRECT, abi::REASON_DIRECT);
+        if case.protocol == Protocol::Tcp {
+            node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &later)).is_for(TC_REDIRECT, abi::REASON_STALE_RESET);
+        }
+        let pod = case.at(address::pod(1, 1), TARGET_PORT);
+        for sent in [sent, later] {
+            let expected = sent.clone().with_destination(pod);
+            node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &sent)).is(TC_UNSPEC, abi::REASON_TO_LOCAL, &expected);
+        }
+    }
+}
+
+#[test]
 fn pieces_that_come_wrapped_reach_the_endpoint() {
     let Some(node) = serving("wrapped pieces to open") else { return };
     for case in CASES {

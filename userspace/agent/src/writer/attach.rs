@@ -6,7 +6,7 @@ use anyhow::Result;
 use tracing::{debug, error, info, warn};
 use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp};
 use weir_core::kernel_features::missing;
-use weir_datapath::{AttachOptions, Role};
+use weir_datapath::AttachOptions;
 
 use super::{Settings, Writer};
 use crate::host;
@@ -27,7 +27,7 @@ impl Writer {
         if self.interfaces.is_empty() || !(self.synced || self.adopted) {
             return Ok(());
         }
-        let wanted = self.wanted();
+        let wanted = self.wanted()?;
         self.unattached.retain(|index, _| wanted.contains_key(index));
         if let Err(cause) = self.datapath.begin_switch() {
             error!(%cause, "flows are left behind in maps of the old size");
@@ -36,13 +36,8 @@ impl Writer {
             if self.attached.get(index) == Some(&(name.clone(), *kind)) {
                 continue;
             }
-            let role = match kind {
-                Attachment::Nic => Role::Nic,
-                Attachment::Pod => Role::Pod,
-                Attachment::Tunnel => Role::Tunnel,
-            };
             let options = self.attach_options(*index);
-            match self.datapath.attach_interface(*index, name, role, options) {
+            match self.datapath.attach_interface(*index, name, *kind, options) {
                 Ok(()) => {
                     info!(interface = name, index, ?kind, "attached");
                     self.unattached.remove(index);
@@ -96,29 +91,19 @@ impl Writer {
     }
 
     /// What to attach to, by index.
-    fn wanted(&self) -> BTreeMap<u32, (String, Attachment)> {
+    fn wanted(&self) -> Result<BTreeMap<u32, (String, Attachment)>> {
         let node = self.node_addresses();
         // Clients of node ports at further addresses are behind the interfaces that carry those.
         let served = [node.as_slice(), &self.settings.plan.node_port_addresses].concat();
+        // What an agent before has attached stays before the first sync, and gets the same programs on the same maps as all others: a client
+        // may ask by one interface and be answered by another.
+        let before = if self.synced { BTreeMap::new() } else { self.datapath.attachments()? };
         let decide = |i: &Interface| {
             let addresses = if leads_to_pods(i, &self.interfaces) { &node } else { &served };
             let decided = attachment(i, addresses, &self.settings.patterns);
-            Some((i.index, (i.name.clone(), decided.or_else(|| self.attached_before(i.index))?)))
+            Some((i.index, (i.name.clone(), decided.or_else(|| before.get(&i.index).copied())?)))
         };
-        self.interfaces.iter().filter_map(decide).collect()
-    }
-
-    /// What an agent before has attached to an interface for. Before the first sync it stays, and gets the same programs on the same maps as all
-    /// others: a client may ask by one interface and be answered by another.
-    fn attached_before(&self, index: u32) -> Option<Attachment> {
-        if self.synced {
-            return None;
-        }
-        Some(match self.datapath.attached_role(index).ok()?? {
-            Role::Nic => Attachment::Nic,
-            Role::Pod => Attachment::Pod,
-            Role::Tunnel => Attachment::Tunnel,
-        })
+        Ok(self.interfaces.iter().filter_map(decide).collect())
     }
 
     /// What is attached and not wanted is left alone before the first sync: who knows what is still to come.

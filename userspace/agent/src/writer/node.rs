@@ -28,8 +28,9 @@ impl Writer {
     /// Takes over the node's addresses where they changed.
     pub(super) fn node_changed(&mut self) -> Result<()> {
         let node = self.node_addresses();
-        // Until the cluster has named the node's addresses those of the agent before are right: connections carry them.
-        if node.is_empty() || !self.cluster.synced() {
+        // Until the cluster has named the node's addresses, and the kernel its interfaces', those of the agent before are right: connections
+        // carry them.
+        if node.is_empty() || !self.is_informed() {
             return Ok(());
         }
         self.configure(&node)?;
@@ -37,6 +38,13 @@ impl Writer {
         self.update_other_nodes();
         self.update_direct()?;
         let served = node_ports::served(&self.settings.nodeport_addresses, &node, &self.interfaces);
+        let unmatched = node_ports::unmatched(&self.settings.nodeport_addresses, &node, &self.interfaces);
+        if unmatched != self.unmatched {
+            for item in &unmatched {
+                warn!("--nodeport-addresses {item}: the node has no such address, no node port is served there");
+            }
+            self.unmatched = unmatched;
+        }
         if served != self.settings.plan.node_port_addresses {
             info!(addresses = ?served, "serving node ports");
             self.settings.plan.node_port_addresses = served;

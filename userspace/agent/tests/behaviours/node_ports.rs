@@ -2,6 +2,8 @@
 //! from the node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use crate::harness::HTTP;
@@ -100,6 +102,37 @@ fn node_ports_are_served_at_the_addresses_that_the_option_names_and_at_no_others
 }
 
 #[test]
+fn node_ports_at_further_addresses_go_on_when_the_agent_starts_again_on_a_node_with_many_routes() {
+    const ROUTES: u32 = 100_000;
+    let Some(mut node) = start("node ports of a node with many routes", &["--nodeport-addresses=all"]) else { return };
+    let target = SocketAddr::from((address::gateway(1).v4, WEB));
+    node.agent.await_frontend(target.ip(), WEB, true);
+    // The kernel takes a while to list those, and the interfaces with them; the services are known at once.
+    let route = |number: u32| format!("route add blackhole {}/32\n", Ipv4Addr::from(0x6440_0000 + number));
+    node.world.node(1).netns().ip(&(0..ROUTES).map(route).collect::<String>()).unwrap();
+    node.agent.kill();
+    let asks = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            node.world.client().enter(|| {
+                let mut answers = Vec::new();
+                while asks.load(Ordering::Relaxed) {
+                    answers.push(Talk::Http.ask(target, PATIENCE).map_err(|e| e.to_string()));
+                }
+                answers
+            })
+        });
+        let world = &node.world;
+        node.agent.start_again(world);
+        node.agent.await_ready(world);
+        asks.store(false, Ordering::Relaxed);
+        let answers = asking.join().unwrap();
+        let failed: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+        assert!(failed.is_empty(), "{} of {}: {failed:?}\n{}", failed.len(), answers.len(), node.agent.log());
+    });
+}
+
+#[test]
 fn node_ports_are_served_at_localhost_where_the_option_says_so_to_processes_of_the_node_alone() {
     let Some(mut node) = start("node ports at localhost", &["--nodeport-addresses=localhost,primary"]) else { return };
     let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
@@ -107,10 +140,15 @@ fn node_ports_are_served_at_localhost_where_the_option_says_so_to_processes_of_t
         assert_node_ports(&node, ip, true, &[Caller::Host]);
         assert_node_ports(&node, ip, false, &[Caller::Pod, Caller::Outside]);
     }
+    // To the kernel that is the same.
+    for ip in [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()] {
+        assert_node_ports(&node, ip, true, &[Caller::Host]);
+        assert_node_ports(&node, ip, false, &[Caller::Pod, Caller::Outside]);
+    }
     for ip in address::node(1).both() {
         assert_node_ports(&node, ip, true, &[Caller::Outside, Caller::Pod, Caller::Host]);
     }
-    restart(&mut node, "--nodeport-addresses=localhost");
+    restart(&mut node, "--nodeport-addresses=127.0.0.0/8,::1/128");
     for ip in address::node(1).both() {
         assert_node_ports(&node, ip, false, &[Caller::Outside, Caller::Pod, Caller::Host]);
     }

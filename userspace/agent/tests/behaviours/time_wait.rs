@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 
 use socket2::{Domain, Socket, Type};
 use weir_testbed::ask::PATIENCE;
-use weir_testbed::{Pod, address, objects, wait};
+use weir_testbed::{Netns, Pod, address, objects, wait};
 
 use crate::harness::{self, Cluster, clients, echo};
 
@@ -24,20 +24,32 @@ fn serve(pod: &Pod) {
     drop(pod.netns().spawn("server that closes first", serve).unwrap());
 }
 
-fn table(pod: &Pod, name: &str) -> String {
-    pod.netns().enter(|| fs::read_to_string(format!("/proc/thread-self/net/{name}"))).unwrap()
+fn table(netns: &Netns, name: &str) -> String {
+    netns.enter(|| fs::read_to_string(format!("/proc/thread-self/net/{name}"))).unwrap()
 }
 
 /// Connections that the pod's network stack remembers.
 fn remembered(pod: &Pod) -> u16 {
-    let text = table(pod, "sockstat");
+    let text = table(pod.netns(), "sockstat");
     let mut words = text.split_whitespace().skip_while(|word| *word != "tw");
     words.nth(1).unwrap_or_else(|| panic!("no tw in {text}")).parse().unwrap()
 }
 
+/// Connections that the client has closed and of which it does not know yet that the server knows: no other one can begin in their place.
+fn closing(client: &Netns) -> usize {
+    /// `TCP_LAST_ACK`, in the fourth column.
+    const LAST_ACK: &str = "09";
+    let tables = ["tcp", "tcp6"].map(|name| table(client, name));
+    tables
+        .iter()
+        .flat_map(|table| table.lines())
+        .filter(|line| line.split_whitespace().nth(3) == Some(LAST_ACK))
+        .count()
+}
+
 /// SYNs that it has refused for one of those, as the timestamp was not later. A line of names is above each line of numbers.
 fn refused(pod: &Pod) -> u64 {
-    let text = table(pod, "netstat");
+    let text = table(pod.netns(), "netstat");
     let lines: Vec<&str> = text.lines().collect();
     let mut counters = lines.chunks(2).flat_map(|pair| pair[0].split(' ').zip(pair[1].split(' ')));
     let counter = counters.find(|(name, _)| *name == "PAWSTimewait");
@@ -77,12 +89,12 @@ fn a_server_that_remembers_the_last_connections_from_a_clients_ports_takes_their
         cluster.agents[0].await_backends("time-wait", pod.address().both().to_vec());
         for round in 0..CONNECTIONS {
             cluster.world.client().enter(|| ports.iter().for_each(|from| connect(*from, target)));
-            // The client has closed, but its last FIN may still be on its way.
-            let all = || match remembered(&pod) {
-                count if count < most => Err(count.to_string()),
-                _ => Ok(()),
+            // The client has closed, but its last FIN, or the answer to it, may still be on its way.
+            let all = || match (remembered(&pod), closing(cluster.world.client())) {
+                (count, 0) if count >= most => Ok(()),
+                counts => Err(format!("{counts:?}")),
             };
-            wait::until_some("the server to remember all clients", PATIENCE, all).unwrap();
+            wait::until_some("the server to remember all clients, and these to know", PATIENCE, all).unwrap();
             assert_eq!(refused(&pod), 0, "{target}, round {round}");
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Family, Node, NodeCapacity, ObjectName, Protocol, Service, ServicePort};
-use weir_datapath::{AttachOptions, Datapath, Role};
+use weir_datapath::{AttachOptions, Attachment, Datapath};
 use weir_testbed::serve::{self, Server};
 use weir_testbed::{Cgroup, World, address, ask};
 
@@ -38,7 +38,8 @@ impl Serving {
             write(&mut datapath, &cluster(), &address::node(1).both());
             datapath.set_source_ports(&(10_000..=29_999).collect()).unwrap();
             datapath.attach_cgroup(cgroup.path()).unwrap();
-            for (name, role, xdp) in [("eth0", Role::Nic, true), (&*pod.host_interface(), Role::Pod, false)] {
+            for (name, role, xdp) in [("eth0", Attachment::Nic, true), (&*pod.host_interface(), Attachment::Pod, false)]
+            {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
                 datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx, headerless: false }).unwrap();
             }

@@ -278,14 +278,13 @@ impl<'a> Bench<'a> {
         let place = Place { hook, device, came_by, network: &self.devices, drawn: &[] };
         let is_summed = !compare::forgets_sum(frame, &self.model.clone().run(frame, &place));
         let Some(ran) = kernel::run(self.node, &place, frame, is_summed) else { return Ok(None) };
-        let after = kernel::flows_of_backends(self.node);
-        let moved = (0..).zip(before.iter().zip(&after)).filter(|(_, (before, after))| before != after);
-        let drawn: Vec<u32> = moved.map(|(slot, _)| slot).collect();
+        let drawn = kernel::drawn_since(self.node, &before);
         let outcome = self.model.run(frame, &Place { drawn: &drawn, ..place });
         let reasons = reasons_of(&mut self.model, &outcome, &place);
         let name = weir_abi::names::reason_name(outcome.reason as usize);
         let out = ran.left.as_ref().map(|left| format!(", verdict {} {}", left.verdict, compare::hex(&left.frame)));
-        self.log.push(format!("  {hook:?} {}\n    {name}{}", compare::hex(frame), out.unwrap_or_default()));
+        let draw = if drawn.is_empty() { String::new() } else { format!(", new flow of backends {drawn:?}") };
+        self.log.push(format!("  {hook:?} {}\n    {name}{}{draw}", compare::hex(frame), out.unwrap_or_default()));
         compare::reasons(&ran.reasons, &reasons)?;
         self.reached.insert((u32::try_from(kernel::program(hook).1).unwrap(), outcome.reason));
         compare::packets(hook, frame, &ran, &outcome)?;

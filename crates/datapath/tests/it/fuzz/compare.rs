@@ -39,7 +39,8 @@ pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
         Some([0x86, 0xdd, _, _, _, _, _, _, 58, ..]) => 40 + 8,
         Some(_) | None => 0,
     };
-    let is_answer = model.reason == abi::REASON_TOO_BIG_TOLD || is_answered(model.reason);
+    let is_told = matches!(model.reason, abi::REASON_TOO_BIG_TOLD | abi::REASON_TTL_TOLD);
+    let is_answer = is_told || is_answered(model.reason);
     model.verdict == Verdict::Drop || model.rest.is_some() || (is_answer && model.frame.len() < frame.len() + added)
 }
 

@@ -33,6 +33,13 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
         ),
     ),
     (
+        abi::REASON_TTL_EXCEEDED,
+        Elsewhere::Test(
+            "crates/datapath/tests/it/refusals.rs",
+            "nobody_is_told_that_a_later_piece_or_an_error_had_no_hop_left",
+        ),
+    ),
+    (
         abi::REASON_FLOW_TABLE,
         Elsewhere::Test(
             "crates/datapath/tests/it/openings.rs",

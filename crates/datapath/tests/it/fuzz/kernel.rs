@@ -251,6 +251,12 @@ pub(super) fn flows_of_backends(node: &Node) -> Vec<u64> {
     (0..BACKENDS).map(|slot| node.view.backend_counters(slot).unwrap().flows).collect()
 }
 
+/// The slots of those that have got some since.
+pub(super) fn drawn_since(node: &Node, before: &[u64]) -> Vec<u32> {
+    let after = flows_of_backends(node);
+    (0..).zip(before.iter().zip(&after)).filter(|(_, (before, after))| before != after).map(|(slot, _)| slot).collect()
+}
+
 /// What the programs know of the tables' sizes.
 pub(super) fn sizes(node: &Node) -> Sizes {
     let opening_sets = Array::<_, [u8; abi::FIRST_SYNS]>::try_from(map(node, "first_syns")).unwrap().len();

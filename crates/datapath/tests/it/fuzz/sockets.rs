@@ -199,8 +199,10 @@ impl<'a> Play<'a> {
             let result = socket.connect(&to.into());
             (socket, result)
         };
+        let before = kernel::flows_of_backends(&self.bed.node);
         let ((socket, result), moved) = self.counted(|| process.ask(connect));
-        let called = self.model.call(&ours, Wish::Connect, to);
+        let drawn = kernel::drawn_since(&self.bed.node, &before);
+        let called = self.model.call(&ours, Wish::Connect, to, &drawn);
         self.log.push(format!("{ours:?} connects to {to}: {called:?}, {result:?}"));
         let Some(there) = arrives(called, &moved, &result)? else { return Ok(()) };
         let seen = if protocol == TCP {
@@ -222,7 +224,7 @@ impl<'a> Play<'a> {
         let (sender, process) = (&self.senders[process][usize::from(to.is_ipv6())], &self.bed.processes[process]);
         let ours = process.known(sender, UDP);
         let (result, moved) = self.counted(|| sender.send_to(b"question", to).map(drop));
-        let called = self.model.call(&ours, Wish::Send, to);
+        let called = self.model.call(&ours, Wish::Send, to, &[]);
         self.log.push(format!("{ours:?} sends to {to}: {called:?}, {result:?}"));
         let Some(there) = arrives(called, &moved, &result)? else { return Ok(()) };
         let from = process.servers.hears(there)?;
