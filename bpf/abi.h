@@ -134,7 +134,7 @@ enum traffic_class {
 	CLASS_COUNT = 3,
 };
 
-/* Each word is replaced by one store; any mix of old and new words is a valid plan. */
+/* Each word is replaced by one store, none by 0 before the other tier is written: any mix of old and new words is a valid plan. */
 struct tiers {
 	__u32 spill;  /* HOST, 0..65535: share of new flows that goes to the remote tier */
 	__u32 local;  /* HOST, reference: a backend, a line with REF_LINE, or 0 */

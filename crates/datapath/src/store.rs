@@ -85,7 +85,10 @@ impl KernelStore {
                 self.backend_counters.set_word(*id, offset_of!(abi::BackendCounters, base), *base)
             }
             MapOp::PutLine { id, line } => self.lines.set(*id, line),
-            MapOp::PutService { id, service } => self.services.set(*id, service),
+            MapOp::PutService { id, service } => {
+                self.services.set(*id, &on_the_way(self.services.get(*id)?, service))?;
+                self.services.set(*id, service)
+            }
             MapOp::ResetServiceCounters { id } => self.service_counters.set(*id, &service_counters),
             MapOp::PutServiceName { id, name } => self.service_names.put(id, name, 0),
             MapOp::DeleteServiceName { id } => self.service_names.remove(id).map(drop),
@@ -228,6 +231,16 @@ impl MapStore for KernelStore {
     }
 }
 
+/// A service whose new tiers are there while those that it loses still are: one of a class that moves to the other tier has one all the time.
+fn on_the_way(mut old: abi::Service, new: &abi::Service) -> abi::Service {
+    for (tiers, new) in old.tiers.iter_mut().zip(&new.tiers) {
+        for (tier, new) in [(&mut tiers.local, new.local), (&mut tiers.remote, new.remote)] {
+            *tier = if new == 0 { *tier } else { new };
+        }
+    }
+    old
+}
+
 /// The same maps in memory: for tests of everything above the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
@@ -281,5 +294,21 @@ impl MapStore for MemoryStore {
             node_names: self.node_names.iter().map(|(id, name)| (*id, *name)).collect(),
             source_ranges: self.source_ranges.iter().copied().collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(tiers: [(u32, u32); abi::CLASS_COUNT]) -> abi::Service {
+        let tiers = tiers.map(|(local, remote)| abi::Tiers { spill: 0, local, remote, pad: 0 });
+        abi::Service { tiers, endpoints: 1, flags: abi::SERVICE_USED, affinity: 0, pad: 0 }
+    }
+
+    #[test]
+    fn a_class_that_moves_to_the_other_tier_has_both_on_the_way() {
+        let (old, new) = (service([(1, 0), (0, 2), (3, 4)]), service([(0, 5), (6, 0), (0, 0)]));
+        assert_eq!(on_the_way(old, &new), service([(1, 5), (6, 2), (3, 4)]));
     }
 }

@@ -8,7 +8,7 @@ use crate::control::{backend_end, is_here, is_local};
 use crate::going::SYN_AGAIN;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
-use crate::path::wrapper_size;
+use crate::path::takes_wrapped;
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
@@ -177,7 +177,7 @@ impl Model {
             && place
                 .network
                 .route(ip_of(p.family, backend.addr))
-                .is_some_and(|route| route.is_nic && route.mtu >= least_mtu(p.family) + wrapper_size(p.family))
+                .is_some_and(|way| way.is_nic && takes_wrapped(p.family, way))
     }
 
     /// Whether kube-proxy would have the backend see the node's address.
@@ -396,12 +396,4 @@ impl Model {
 /// What a backend's answers to `peer` look like.
 pub(crate) fn reply_key(p: &Packet, backend: &abi::Backend, peer: End) -> Key {
     Key { family: p.family, protocol: p.protocol, from: backend_end(backend), to: peer }
-}
-
-/// What any sender may send, and goes on sending whatever it is told (RFC 8200, 5). By IPv4 it is told what fits.
-const fn least_mtu(family: Family) -> u32 {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1280,
-    }
 }

@@ -228,6 +228,14 @@ pub(crate) const fn wrapper_size(family: Family) -> u32 {
     }
 }
 
+/// Whether what any sender may send, and goes on sending whatever it is told, fits with its wrapper (RFC 8200, 5). By IPv4 it is told what fits.
+pub(crate) const fn takes_wrapped(family: Family, way: Route) -> bool {
+    match family {
+        Family::V4 => true,
+        Family::V6 => way.mtu >= 1280 + wrapper_size(family),
+    }
+}
+
 /// What an earlier connection has cost is past.
 fn past(flow: Flow) -> Flow {
     Flow { retries: if flow.is_opening() { flow.retries } else { 0 }, ..flow }
