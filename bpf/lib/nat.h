@@ -307,7 +307,7 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 {
 	const struct config *config = config_get();
 	struct reply *reply = reply_of_answer(p, v6);
-	bool moved;
+	bool moved, begins;
 	__u32 now;
 
 	if (!config || !reply || reply->flags & FLOW_SNAT)
@@ -317,8 +317,9 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	if (moved && !is_idle(now, reply->last_seen, MOVED_IDLE))
 		return REASON_STALE;
 	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
-	if ((p->syn_ack || (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle))) &&
-	    is_anothers(p, v6))
+	begins = p->syn_ack || (p->reset && reply->flags & FLOW_ENDED) ||
+		 (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle));
+	if (begins && is_anothers(p, v6))
 		return REASON_NO_REPLY;
 	if (p->syn_ack && !moved && !takes_answer(reply, p))
 		return REASON_STALE;

@@ -145,9 +145,17 @@ static __always_inline bool is_awaited(const struct flow *flow, const struct rep
 	return flow->backend == reply->backend && flow->snat_port == port && !is_silent(flow, reply, ANSWER_IDLE);
 }
 
+/* Whether a flow was over that no table has any more: a full one may have lost one that goes on. */
+static __always_inline bool was_over(const struct reply *reply, __be16 port, __u8 proto, const struct config *config)
+{
+	if (port || reply->flags & FLOW_ENDED)
+		return true;
+	return proto == IPPROTO_UDP && is_idle(now_ticks(), reply->last_seen, config->udp_idle);
+}
+
 /*
  * Whether a packet that looks like an answer to a flow of ours belongs to another connection between the same ports, which
- * began after ours was over: a SYN-ACK, or the ACK of a TIME_WAIT that stands in its way. The entry goes, so that the rest
+ * began after ours was over: a SYN-ACK, a reset, or the ACK of a TIME_WAIT that stands in its way. The entry goes, so that the rest
  * of that connection finds none.
  */
 static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
@@ -167,8 +175,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
-	/* Of a full table an entry may be missing whose flow goes on. */
-	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !port)
+	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !was_over(reply, port, p->proto, config))
 		return false;
 	if (p->proto == IPPROTO_UDP && is_awaited(flow, reply, port))
 		return false;

@@ -17,6 +17,12 @@
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
 
+/* Whether an entry is of the same slot, and of the same endpoint in it: slots that were never used number theirs alike. */
+static __always_inline bool is_same_backend(const struct reply *old, const struct reply *reply)
+{
+	return old->backend == reply->backend && old->generation == reply->generation;
+}
+
 /* Whether an entry is of the same client and port, and of the same frontend. */
 static __always_inline bool is_of_client(const struct reply *old, const struct reply *reply, const bool v6)
 {
@@ -43,7 +49,7 @@ static __always_inline bool is_unanswered(const struct reply *old, const struct 
 {
 	if (is_unwrapped(p) || old->flags & (FLOW_REPLIED | FLOW_MOVED) || !old->asked || !reply->asked)
 		return false;
-	if (old->generation != reply->generation || !is_same_frontend(old, reply, v6))
+	if (!is_same_backend(old, reply) || !is_same_frontend(old, reply, v6))
 		return false;
 	if (is_idle(reply->last_seen, old->last_seen, OPENING_IDLE))
 		return false;
@@ -89,7 +95,7 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 		return FLOW_AGAIN;
 	/* Of a flood only this was written, and it was answered. */
 	if (old && !p->syn && (old->flags & (FLOW_REPLIED | FLOW_MOVED)) == FLOW_REPLIED &&
-	    old->generation == reply->generation && is_same_frontend(old, reply, v6))
+	    is_same_backend(old, reply) && is_same_frontend(old, reply, v6))
 		return 0;
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }

@@ -95,6 +95,10 @@ impl Datapath {
             self.drop_link(&link_name(Hook::Xdp, index))?;
             self.devices.remove(&index)?;
         }
+        // An agent without links was here before: its filters would go on with its maps.
+        if options.tcx && !self.lacks_tcx {
+            clsact::detach(name);
+        }
         // It may have been taken for something else before the node's addresses were known.
         [former.0, former.1].iter().map(|hook| link_name(*hook, index)).try_for_each(|pin| {
             self.drop_link(&pin)?;
@@ -206,11 +210,14 @@ impl Datapath {
     /// # Errors
     /// When the directory or a map cannot be read.
     pub fn attachments(&self) -> Result<BTreeMap<u32, Attachment>> {
-        let names = self.pins.link_names()?;
-        let has = |hook, index| names.contains(&link_name(hook, index));
+        // Of one that is gone another interface may have the number by now.
+        let leads = |hook, index| {
+            pinned_link(&self.pins.links().join(link_name(hook, index)), LinkTarget::Interface(index))
+                .map(|link| link.is_some())
+        };
         let mut attachments = BTreeMap::new();
         for index in self.attached_interfaces()? {
-            let attachment = match (has(Hook::PodIn, index), has(Hook::NicIn, index)) {
+            let attachment = match (leads(Hook::PodIn, index)?, leads(Hook::NicIn, index)?) {
                 (true, _) => Attachment::Pod,
                 (false, true) if self.nics.get(&index)?.is_some() => Attachment::Nic,
                 // What has no link headers is like a tunnel in this.

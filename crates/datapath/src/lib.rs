@@ -15,6 +15,7 @@ mod former;
 mod frontends;
 mod going;
 mod hooked_pods;
+mod in_use;
 mod inspect;
 mod kept;
 mod layout;

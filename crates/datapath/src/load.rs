@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::filter;
 use crate::flows::Flows;
 use crate::going::GoingFilter;
+use crate::in_use;
 use crate::kept;
 use crate::layout::{Fit, MAPS, MapSpec, spec};
 use crate::map::{Mapped, Table};
@@ -43,6 +44,7 @@ pub struct Datapath {
     shortcuts: Shortcuts,
     store: KernelStore,
     adopted: bool,
+    capacity: Capacity,
     pub(crate) lacks_tcx: bool,
     resized: Vec<(MapSpec, OwnedFd)>,
     _lock: PinLock,
@@ -52,8 +54,8 @@ impl Datapath {
     /// Loads the programs, on the maps that are pinned or on new ones. Nothing is attached and no traffic changes yet. Where an agent
     /// with the same programs has kept them on the same maps, they are those.
     ///
-    /// A pinned map of another size is replaced by a larger or smaller copy; one of another layout is left behind. What is replaced serves until
-    /// [`Datapath::finish_switch`], and the next agent finds it if this one ends before that.
+    /// A pinned map of another size is replaced by a larger or smaller copy, but by none that has no room for slots in use; one of another layout is
+    /// left behind. What is replaced serves until [`Datapath::finish_switch`], and the next agent finds it if this one ends before that.
     ///
     /// # Errors
     /// No bpffs, another agent, a missing capability, an object that the verifier refuses.
@@ -66,7 +68,9 @@ impl Datapath {
         pins.create()?;
         let lock = pins.lock()?;
         replaced::put_back(&pins)?;
+        let_in(&pins)?;
         pins.forget_stale_maps()?;
+        let capacity = &in_use::at_least(&pins, capacity);
         let mut resized = Vec::new();
         let (mut adopted, mut maps) = (true, Vec::new());
         for spec in MAPS {
@@ -114,6 +118,7 @@ impl Datapath {
             shortcuts,
             store,
             adopted,
+            capacity: *capacity,
             lacks_tcx: false,
             resized,
             _lock: lock,
@@ -129,6 +134,12 @@ impl Datapath {
     #[must_use]
     pub const fn adopted(&self) -> bool {
         self.adopted
+    }
+
+    /// The sizes of the maps.
+    #[must_use]
+    pub const fn capacity(&self) -> &Capacity {
+        &self.capacity
     }
 
     /// The pin directory.
@@ -150,12 +161,13 @@ impl Datapath {
         self.config.get(0)
     }
 
-    /// Tells the programs about the node.
+    /// Tells the programs about the node. Between [`Datapath::begin_switch`] and [`Datapath::finish_switch`] new flows stay held back.
     ///
     /// # Errors
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
-        self.config.set(0, config)
+        let held = if self.resized.is_empty() { 0 } else { self.config.get(0)?.flags & abi::CONFIG_HOLD };
+        self.config.set(0, &abi::Config { flags: config.flags | held, ..*config })
     }
 
     /// Lets new flows to other nodes take these ports as their source and no others. Flows keep theirs, and get their
@@ -232,10 +244,7 @@ impl Datapath {
     }
 
     fn hold(&self, hold: bool) -> Result<()> {
-        let config = self.config.get(0)?;
-        let others = config.flags & !abi::CONFIG_HOLD;
-        let flags = if hold { others | abi::CONFIG_HOLD } else { others };
-        self.config.set(0, &abi::Config { flags, ..config })
+        set_hold(&self.config, hold)
     }
 
     fn copy_flows(&self) -> Result<()> {
@@ -245,6 +254,19 @@ impl Datapath {
         // Nobody has noted what was copied, nor in the filter that was made in between.
         GoingFilter::forget(&self.pins).and(copied)
     }
+}
+
+fn set_hold(config: &Mapped<abi::Config>, hold: bool) -> Result<()> {
+    let known = config.get(0)?;
+    let others = known.flags & !abi::CONFIG_HOLD;
+    let flags = if hold { others | abi::CONFIG_HOLD } else { others };
+    config.set(0, &abi::Config { flags, ..known })
+}
+
+/// Lets new flows in that an agent has held back which ended in the midst of a switch: what serves is where it was.
+fn let_in(pins: &PinDir) -> Result<()> {
+    // One of another layout is not ours to write.
+    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, false))
 }
 
 enum Existing {

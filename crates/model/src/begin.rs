@@ -305,7 +305,8 @@ impl Model {
     /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
     /// chooses the endpoint, and one whose way ends here asks nobody.
     fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
-        let is_it = old.generation == flow.generation && old.frontend == p.destination() && p.endpoint.is_none();
+        let is_same = (old.backend, old.generation) == (flow.backend, flow.generation);
+        let is_it = is_same && old.frontend == p.destination() && p.endpoint.is_none();
         let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
         let waited = |asked| self.now.delay.wrapping_sub(asked).cast_signed() >= SYN_AGAIN.cast_signed();
         is_it && is_of_now && old.asked.is_some_and(waited)
@@ -330,7 +331,8 @@ impl Model {
                 return Stored::Again;
             }
             // Of a flood only this was written, and it was answered.
-            if !p.syn && old.replied && !old.moved && old.generation == reply.generation && same(&old) {
+            let is_same = (old.backend, old.generation) == (reply.backend, reply.generation);
+            if !p.syn && old.replied && !old.moved && is_same && same(&old) {
                 return Stored::Written;
             }
         }

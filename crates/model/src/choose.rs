@@ -188,7 +188,8 @@ impl Model {
             select::client_hash(abi::MAGLEV_SEED.into(), request.client.ip())
         } else if request.by_hash {
             let past = self.past((request.client, request.frontend.service), service.affinity);
-            select::client_hash(self.config.hash_seed ^ u64::from(past), request.client.ip())
+            let of_service = u64::from(request.frontend.service) << 32;
+            select::client_hash(self.config.hash_seed ^ u64::from(past) ^ of_service, request.client.ip())
         } else {
             request.hash
         }

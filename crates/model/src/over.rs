@@ -92,7 +92,10 @@ impl Model {
         let over = match &flow {
             Some(flow) => self.flow_is_over(p.protocol, flow, &reply, port, Claim::Only),
             // Of a full table an entry may be missing whose flow goes on.
-            None => port.is_some(),
+            None => {
+                let is_late = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
+                port.is_some() || reply.ended || is_late
+            }
         };
         let theirs = over && !(p.protocol == UDP && awaited);
         if theirs {

@@ -82,6 +82,7 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
 
     let pins = PinDir::new(&options.datapath.pin_dir);
     let datapath = Datapath::open(pins.clone(), &capacity)?;
+    let capacity = *datapath.capacity();
     info!(node, pins = %pins.root().display(), adopted = datapath.adopted(), "weir-agent starts");
 
     let mut metrics = Metrics::new();

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::flow_pressure::TableUse;
-use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
+use weir_core::model::{Family, ObjectName, Protocol, Service, ServicePort, TrafficPolicy};
 use weir_core::plan::Selector;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
@@ -367,5 +367,27 @@ fn udp_that_was_idle_starts_over_at_the_backend_that_its_client_keeps() {
         let table = if case.family == Family::V4 { "flows4" } else { "flows6" };
         age(&node, table, offset_of!(abi::Flow, last_seen), 1000);
         assert!(flows.iter().all(|sent| send(&node, sent) == kept), "{case:?}");
+    }
+}
+
+#[test]
+fn where_a_client_begins_at_one_service_says_nothing_of_where_it_begins_at_another() {
+    let Some(mut node) = Node::new("one client of many services") else { return };
+    let numbers = 1..=12;
+    let address = |number: u8| Pair {
+        v4: Ipv4Addr::new(10, 96, 1, number),
+        v6: Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 1, number.into()),
+    };
+    for number in numbers.clone() {
+        let name = ObjectName::new("shop", format!("web{number}"));
+        let ports = web().ports.into_iter().map(|port| ServicePort { node_port: None, ..port }).collect();
+        let known = Service { affinity: Some(SECONDS), ports, ..Service::new(name) };
+        node.serve(Service { cluster_ips: address(number).both().to_vec(), ..known }, &[(1, 1), (1, 2)]);
+    }
+    for case in cases(Protocol::Tcp) {
+        let from = case.at(CLIENT, node.client_port());
+        let open = |number| open(&node, case, Hook::NicIn, from, case.at(address(number), PORT));
+        let endpoints: BTreeSet<_> = numbers.clone().map(open).collect();
+        assert_eq!(endpoints.len(), 2, "{endpoints:?} of {case:?}");
     }
 }

@@ -1,15 +1,19 @@
 //! A flow that has ended goes back to the tables that it began in, and one that only seems to go on never leaves them: neither
 //! evicts one that goes on.
 
+use std::mem::offset_of;
+
 use etherparse::TcpHeader;
+use weir_abi as abi;
 use weir_core::model::Protocol;
 use weir_core::ops::Capacity;
 use weir_testbed::address::CLIENT;
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, PORT, cases};
+use crate::entries::{age, evict};
 use crate::fragments::{PIECE, answer, large};
-use crate::node::{Node, web};
+use crate::node::{Node, TC_UNSPEC, web};
 use crate::openings::begins;
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS, each_way};
@@ -157,4 +161,52 @@ fn one_answer_in_pieces_is_one_answer() {
         talk.client_goes_on();
         assert!(!begins(&talk));
     }
+}
+
+/// Makes all answers look as if the last one had come so many ticks ago.
+fn answered_before(talk: &Talk<'_>, ticks: u32) {
+    age(talk.node, talk.replies(), offset_of!(abi::Reply, last_seen), ticks);
+}
+
+#[track_caller]
+fn is_of_the_endpoint_itself(talk: &Talk<'_>, answer: &Packet) {
+    let outcome = talk.node.send(talk.way.back.0, talk.way.back.1, answer);
+    outcome.is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &answer.to_bytes());
+}
+
+#[test]
+fn who_asks_an_endpoint_itself_from_a_port_of_an_earlier_connection_to_the_service_hears_from_the_endpoint() {
+    for is_lost in [false, true] {
+        for answer in [TcpHeader { syn: true, ack: true, ..TcpHeader::default() }, reset()] {
+            each_way("connections from ports that the service knew", Protocol::Tcp, |talk| {
+                // In this node's name nobody is the client.
+                if talk.seen.source != talk.first.source {
+                    return;
+                }
+                establish(talk);
+                talk.client_sends(&talk.client_tcp(fin()));
+                talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+                talk.client_sends(&talk.client_tcp(ack(1)));
+                if is_lost {
+                    evict(talk.node, talk.flows());
+                }
+                answered_before(talk, talk.node.view.config().unwrap().tcp_linger + 1);
+                is_of_the_endpoint_itself(talk, &talk.endpoint_tcp(answer.clone()));
+            });
+        }
+    }
+}
+
+#[test]
+fn datagrams_of_an_endpoint_long_after_those_of_a_flow_that_was_lost_are_its_own() {
+    each_way("datagrams of a flow that was lost", Protocol::Udp, |talk| {
+        if talk.seen.source != talk.first.source {
+            return;
+        }
+        talk.endpoint_goes_on();
+        evict(talk.node, talk.flows());
+        talk.endpoint_goes_on();
+        answered_before(talk, talk.node.view.config().unwrap().udp_idle + 1);
+        is_of_the_endpoint_itself(talk, &talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket()));
+    });
 }

@@ -3,8 +3,9 @@
 use std::os::fd::AsFd;
 
 use weir_abi as abi;
-use weir_core::ops::Capacity;
-use weir_datapath::{AttachOptions, Attachment, MapStore, View};
+use weir_core::ops::{Capacity, MapOp};
+use weir_datapath::{AttachOptions, Attachment, Datapath, MapStore, View};
+use weir_model::UNUSED_BACKEND;
 
 use crate::node::Node;
 use crate::pins::{Pins, SMALL};
@@ -121,6 +122,46 @@ fn an_agent_that_ends_while_it_forgets_the_former_maps_has_none_of_them_come_bac
     assert_eq!(clients(&pins), [40000]);
     drop(datapath);
     assert_eq!(directories(&pins).len(), 1, "{:?}", directories(&pins));
+}
+
+#[test]
+fn new_flows_are_held_back_until_the_end_of_a_switch_or_of_the_agent_that_began_it() {
+    let Some(pins) = Pins::new("a switch in whose midst the agent ends") else { return };
+    let mut datapath = pins.open().unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    drop(datapath);
+    let is_held = |datapath: &Datapath| datapath.config().unwrap().flags & abi::CONFIG_HOLD != 0;
+    let larger = Capacity { flows: SMALL.flows * 2, ..SMALL };
+    let datapath = pins.open_with(&larger).unwrap();
+    datapath.begin_switch().unwrap();
+    datapath.configure(&abi::Config::PLAIN).unwrap();
+    assert!(is_held(&datapath), "whatever else is written");
+    drop(datapath);
+    let mut datapath = pins.open_with(&larger).unwrap();
+    assert!(!is_held(&datapath));
+    datapath.begin_switch().unwrap();
+    datapath.finish_switch().unwrap();
+    assert!(!is_held(&datapath));
+}
+
+#[test]
+fn a_table_becomes_no_smaller_than_the_slots_that_are_in_use() {
+    let Some(pins) = Pins::new("smaller tables with slots in use") else { return };
+    let last = SMALL.backends - 1;
+    let mut datapath = pins.open().unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    let known = datapath.store().dump().unwrap().backends[0].1;
+    datapath.store().apply(&[MapOp::PutBackend { id: last, backend: known }]).unwrap();
+    let before = datapath.store().dump().unwrap();
+    drop(datapath);
+    let half = Capacity { backends: SMALL.backends / 2, lines: SMALL.lines / 2, ..SMALL };
+    let mut datapath = pins.open_with(&half).unwrap();
+    assert_eq!(*datapath.capacity(), Capacity { backends: SMALL.backends, ..half });
+    assert_eq!(datapath.store().dump().unwrap(), before);
+    datapath.store().apply(&[MapOp::PutBackend { id: last, backend: UNUSED_BACKEND }]).unwrap();
+    drop(datapath);
+    let datapath = pins.open_with(&half).unwrap();
+    assert_eq!(*datapath.capacity(), half, "once they are free");
 }
 
 #[test]

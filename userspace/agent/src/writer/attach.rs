@@ -56,10 +56,10 @@ impl Writer {
         }
         self.detach_all_but(&wanted);
         self.update_shortcuts();
-        self.update_tunnels()?;
         if let Err(cause) = self.datapath.finish_switch() {
             error!(%cause, "flows were left behind in maps of the old size");
         }
+        self.update_tunnels()?;
         if self.is_attached()
             && let Err(cause) = self.datapath.drop_others_former()
         {
@@ -100,8 +100,8 @@ impl Writer {
         let before = if self.synced { BTreeMap::new() } else { self.datapath.attachments()? };
         let decide = |i: &Interface| {
             let addresses = if leads_to_pods(i, &self.interfaces) { &node } else { &served };
-            let decided = attachment(i, addresses, &self.settings.patterns);
-            Some((i.index, (i.name.clone(), decided.or_else(|| before.get(&i.index).copied())?)))
+            let known = before.get(&i.index).copied();
+            Some((i.index, (i.name.clone(), known.or_else(|| attachment(i, addresses, &self.settings.patterns))?)))
         };
         Ok(self.interfaces.iter().filter_map(decide).collect())
     }
