@@ -11,7 +11,6 @@
 #include "pace.h"
 #include "place.h"
 #include "recall.h"
-#include "silence.h"
 #include "step.h"
 #include "tunnel.h"
 
@@ -303,84 +302,6 @@ __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 	if (is_set(&key.client) && !affinity_stays(&key, flow, service->affinity))
 		affinity_store(&key, flow->backend, flow->generation, flow->created);
 	return 0;
-}
-
-static __always_inline bool note(const struct packet *p, enum silence silence, const bool v6)
-{
-	return v6 ? note_silence6(p, silence) : note_silence4(p, silence);
-}
-
-/* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
-static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				      const bool v6)
-{
-	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
-
-	if (error)
-		return error;
-	if (!(flow->flags & FLOW_SNAT)) {
-		/* Of a flood, an answered one. Of a direct one the client's next packet tells that it goes on. */
-		if (p->syn || p->ending || p->proto != IPPROTO_TCP || flow->flags & FLOW_DIRECT)
-			return 0;
-		error = v6 ? promote6(p) : promote4(p);
-		if (error == PROMOTED_NOT)
-			return 0;
-		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
-		(void)keep_backend(p, flow);
-		return 0;
-	}
-	if (v6 ? leaves_by_tunnel6(ctx, p, flow) : leaves_by_tunnel4(ctx, p, flow))
-		flow->flags |= FLOW_TUNNEL;
-	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
-}
-
-/* Not a reason: the backend to avoid keeps the flow, as no other one can have it or an answer has come. */
-#define FLOW_STAYS 1
-
-/* Chooses for a new flow. Returns 0 or a negative reason. */
-static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				       const bool v6)
-{
-	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
-
-	if (!error && from_outside)
-		choose_way(ctx, p, flow, v6);
-	return error;
-}
-
-/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
-static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				    const bool v6)
-{
-	__u32 avoid = flow->backend;
-	int error = flow_choose(ctx, p, flow, from_outside, v6);
-
-	if (error)
-		return error;
-	if (!avoid) {
-		error = flow_write(ctx, p, flow, from_outside, v6);
-		if (error != FLOW_AGAIN)
-			return error;
-		/* It is left as if it had been known. */
-		avoid = flow->backend;
-		*flow = (struct flow){ .backend = avoid };
-		error = flow_choose(ctx, p, flow, from_outside, v6);
-		if (error)
-			return error;
-	}
-	if (avoid == flow->backend) {
-		(void)note(p, SILENCE_STAYS, v6);
-		return FLOW_STAYS;
-	}
-	/* It has answered meanwhile. */
-	if (!note(p, SILENCE_LEFT, v6))
-		return FLOW_STAYS;
-	if (!flow_write(ctx, p, flow, from_outside, v6)) {
-		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
-		return 0;
-	}
-	(void)note(p, SILENCE_BACK, v6);
-	return FLOW_STAYS;
 }
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef WEIR_NAT_H
 #define WEIR_NAT_H
 
-#include "begin.h"
+#include "new_flow.h"
 #include "snat.h"
 
 /* The endpoint of a flow, or NULL if it went away since. */

@@ -4,20 +4,13 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::choose::Request;
-use crate::control::{backend_end, is_here, is_local};
-use crate::going::SYN_AGAIN;
+use crate::control::{is_here, is_local};
 use crate::over::Claim;
-use crate::packet::{End, Key, Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
+use crate::packet::{Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
 use crate::path::takes_wrapped;
+use crate::place::{Stored, reply_key};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
-
-/// Source ports that are tried for a flow.
-const PROBES: usize = 512;
-/// The same while a flood takes them.
-const PROBES_PRESSED: usize = 32;
-/// The first so many are not taken from flows that have ended only just now.
-const CHOICE: usize = 16;
 
 /// A flow that has a backend and no entries.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +20,6 @@ struct Started {
     masquerade: bool,
     /// The backend's node takes its packets as they are.
     direct: bool,
-}
-
-/// What became of the entry for a new flow's answers.
-enum Stored {
-    Written,
-    /// The backend knows the client's address and port through another frontend.
-    Taken,
-    /// The SYN came again, of which a flood had left no flow.
-    Again,
 }
 
 /// What was written of a flow.
@@ -56,11 +40,51 @@ impl Model {
     /// A new flow for a packet.
     pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Begun, Reason> {
         let started = self.start(p, None, from_outside, place)?;
-        match self.write(p, started, from_outside, place)? {
-            Written::Flow(flow) => Ok(Begun::Flow(flow)),
+        let flow = started.flow;
+        match self.written(p, started, from_outside, place) {
+            Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
             // It is left as if it had been known.
-            Written::Again(flow) => self.begin_elsewhere(p, flow, from_outside, place),
+            Ok(Written::Again(flow)) => self.begin_elsewhere(p, flow, from_outside, place),
+            Err(abi::REASON_SNAT_EXHAUSTED) if p.protocol == SCTP && p.syn => {
+                self.begin_beside(p, flow, from_outside, place)
+            }
+            Err(reason) => Err(reason),
         }
+    }
+
+    /// The same for an association whose endpoint has one from the same port of somebody else's, at another endpoint: no other port will do.
+    fn begin_beside(
+        &mut self,
+        p: &Packet,
+        taken: Flow,
+        from_outside: bool,
+        place: &Place<'_>,
+    ) -> Result<Begun, Reason> {
+        let mut started = self.start(p, Some(taken), from_outside, place)?;
+        if started.flow.backend == taken.backend {
+            return Err(abi::REASON_SNAT_EXHAUSTED);
+        }
+        // Nobody was silent.
+        started.flow.retries = 0;
+        let (Written::Flow(flow) | Written::Again(flow)) = self.written(p, started, from_outside, place)?;
+        Ok(Begun::Flow(flow))
+    }
+
+    /// Writes a flow that was chosen for. One that is not written is not open.
+    fn written(
+        &mut self,
+        p: &Packet,
+        started: Started,
+        from_outside: bool,
+        place: &Place<'_>,
+    ) -> Result<Written, Reason> {
+        let flow = started.flow;
+        let written = self.write(p, started, from_outside, place);
+        if written.is_err() && p.protocol != UDP {
+            let counters = self.tables.backend_counters(flow.backend);
+            counters.balance = counters.balance.wrapping_sub(1);
+        }
+        written
     }
 
     /// The same for one that is known, at another backend.
@@ -77,7 +101,7 @@ impl Model {
             return Ok(Begun::Stays);
         }
         self.note_silence(p, crate::going::Silence::Left);
-        Ok(match self.write(p, started, from_outside, place) {
+        Ok(match self.written(p, started, from_outside, place) {
             Ok(Written::Flow(flow)) => {
                 self.note_left(p, &flow, known.backend);
                 Begun::Flow(flow)
@@ -301,101 +325,4 @@ impl Model {
             held: 0,
         }
     }
-
-    /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
-    /// chooses the endpoint, and one whose way ends here asks nobody.
-    fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
-        let is_same = (old.backend, old.generation) == (flow.backend, flow.generation);
-        let is_it = is_same && old.frontend == p.destination() && p.endpoint.is_none();
-        let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
-        let waited = |asked| self.now.delay.wrapping_sub(asked).cast_signed() >= SYN_AGAIN.cast_signed();
-        is_it && is_of_now && old.asked.is_some_and(waited)
-    }
-
-    /// The entry of a flow that keeps its client's address.
-    fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend, flood: bool) -> Stored {
-        let key = reply_key(p, backend, p.source());
-        let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_by(p)) };
-        let same = |old: &Reply| old.frontend == reply.frontend;
-        if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
-            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
-                return Stored::Taken;
-            }
-            self.tables.replies.forget(Stage::Going, &key);
-        }
-        if let Some(old) = self.tables.replies.at(Stage::Opening, &key) {
-            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
-                return Stored::Taken;
-            }
-            if p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
-                return Stored::Again;
-            }
-            // Of a flood only this was written, and it was answered.
-            let is_same = (old.backend, old.generation) == (reply.backend, reply.generation);
-            if !p.syn && old.replied && !old.moved && is_same && same(&old) {
-                return Stored::Written;
-            }
-        }
-        self.tables.replies.put(Stage::Opening, key, reply);
-        Stored::Written
-    }
-
-    /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
-    fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
-        let node = self.source(p.family, flow.tunnel);
-        let again = p.protocol == TCP;
-        if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
-            return Some(port);
-        }
-        let probes = if p.protocol == SCTP { 1 } else { PROBES };
-        for probe in 0..probes {
-            if probe >= PROBES_PRESSED && self.is_pressed(backend) {
-                return None;
-            }
-            if probe == PROBES - 1 {
-                self.press_of_datagrams(backend);
-            }
-            let Some(port) = self.take_port(backend, p.sport) else { continue };
-            let claim = match p.protocol {
-                SCTP => Claim::Only,
-                _ if probe < CHOICE => Claim::Turn,
-                _ => Claim::Need,
-            };
-            let key = reply_key(p, backend, End { addr: node, port });
-            let mut free = true;
-            for stage in [Stage::Going, Stage::Opening] {
-                free = match self.tables.replies.at(stage, &key) {
-                    Some(old) if free && self.is_over(&key, &old, Some(port), claim) => {
-                        if stage == Stage::Opening {
-                            self.press(backend, &key, &old, port);
-                        }
-                        self.tables.replies.forget(stage, &key);
-                        true
-                    }
-                    Some(_) => false,
-                    None => free,
-                };
-            }
-            if free {
-                let reply = Reply { snat: true, ..self.reply_of(p, flow, self.asked_by(p)) };
-                self.tables.replies.put(Stage::Opening, key, reply);
-                return Some(port);
-            }
-        }
-        None
-    }
-
-    /// Whether a reply entry is free for another flow: its own was evicted or is over.
-    pub(crate) fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
-        if claim == Claim::Turn && self.keeps_port(reply) {
-            return false;
-        }
-        let flow = self.tables.flows.find(&reply.flow_key(key));
-        flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
-    }
-}
-
-/// What a backend's answers to `peer` look like.
-pub(crate) fn reply_key(p: &Packet, backend: &abi::Backend, peer: End) -> Key {
-    Key { family: p.family, protocol: p.protocol, from: backend_end(backend), to: peer }
 }

@@ -2,10 +2,10 @@
 
 use weir_abi as abi;
 
-use crate::begin::reply_key;
 use crate::control::is_here;
 use crate::over::has_ended;
 use crate::packet::{End, Key, Packet, Piece, TCP, UDP};
+use crate::place::reply_key;
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Reason};
 

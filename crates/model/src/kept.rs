@@ -3,9 +3,9 @@
 use weir_abi as abi;
 
 use crate::Model;
-use crate::begin::reply_key;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP};
+use crate::place::reply_key;
 use crate::tables::{Flow, Reply, Stage};
 
 impl Model {

@@ -23,6 +23,7 @@ mod over;
 mod pace;
 mod packet;
 mod path;
+mod place;
 mod socket;
 mod tables;
 mod tunnel;

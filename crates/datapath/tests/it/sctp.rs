@@ -150,6 +150,27 @@ fn a_port_that_another_association_has_is_not_taken_from_it() {
 }
 
 #[test]
+fn an_association_whose_port_one_endpoint_knows_of_another_client_goes_to_the_next_one() {
+    let Some(node) = node("SCTP port clash beside a free endpoint", &[(2, 1), (2, 2)]) else { return };
+    for case in CASES {
+        // Some two of them are chosen for the same endpoint.
+        for _ in 0..16 {
+            let seen = rivals(&node, case).map(|init| {
+                let outcome = node.send(Hook::NicIn, Device::Eth0, &init);
+                outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+                node.send(Hook::NicIn, Device::Eth0, &chunk(&init, SCTP_DATA))
+                    .is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+                outcome.packet()
+            });
+            assert_ne!(seen[0].destination, seen[1].destination);
+        }
+        let backends = (0..8).map(|slot| node.view.backend_counters(slot).unwrap());
+        let (began, open) = backends.fold((0, 0), |(began, open), of| (began + of.flows, open + of.balance));
+        assert_eq!(open, if case.family == Family::V4 { 32 } else { 64 }, "of {began} that were chosen for");
+    }
+}
+
+#[test]
 fn the_port_of_an_association_that_ended_is_used_again() {
     let Some(node) = node("SCTP port of an ended association", &[(2, 1)]) else { return };
     for case in CASES {

@@ -7,7 +7,7 @@ use super::{Definition, Label};
 /// Hooks, the numbers that exits have, and those of them that are drops: `weir_abi` has them, and the agent's tests compare
 /// these numbers and those below with what it tells.
 const HOOKS: u32 = 6;
-const REASONS: u32 = 39;
+const REASONS: u32 = 40;
 const DROP_REASONS: u32 = 16;
 /// Maps, and those that the agent fills.
 const MAPS: u32 = 41;

@@ -102,8 +102,12 @@ mod tests {
         let event = wait::until_some("the event", Duration::from_secs(20), || {
             let all: Api<Event> = Api::namespaced(admin.client(), "default");
             let told = admin.run(async move { all.list(&ListParams::default()).await }).unwrap();
-            let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.uid == uid);
-            told.into_iter().find(about).ok_or_else(String::new)
+            // The API server has events of its own about a Service that it has just made.
+            let is_ours = |event: &Event| {
+                event.reporting_controller.as_deref() == Some("weir")
+                    && event.regarding.as_ref().is_some_and(|object| object.uid == uid)
+            };
+            told.into_iter().find(is_ours).ok_or_else(String::new)
         });
         let event = event.unwrap();
         assert_eq!((event.type_.as_deref(), event.reason.as_deref()), (Some("Normal"), Some("SpillEnded")));

@@ -12,7 +12,7 @@ use arbitrary::Unstructured;
 use socket2::{Domain, Socket, Type};
 use weir_abi as abi;
 use weir_core::model::Family;
-use weir_core::ops::{Capacity, MapOp};
+use weir_core::ops::MapOp;
 use weir_datapath::{HookedPods, MapStore};
 use weir_model::{Called, Model, Refusal, Wish};
 use weir_testbed::Netns;
@@ -28,7 +28,7 @@ use super::{PLAYS, compare, kernel};
 use crate::model::seed;
 use crate::network::nic;
 use crate::node::Node;
-use crate::pins::{SMALL, unique_name};
+use crate::pins::unique_name;
 
 /// How long random scenarios are played.
 const TIME: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ fn number(cgroup: &Cgroup) -> u64 {
 
 impl Bed {
     fn new(what: &str) -> Option<Self> {
-        let mut node = Node::with_capacity(what, Capacity { sockets: 4096, ..SMALL })?;
+        let mut node = Node::new(what)?;
         // What nobody serves fails at once.
         nic(0, 1).both().iter().for_each(|ip| node.netns.ip(&format!("route del default via {ip}")).unwrap());
         let hooked = Cgroup::create(&unique_name()).unwrap();

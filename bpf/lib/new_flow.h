@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* A new flow for a packet, from the choice of its backend to its entries, and what is tried where these cannot be written. */
+#ifndef WEIR_NEW_FLOW_H
+#define WEIR_NEW_FLOW_H
+
+#include "begin.h"
+#include "silence.h"
+
+static __always_inline bool note(const struct packet *p, enum silence silence, const bool v6)
+{
+	return v6 ? note_silence6(p, silence) : note_silence4(p, silence);
+}
+
+/* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
+static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				      const bool v6)
+{
+	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
+
+	if (error)
+		return error;
+	if (!(flow->flags & FLOW_SNAT)) {
+		/* Of a flood, an answered one. Of a direct one the client's next packet tells that it goes on. */
+		if (p->syn || p->ending || p->proto != IPPROTO_TCP || flow->flags & FLOW_DIRECT)
+			return 0;
+		error = v6 ? promote6(p) : promote4(p);
+		if (error == PROMOTED_NOT)
+			return 0;
+		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
+		(void)keep_backend(p, flow);
+		return 0;
+	}
+	if (v6 ? leaves_by_tunnel6(ctx, p, flow) : leaves_by_tunnel4(ctx, p, flow))
+		flow->flags |= FLOW_TUNNEL;
+	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
+}
+
+/* Not a reason: the backend to avoid keeps the flow, as no other one can have it or an answer has come. */
+#define FLOW_STAYS 1
+
+/* Chooses for a new flow. Returns 0 or a negative reason. */
+static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				       const bool v6)
+{
+	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+
+	if (!error && from_outside)
+		choose_way(ctx, p, flow, v6);
+	return error;
+}
+
+/*
+ * Both entries of a new flow that was chosen for, as flow_write(). One that is not written is not open.
+ */
+static __always_inline int flow_written(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+					const bool v6)
+{
+	int error = flow_write(ctx, p, flow, from_outside, v6);
+
+	if (error < 0 && p->proto != IPPROTO_UDP)
+		balance_add(flow, -1);
+	return error;
+}
+
+/*
+ * A new association at another endpoint than the one that it was chosen for: that has one from the same port of somebody else's, which it cannot
+ * tell from this, and no other port will do. Returns 0 or a negative reason.
+ */
+static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				       const bool v6)
+{
+	const __u32 taken = flow->backend;
+	int error;
+
+	*flow = (struct flow){ .backend = taken };
+	error = flow_choose(ctx, p, flow, from_outside, v6);
+	if (error)
+		return error;
+	if (flow->backend == taken)
+		return -REASON_SNAT_EXHAUSTED;
+	/* Nobody was silent. */
+	flow->flags &= ~FLOW_RETRIES;
+	error = flow_written(ctx, p, flow, from_outside, v6);
+	return error == FLOW_AGAIN ? 0 : error;
+}
+
+/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
+static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				    const bool v6)
+{
+	__u32 avoid = flow->backend;
+	int error = flow_choose(ctx, p, flow, from_outside, v6);
+
+	if (error)
+		return error;
+	if (!avoid) {
+		error = flow_written(ctx, p, flow, from_outside, v6);
+		if (error == -REASON_SNAT_EXHAUSTED && p->proto == IPPROTO_SCTP && p->syn)
+			return flow_beside(ctx, p, flow, from_outside, v6);
+		if (error != FLOW_AGAIN)
+			return error;
+		/* It is left as if it had been known. */
+		avoid = flow->backend;
+		*flow = (struct flow){ .backend = avoid };
+		error = flow_choose(ctx, p, flow, from_outside, v6);
+		if (error)
+			return error;
+	}
+	if (avoid == flow->backend) {
+		(void)note(p, SILENCE_STAYS, v6);
+		return FLOW_STAYS;
+	}
+	/* It has answered meanwhile. */
+	if (!note(p, SILENCE_LEFT, v6))
+		return FLOW_STAYS;
+	if (!flow_written(ctx, p, flow, from_outside, v6)) {
+		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
+		return 0;
+	}
+	(void)note(p, SILENCE_BACK, v6);
+	return FLOW_STAYS;
+}
+
+#endif

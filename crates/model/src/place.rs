@@ -1,0 +1,125 @@
+//! The place of a new flow's answers: with the client's own address and port, or with a source port of the node's.
+
+use weir_abi as abi;
+
+use crate::Model;
+use crate::control::backend_end;
+use crate::going::SYN_AGAIN;
+use crate::over::Claim;
+use crate::packet::{End, Key, Packet, SCTP, TCP};
+use crate::tables::{Flow, Reply, Stage};
+
+/// Source ports that are tried for a flow.
+const PROBES: usize = 512;
+/// The same while a flood takes them.
+const PROBES_PRESSED: usize = 32;
+/// The first so many are not taken from flows that have ended only just now.
+const CHOICE: usize = 16;
+
+/// What became of the entry for a new flow's answers.
+pub(crate) enum Stored {
+    Written,
+    /// The backend knows the client's address and port through another frontend.
+    Taken,
+    /// The SYN came again, of which a flood had left no flow.
+    Again,
+}
+
+impl Model {
+    /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
+    /// chooses the endpoint, and one whose way ends here asks nobody.
+    fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
+        let is_same = (old.backend, old.generation) == (flow.backend, flow.generation);
+        let is_it = is_same && old.frontend == p.destination() && p.endpoint.is_none();
+        let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
+        let waited = |asked| self.now.delay.wrapping_sub(asked).cast_signed() >= SYN_AGAIN.cast_signed();
+        is_it && is_of_now && old.asked.is_some_and(waited)
+    }
+
+    /// The entry of a flow that keeps its client's address.
+    pub(crate) fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend, flood: bool) -> Stored {
+        let key = reply_key(p, backend, p.source());
+        let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_by(p)) };
+        let same = |old: &Reply| old.frontend == reply.frontend;
+        if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
+            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+                return Stored::Taken;
+            }
+            self.tables.replies.forget(Stage::Going, &key);
+        }
+        if let Some(old) = self.tables.replies.at(Stage::Opening, &key) {
+            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+                return Stored::Taken;
+            }
+            if p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
+                return Stored::Again;
+            }
+            // Of a flood only this was written, and it was answered.
+            let is_same = (old.backend, old.generation) == (reply.backend, reply.generation);
+            if !p.syn && old.replied && !old.moved && is_same && same(&old) {
+                return Stored::Written;
+            }
+        }
+        self.tables.replies.put(Stage::Opening, key, reply);
+        Stored::Written
+    }
+
+    /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.
+    pub(crate) fn store_snat(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
+        let node = self.source(p.family, flow.tunnel);
+        let again = p.protocol == TCP;
+        if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
+            return Some(port);
+        }
+        let probes = if p.protocol == SCTP { 1 } else { PROBES };
+        for probe in 0..probes {
+            if probe >= PROBES_PRESSED && self.is_pressed(backend) {
+                return None;
+            }
+            if probe == PROBES - 1 {
+                self.press_of_datagrams(backend);
+            }
+            let Some(port) = self.take_port(backend, p.sport) else { continue };
+            let claim = match p.protocol {
+                SCTP => Claim::Only,
+                _ if probe < CHOICE => Claim::Turn,
+                _ => Claim::Need,
+            };
+            let key = reply_key(p, backend, End { addr: node, port });
+            let mut free = true;
+            for stage in [Stage::Going, Stage::Opening] {
+                free = match self.tables.replies.at(stage, &key) {
+                    Some(old) if free && self.is_over(&key, &old, Some(port), claim) => {
+                        if stage == Stage::Opening {
+                            self.press(backend, &key, &old, port);
+                        }
+                        self.tables.replies.forget(stage, &key);
+                        true
+                    }
+                    Some(_) => false,
+                    None => free,
+                };
+            }
+            if free {
+                let reply = Reply { snat: true, ..self.reply_of(p, flow, self.asked_by(p)) };
+                self.tables.replies.put(Stage::Opening, key, reply);
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    /// Whether a reply entry is free for another flow: its own was evicted or is over.
+    pub(crate) fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
+        if claim == Claim::Turn && self.keeps_port(reply) {
+            return false;
+        }
+        let flow = self.tables.flows.find(&reply.flow_key(key));
+        flow.is_none_or(|(_, flow)| self.flow_is_over(key.protocol, &flow, reply, port, claim))
+    }
+}
+
+/// What a backend's answers to `peer` look like.
+pub(crate) fn reply_key(p: &Packet, backend: &abi::Backend, peer: End) -> Key {
+    Key { family: p.family, protocol: p.protocol, from: backend_end(backend), to: peer }
+}
