@@ -4,6 +4,7 @@ use std::io;
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 use weir_abi as abi;
@@ -108,6 +109,9 @@ fn a_socket_whose_connection_was_refused_may_get_another_endpoint_when_it_is_con
     for ip in pods.iter().flat_map(|(node, pod)| address::pod(*node, *pod).both()) {
         let how = if ip.is_ipv4() { "/32 dev lo" } else { "/128 dev lo nodad" };
         host.node.netns.ip(&format!("addr add {ip}{how}")).unwrap();
+        if ip.is_ipv6() {
+            host.node.netns.await_own(ip, Duration::from_secs(2)).unwrap();
+        }
     }
     host.node.serve(web(), &pods);
     let flows = |slot| host.node.view.backend_counters(slot).unwrap().flows;
