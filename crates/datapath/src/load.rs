@@ -224,7 +224,7 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        self.hold(true)?;
+        set_hold(&self.config, true)?;
         self.copy_flows()
     }
 
@@ -239,12 +239,8 @@ impl Datapath {
         let copied = self.copy_flows();
         self.resized.clear();
         self.store.former_flows = Flows::default();
-        self.hold(false)?;
+        set_hold(&self.config, false)?;
         copied.and(replaced::forget(&self.pins))
-    }
-
-    fn hold(&self, hold: bool) -> Result<()> {
-        set_hold(&self.config, hold)
     }
 
     fn copy_flows(&self) -> Result<()> {
