@@ -228,8 +228,12 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	struct request request;
 	int error;
 
-	if (!frontend && is_unused_port(&key->addr, service_v6))
-		return refuse(REASON_UNUSED_PORT);
+	if (!frontend && is_unused_port(&key->addr, service_v6)) {
+		/* A Service's ports are written before its address as such: this one may have come between the two looks. */
+		frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
+		if (!frontend)
+			return refuse(REASON_UNUSED_PORT);
+	}
 	if (!frontend) {
 		forget_peer(ctx, key, caller->connects, v6);
 		count(HOOK_SOCKET, REASON_NO_FRONTEND, 0);

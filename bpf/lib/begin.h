@@ -212,6 +212,9 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	error = turned_away(p, config);
 	if (!error && is_unwrapped(p))
 		return flow_start_unwrapped(p, flow, frontend);
+	/* A Service's ports are written before its address as such: this one may have come between the two looks. */
+	if (!error && !frontend)
+		frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (error || !frontend)
 		return error ?: -REASON_UNUSED_PORT;
 	/* Not before: until here its place on the stack is for keys. */

@@ -55,9 +55,9 @@ pub(super) struct Frontends {
 /// What becomes of the frontends when the claims of one service change.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// New content, new keys included.
+    /// New content, new keys included. Those of addresses as such come last: a port that is not there yet would be refused.
     pub(super) puts: Vec<(FrontendKey, Claim)>,
-    /// Keys that nobody claims any more.
+    /// Keys that nobody claims any more. Those of addresses as such come first, as a port that has gone may be another proxy's.
     pub(super) deletes: Vec<FrontendKey>,
     /// Keys that another slot keeps.
     pub(super) refused: Vec<(FrontendKey, Claim)>,
@@ -125,6 +125,8 @@ impl Frontends {
                 }
             }
         }
+        changes.puts.sort_by_key(|(_, claim)| is_of_address(claim.kind));
+        changes.deletes.sort_by_key(|key| self.owners.get(key).is_some_and(|claim| !is_of_address(claim.kind)));
         changes.left = self.left(&changes);
         changes
     }
@@ -190,8 +192,9 @@ impl Frontends {
     /// Forgets the frontends that no known service claims, and names them.
     pub(super) fn take_orphans(&mut self) -> Vec<FrontendKey> {
         let orphans = self.owners.iter().filter(|(_, claim)| claim.slot == NOBODY);
-        let mut keys: Vec<_> = orphans.map(|(key, _)| *key).collect();
-        keys.sort_unstable();
+        let mut orphans: Vec<_> = orphans.map(|(key, claim)| (!is_of_address(claim.kind), *key)).collect();
+        orphans.sort_unstable();
+        let keys: Vec<_> = orphans.into_iter().map(|(_, key)| key).collect();
         keys.iter().for_each(|key| self.remove(key));
         keys
     }

@@ -62,6 +62,25 @@ fn it_moves_to_the_next_port_without_a_gap_when_the_first_one_goes() {
 }
 
 #[test]
+fn no_port_of_a_service_that_comes_or_goes_is_refused_while_another_proxy_has_it() {
+    let mut world = World::new();
+    let ports = |world: &World, address: &str| {
+        world.maps.frontends.keys().filter(|key| key.address == ip(address) && **key != rest_of(address)).count()
+    };
+    for present in [true, false] {
+        let cluster = snapshot(|_| {});
+        let plans = if present { plan(&cluster, &config(), &name("web")) } else { vec![] };
+        for op in world.tables.replace(&name("web"), &plans, 7).unwrap().ops {
+            world.maps.apply_all(std::slice::from_ref(&op));
+            for address in ["10.96.0.1", "fd00:96::1"] {
+                let complete = ports(&world, address) == 2;
+                assert!(complete || !world.maps.frontends.contains_key(&rest_of(address)), "{address} after {op:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_service_of_sctp_alone_has_it_too() {
     let mut world = World::new();
     world.serve(&snapshot(|web| web.ports = vec![service_port("s", Protocol::Sctp, 9)]), &config(), "web");
