@@ -58,6 +58,8 @@ fn what_strangers_send_to_the_page_harms_no_connection() {
     let Some(cluster) = CLUSTER.join(what) else { return };
     let (node, far) = (cluster.world.node(1), cluster.world.node(2));
     let served = cluster.publish(&service("beside-strangers", 80, "TCP"), HTTP, &far.pods());
+    let endpoints: Vec<_> = far.pods().iter().flat_map(|pod| pod.address().both()).collect();
+    cluster.agents[0].await_backends("beside-strangers", endpoints);
     let mut traffic = Traffic::default();
     for socket in cluster_sockets(&served) {
         cluster.await_frontend(socket.ip(), socket.port());
