@@ -346,7 +346,7 @@ ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);
 ABI_SIZE(flow6, 40);
 ABI_SIZE(reply, 64);
-ABI_SIZE(pace, 32);
+ABI_SIZE(pace, 40);
 ABI_SIZE(fragment_key, 40);
 ABI_SIZE(fragment, 12);
 ABI_SIZE(held_piece, 1656);

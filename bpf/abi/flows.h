@@ -49,6 +49,8 @@ enum flow_flags {
 	FLOW_SETTLED = 4096,
 	/* With FLOW_SNAT: that address is the tunnel's, by which the backend is reached; else the node's own. */
 	FLOW_TUNNEL = 8192,
+	/* With FLOW_ENDED: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset. */
+	FLOW_LAST = 16384,
 };
 
 /* What a slot of going_filter says of its keys. Two bits, so that programs can change one beside others. */
@@ -176,10 +178,12 @@ struct displaced {
 
 /* How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on. */
 struct pace {
-	__u32 tick;  /* HOST, of the last one */
-	__u32 flows; /* HOST, in that tick */
-	__u32 told;  /* HOST, in that tick */
-	__u32 moved; /* HOST, in that tick: flows of others than TCP that have moved to those that go on */
+	__u32 tick;    /* HOST, of the last one */
+	__u32 flows;   /* HOST, in that tick */
+	__u32 told;    /* HOST, in that tick */
+	__u32 moved;   /* HOST, in that tick: flows of others than TCP that have moved to those that go on */
+	__u32 flooded; /* HOST, the last tick with more new flows than anybody's clients make; 0: there was none */
+	__u32 pad;
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */
 	__u64 adopted; /* HOST, connections that were met in their middle: an endpoint by hash or by displaced */
 };

@@ -46,13 +46,15 @@ static __always_inline bool is_flood(const struct config *config)
 }
 
 /* Counts a new flow of this tick, and whether it is a connection that began long ago. */
-static __always_inline void count_pace(const struct packet *p)
+static __always_inline void count_pace(const struct packet *p, const struct config *config)
 {
 	struct pace *pace = pace_now();
 
 	if (!pace)
 		return;
 	pace->flows++;
+	if (is_flood(config))
+		pace->flooded = pace->tick;
 	if (!p->syn && p->proto != IPPROTO_UDP)
 		pace->adopted++;
 }
@@ -82,14 +84,14 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 {
 	const struct config *config = config_get();
 	const struct backend *backend = lookup_by(&backends, flow->backend);
-	const bool flood = is_flood(config) && p->syn && !(flow->flags & FLOW_RETRIES);
+	const bool first = p->syn && !(flow->flags & FLOW_RETRIES), flood = first && is_flood(config);
 	const struct reply *old;
 	struct reply reply;
-	long error;
+	long error = 0;
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
-	count_pace(p);
+	count_pace(p, config);
 	if (flow->flags & FLOW_DIRECT) {
 		if (flood)
 			return flow_by_hash(p, flow, v6);
@@ -116,21 +118,25 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING &&
 		    !reply_yields(old, p, &reply, v6))
 			return -REASON_FLOW_TABLE;
-		reply_forget(&key, STAGE_GOING, v6);
+		if (old && first && is_unanswered(old, p, &reply, v6))
+			error = FLOW_AGAIN;
 		/* Without it the answer would leave with the node's own address. */
-		if (reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6))
-			return -REASON_FLOW_TABLE;
+		else if (!is_answered_already(old, p, &reply, v6)) {
+			reply_forget(&key, STAGE_GOING, v6);
+			if (reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6))
+				return -REASON_FLOW_TABLE;
+		}
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
-		error = reply_store_direct(p, backend, &reply, p->syn && !(flow->flags & FLOW_RETRIES), v6);
-		if (error == FLOW_AGAIN)
-			return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : FLOW_AGAIN;
-		if (error) {
+		error = reply_store_direct(p, backend, &reply, first, v6);
+		if (error && error != FLOW_AGAIN) {
 			flow->flags |= FLOW_SNAT;
 			return 0;
 		}
 	}
+	if (error == FLOW_AGAIN)
+		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : FLOW_AGAIN;
 	/*
 	 * Its client's next packet goes to the same backend, which by then has answered. Not that of a SYN that went
 	 * elsewhere: its entry must not go on naming the backend that was left.
@@ -228,7 +234,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	request.unsure = unsure_of(p, config);
 	flow->created = flow->last_seen = now_ticks();
 	/* For what its client keeps it is no newer than it is. */
-	if (p->proto == IPPROTO_TCP && !p->syn)
+	if (p->proto == IPPROTO_TCP && (!p->syn || (!flow->backend && was_flooded())))
 		ago = v6 ? goes_on_there6(&request, p) : goes_on_there4(&request, p);
 	if (ago)
 		flow->created -= ago - 1;

@@ -176,7 +176,8 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 			rank = OPENING_RANK_USED;
 		}
 		marks |= rank << way * OPENING_MARK;
-		if (now - seen <= OPENING_IDLE && rank != OPENING_RANK_KEPT &&
+		/* What is written anew for an answer that comes again is older than some. */
+		if (!is_idle(now, seen, OPENING_IDLE) && rank != OPENING_RANK_KEPT &&
 		    *(const __u32 *)(theirs + (at >> 16 & 0xff)) != *(const __u32 *)(value + (at >> 16 & 0xff)))
 			spared |= OPENING_RANK_USED << way * OPENING_MARK;
 		theirs += at >> 24;
@@ -198,7 +199,7 @@ static __always_inline int opening_claim_of(struct opening_head *head, const wor
 	if (claimed < OPENING_TAKEN)
 		return claimed;
 	/* Two CPUs that count at once may count one. */
-	if (value[kind.last_seen] - opening_seen(head, claimed, kind) <= OPENING_IDLE) {
+	if (!is_idle(value[kind.last_seen], opening_seen(head, claimed, kind), OPENING_IDLE)) {
 		head->displaced++;
 		if (kind.is_flow && (__u8)opening_key(head, claimed, kind)[kind.words - 1] == IPPROTO_TCP)
 			displace(opening_key(head, claimed, kind),

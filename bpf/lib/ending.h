@@ -23,14 +23,17 @@ static __always_inline void balance_add(const struct flow *flow, const int chang
 }
 
 /*
- * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and takes it out of the balance of its
- * backend, once: both sides may say so at the same time.
+ * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and who acknowledges the end that came second
+ * (enum flow_flags: here FLOW_LAST is of the client's side, or of the backend's). Takes it out of the balance of its backend, once: both sides may say so at
+ * the same time.
  */
-static __always_inline void flow_end(struct flow *flow, struct reply *reply)
+static __always_inline void flow_end(struct flow *flow, struct reply *reply, bool client_is_last, bool backend_is_last)
 {
+	const bool again = flow->flags & FLOW_ENDED;
+
 	if (reply)
-		set_bits(&reply->flags, FLOW_ENDED);
-	if (!(set_bits(&flow->flags, FLOW_ENDED) & FLOW_ENDED))
+		set_bits(&reply->flags, backend_is_last && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED);
+	if (!(set_bits(&flow->flags, client_is_last && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED) & FLOW_ENDED))
 		balance_add(flow, -1);
 }
 
@@ -113,7 +116,7 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	if (p->reset)
 		flow = client_closes(p, flow, v6);
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
-		flow_end(flow, reply);
+		flow_end(flow, reply, p->reset || flow->flags & FLOW_DIRECT, true);
 	return 0;
 }
 
@@ -130,19 +133,20 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 		return 0;
 	/* What its backend still sends nobody here knows: whoever goes on in a later tick than that of the last ACK has closed one direction. */
 	if (flow->flags & FLOW_DIRECT) {
-		if (!p->syn && flow->last_seen != now_ticks() && clear_bits(&flow->flags, FLOW_ENDED) & FLOW_ENDED)
+		if (!p->syn && flow->last_seen != now_ticks() &&
+		    clear_bits(&flow->flags, FLOW_ENDED | FLOW_LAST) & FLOW_ENDED)
 			balance_add(flow, 1);
 		return 0;
 	}
 	reply = own_reply(p, flow, v6);
 	if (!reply || reply->flags & FLOW_CLOSING)
 		return 0;
-	clear_bits(&reply->flags, FLOW_ENDED);
-	if (clear_bits(&flow->flags, FLOW_ENDED | FLOW_CLOSING) & FLOW_ENDED)
+	clear_bits(&reply->flags, FLOW_ENDED | FLOW_LAST);
+	if (clear_bits(&flow->flags, FLOW_ENDED | FLOW_CLOSING | FLOW_LAST) & FLOW_ENDED)
 		balance_add(flow, 1);
 	/* Meanwhile its backend may have reset it, too. */
 	if (reply->flags & FLOW_CLOSING)
-		flow_end(flow, reply);
+		flow_end(flow, reply, true, true);
 	return 0;
 }
 
@@ -170,6 +174,7 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 	struct reply *moved;
 	union flow_key key;
 	struct flow *flow;
+	__u16 ends;
 
 	set_bits(&reply->flags, FLOW_CLOSING);
 	packet_key(&key, p, v6);
@@ -181,22 +186,23 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 	flow = flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 	if (!is_answered_by(flow, p, reply, v6) || !(p->reset || flow->flags & FLOW_CLOSING))
 		return 0;
-	flow_end(flow, reply);
+	flow_end(flow, reply, true, p->reset);
 	if (moved)
-		set_bits(&moved->flags, FLOW_ENDED);
+		set_bits(&moved->flags, reply->flags & (FLOW_ENDED | FLOW_LAST));
+	ends = flow->flags & (FLOW_ENDED | FLOW_LAST);
 	flow = flow_at(&key, STAGE_GOING, v6);
 	if (is_answered_by(flow, p, reply, v6))
-		set_bits(&flow->flags, FLOW_ENDED);
+		set_bits(&flow->flags, ends);
 	return 0;
 }
 
 /*
- * Whether a packet is the last one of a flow with these flags, or of the entry of its answers: an end was acknowledged, or a reset
- * needs no acknowledgement. What comes later comes again.
+ * Whether a packet is the last one of a flow with these flags, or of the entry of its answers: the second end was acknowledged, or a reset
+ * needs no acknowledgement. What comes later comes again. Who has closed second may have its end lost, and sends it again to the same backend.
  */
 static __always_inline bool is_last(const struct packet *p, __u16 flags)
 {
-	return flags & FLOW_ENDED && !is_opening(flags) && (!p->ending || p->reset);
+	return flags & FLOW_ENDED && !is_opening(flags) && (p->reset || (!p->ending && flags & FLOW_LAST));
 }
 
 /*

@@ -174,9 +174,6 @@ static __always_inline bool may_be_anothers(const struct packet *p, const struct
 	return p->syn_ack || p->proto == IPPROTO_UDP || reply->flags & FLOW_CLOSING;
 }
 
-/* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
-#define MOVED_IDLE 64
-
 /* A SYN that no backend has answered. The next one begins anew. Returns whether it is so. */
 static __always_inline bool gives_up(const struct packet *p, const bool v6)
 {
@@ -279,6 +276,9 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			flow.backend = known->backend;
 			/* What an earlier connection has cost is past. */
 			flow.flags = is_opening(known->flags) ? known->flags & FLOW_RETRIES : 0;
+			/* Beside a flood it goes on: there is no higher number for this one. */
+			if (flow.flags == FLOW_RETRIES)
+				flow.flags -= FLOW_RETRY;
 		}
 		error = flow_new(ctx, p, &flow, from_outside, v6);
 		if (error < 0)
@@ -321,6 +321,8 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 		 (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle));
 	if (begins && is_anothers(p, v6))
 		return REASON_NO_REPLY;
+	if (!moved && reply->flags & FLOW_MOVED)
+		return REASON_STALE;
 	if (p->syn_ack && !moved && !takes_answer(reply, p))
 		return REASON_STALE;
 	if (answers_syn(p, reply))

@@ -81,6 +81,8 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
 	error = flow_written(ctx, p, flow, from_outside, v6);
+	if (error == FLOW_AGAIN)
+		balance_add(flow, -1);
 	return error == FLOW_AGAIN ? 0 : error;
 }
 
@@ -99,7 +101,8 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 			return flow_beside(ctx, p, flow, from_outside, v6);
 		if (error != FLOW_AGAIN)
 			return error;
-		/* It is left as if it had been known. */
+		/* It is left as if it had been known, and was counted then. */
+		balance_add(flow, -1);
 		avoid = flow->backend;
 		*flow = (struct flow){ .backend = avoid };
 		error = flow_choose(ctx, p, flow, from_outside, v6);
@@ -111,8 +114,10 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 		return FLOW_STAYS;
 	}
 	/* It has answered meanwhile. */
-	if (!note(p, SILENCE_LEFT, v6))
+	if (!note(p, SILENCE_LEFT, v6)) {
+		balance_add(flow, -1);
 		return FLOW_STAYS;
+	}
 	if (!flow_written(ctx, p, flow, from_outside, v6)) {
 		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;

@@ -137,6 +137,9 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 	return v6 ? flow_of_is_over6(reply, port, proto, claim) : flow_of_is_over4(reply, port, proto, claim);
 }
 
+/* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
+#define MOVED_IDLE 64
+
 /* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
 static __always_inline bool is_awaited(const struct flow *flow, const struct reply *reply, __be16 port)
 {
@@ -161,8 +164,8 @@ static __always_inline bool was_over(const struct reply *reply, __be16 port, __u
 static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
 {
 	const struct config *config = config_get();
-	const struct reply *reply;
 	const struct flow *flow;
+	struct reply *reply;
 	union flow_key key;
 	__be16 port;
 
@@ -175,6 +178,13 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
+	/* What it says to a SYN that has gone to another backend in a flood, where nothing was left to note that at. */
+	if (p->syn_ack && !port && flow && flow->backend != reply->backend &&
+	    !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&
+	    (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING) {
+		reply->flags |= FLOW_MOVED;
+		return false;
+	}
 	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !was_over(reply, port, p->proto, config))
 		return false;
 	if (p->proto == IPPROTO_UDP && is_awaited(flow, reply, port))

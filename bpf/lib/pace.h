@@ -20,6 +20,18 @@ static __always_inline struct pace *pace_now(void)
 	return pace;
 }
 
+/*
+ * Whether this CPU has got more new flows of late than anybody's clients make. Beside them packets of others are lost in queues, and of a SYN
+ * that nobody has answered it is not known whose fault that is.
+ */
+static __always_inline bool was_flooded(void)
+{
+	__u32 first = 0;
+	const struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+
+	return pace && pace->flooded && !is_idle(now_ticks(), pace->flooded, OPENING_IDLE);
+}
+
 /* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */
 const volatile __u32 room_beside_tcp = 0;
 

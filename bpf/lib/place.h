@@ -56,6 +56,15 @@ static __always_inline bool is_unanswered(const struct reply *old, const struct 
 	return (__s32)(reply->asked - old->asked) >= SYN_AGAIN;
 }
 
+/* Whether an entry, if there is one, is that of the connection which a packet goes on with: of a flood only this was written, and it was answered. */
+static __always_inline bool is_answered_already(const struct reply *old, const struct packet *p,
+						const struct reply *reply, const bool v6)
+{
+	return old && !p->syn &&
+	       (old->flags & (FLOW_OPENING | FLOW_REPLIED | FLOW_MOVED)) == (FLOW_OPENING | FLOW_REPLIED) &&
+	       is_same_backend(old, reply) && is_same_frontend(old, reply, v6);
+}
+
 /*
  * Whether an entry has moved to those that go on since it was looked for there, and was not where it had been when another was stored:
  * that one goes.
@@ -93,9 +102,7 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 		return -1;
 	if (old && first && is_unanswered(old, p, reply, v6))
 		return FLOW_AGAIN;
-	/* Of a flood only this was written, and it was answered. */
-	if (old && !p->syn && (old->flags & (FLOW_REPLIED | FLOW_MOVED)) == FLOW_REPLIED &&
-	    is_same_backend(old, reply) && is_same_frontend(old, reply, v6))
+	if (is_answered_already(old, p, reply, v6))
 		return 0;
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }

@@ -21,9 +21,23 @@ static __always_inline int flow_by_hash(const struct packet *p, const struct flo
 	return 0;
 }
 
+/* Whether a backend's answer to an earlier SYN between the same ports is still awaited. */
+static __always_inline bool is_awaited_from(const struct backend *backend, __u32 id, const struct packet *p,
+					    const bool v6)
+{
+	const struct reply *reply;
+	union flow_key key;
+
+	reply_key(&key, backend, &p->src, p->sport, v6);
+	reply = reply_at(&key, STAGE_OPENING, v6);
+	return reply && reply->backend == id && reply->generation == backend->generation && reply->asked &&
+	       !(reply->flags & (FLOW_REPLIED | FLOW_MOVED)) && reply->frontend_port == p->dport &&
+	       addr_equal(&reply->frontend, &p->dst, v6) && !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
+}
+
 /*
  * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
- * its place, and one.
+ * its place, and one. A SYN that comes again is counted as a first one is; if by the weights of now it went to another backend, both might answer it.
  */
 static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
 {
@@ -35,6 +49,8 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
 	    !(backend->flags & BACKEND_USED) || !is_in_ranges(request))
 		return 0;
+	if (p->syn)
+		return is_awaited_from(backend, id, p, v6) && take(request, id);
 	/* It was counted when it began. */
 	request->backend = id;
 	request->generation = backend->generation;

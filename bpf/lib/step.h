@@ -58,7 +58,7 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 	}
 	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
 		return STEP_ON;
-	if ((flow->flags & FLOW_RETRIES) == FLOW_RETRIES)
+	if ((flow->flags & FLOW_RETRIES) == FLOW_RETRIES && !was_flooded())
 		return STEP_GIVE_UP;
 	return STEP_ELSEWHERE;
 }
@@ -95,6 +95,11 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
+	/* A flood may have given its place to another one between the two looks. */
+	if (known)
+		known = reply_at(&key, STAGE_ANY, v6);
+	if (known && reply_is_of(known, p, flow, v6))
+		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (known && (p->proto != IPPROTO_UDP || !is_here(backend)))
 		return STEP_OVER;
 	reply_of(&reply, p, flow, asks(p) ? now_delay() : 0);
@@ -152,7 +157,7 @@ static __always_inline bool has_heard(const struct packet *p, const struct reply
 static __always_inline void take_end_along(const struct packet *p, const struct flow *flow, struct flow *going,
 					   const struct reply *reply, const union flow_key *key, const bool v6)
 {
-	const __u16 ends = FLOW_CLOSING | FLOW_ENDED;
+	const __u16 ends = FLOW_CLOSING | FLOW_ENDED | FLOW_LAST;
 	struct reply *moved;
 
 	if (*(const volatile __u16 *)&reply->flags & ends) {

@@ -155,6 +155,8 @@ pub const FLOW_KEPT: u16 = 2048;
 pub const FLOW_SETTLED: u16 = 4096;
 /// With [`FLOW_SNAT`]: that address is the tunnel's, by which the backend is reached; else the node's own.
 pub const FLOW_TUNNEL: u16 = 8192;
+/// With [`FLOW_ENDED`]: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset.
+pub const FLOW_LAST: u16 = 16384;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has settled or ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.

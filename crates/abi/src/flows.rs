@@ -225,6 +225,10 @@ pub struct Pace {
     pub told: u32,
     /// In that tick: flows of others than TCP that have moved to those that go on.
     pub moved: u32,
+    /// The last tick with more new flows than anybody's clients make; 0: there was none.
+    pub flooded: u32,
+    /// Zero.
+    pub pad: u32,
     /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
     pub lost: u64,
     /// Connections that were met in their middle, and got an endpoint by their hash or by what a flood had left of them.

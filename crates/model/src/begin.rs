@@ -8,7 +8,7 @@ use crate::control::{is_here, is_local};
 use crate::over::Claim;
 use crate::packet::{Packet, SCTP, TCP, UDP, ip_of, is_loopback, is_one_host, is_set};
 use crate::path::takes_wrapped;
-use crate::place::{Stored, reply_key};
+use crate::place::{Stored, is_answered_already, reply_key};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
 
@@ -43,8 +43,11 @@ impl Model {
         let flow = started.flow;
         match self.written(p, started, from_outside, place) {
             Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
-            // It is left as if it had been known.
-            Ok(Written::Again(flow)) => self.begin_elsewhere(p, flow, from_outside, place),
+            // It is left as if it had been known, and was counted then.
+            Ok(Written::Again(flow)) => {
+                self.uncount(&flow);
+                self.begin_elsewhere(p, flow, from_outside, place)
+            }
             Err(abi::REASON_SNAT_EXHAUSTED) if p.protocol == SCTP && p.syn => {
                 self.begin_beside(p, flow, from_outside, place)
             }
@@ -66,8 +69,13 @@ impl Model {
         }
         // Nobody was silent.
         started.flow.retries = 0;
-        let (Written::Flow(flow) | Written::Again(flow)) = self.written(p, started, from_outside, place)?;
-        Ok(Begun::Flow(flow))
+        Ok(Begun::Flow(match self.written(p, started, from_outside, place)? {
+            Written::Flow(flow) => flow,
+            Written::Again(flow) => {
+                self.uncount(&flow);
+                flow
+            }
+        }))
     }
 
     /// Writes a flow that was chosen for. One that is not written is not open.
@@ -81,10 +89,15 @@ impl Model {
         let flow = started.flow;
         let written = self.write(p, started, from_outside, place);
         if written.is_err() && p.protocol != UDP {
-            let counters = self.tables.backend_counters(flow.backend);
-            counters.balance = counters.balance.wrapping_sub(1);
+            self.uncount(&flow);
         }
         written
+    }
+
+    /// Takes a flow that was counted as it was chosen for out of the balance of its backend.
+    fn uncount(&mut self, flow: &Flow) {
+        let counters = self.tables.backend_counters(flow.backend);
+        counters.balance = counters.balance.wrapping_sub(1);
     }
 
     /// The same for one that is known, at another backend.
@@ -177,7 +190,7 @@ impl Model {
             tunnel: false,
             direct: false,
             closing: false,
-            ended: false,
+            ended: None,
             replied: false,
             retries: 0,
             opening: true,
@@ -246,9 +259,15 @@ impl Model {
                 if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, None, Claim::Only)) {
                     return Err(abi::REASON_FLOW_TABLE);
                 }
-                self.tables.replies.forget(Stage::Going, &key);
                 let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_by(p)) };
-                self.tables.replies.put(Stage::Opening, key, reply);
+                if old.is_some_and(|old| p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, &flow)) {
+                    self.tables.flows.put(Stage::Opening, p.key(), flow);
+                    return Ok(Written::Again(flow));
+                }
+                if !old.is_some_and(|old| is_answered_already(&old, p, &reply)) {
+                    self.tables.replies.forget(Stage::Going, &key);
+                    self.tables.replies.put(Stage::Opening, key, reply);
+                }
                 true
             } else {
                 let stored = if masquerade { Stored::Taken } else { self.store_direct(p, &flow, &backend, flood) };
@@ -307,7 +326,7 @@ impl Model {
             snat: flow.snat.is_some(),
             tunnel: flow.tunnel,
             closing: false,
-            ended: false,
+            ended: None,
             heard: 0,
             replied: false,
             moved: false,

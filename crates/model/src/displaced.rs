@@ -6,7 +6,8 @@ use weir_abi as abi;
 use crate::Model;
 use crate::choose::{Choice, Request};
 use crate::packet::{Packet, TCP};
-use crate::tables::Flow;
+use crate::place::reply_key;
+use crate::tables::{Flow, Stage};
 
 impl Model {
     /// Remembers where a connection goes, without an entry for its flow.
@@ -21,10 +22,28 @@ impl Model {
         let (slot, then) = *self.tables.displaced.get(&p.key())?;
         let backend = self.control.backend(slot);
         let is_its = backend.service == request.frontend.service && backend.proto == TCP && self.is_used(slot);
-        if p.syn || self.now.is_idle(then, abi::OPENING_IDLE) || !is_its || !self.is_in_ranges(request) {
+        if self.now.is_idle(then, abi::OPENING_IDLE) || !is_its || !self.is_in_ranges(request) {
             return None;
+        }
+        if p.syn {
+            let asks = request.avoid.is_none() && self.was_flooded() && self.is_awaited_from(slot, &backend, p);
+            return asks.then(|| (self.take(slot, request), self.now.ticks));
         }
         // It was counted when it began.
         Some((Choice { backend: slot, generation: backend.generation }, then))
+    }
+
+    /// Whether a backend's answer to an earlier SYN between the same ports is still awaited.
+    fn is_awaited_from(&self, slot: u32, backend: &abi::Backend, p: &Packet) -> bool {
+        let reply = self.tables.replies.at(Stage::Opening, &reply_key(p, backend, p.source()));
+        reply.is_some_and(|reply| {
+            let is_its =
+                (reply.backend, reply.generation, reply.frontend) == (slot, backend.generation, p.destination());
+            is_its
+                && reply.asked.is_some()
+                && !reply.replied
+                && !reply.moved
+                && !self.now.is_idle(reply.last_seen, abi::OPENING_IDLE)
+        })
     }
 }

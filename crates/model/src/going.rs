@@ -18,7 +18,7 @@ const SPOKEN_LATELY: u32 = 1;
 /// Of a set so many may have settled.
 const SETTLED: usize = abi::OPENING_WAYS / 2;
 /// Backends that are tried after the first one.
-const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
+pub(crate) const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
 
 /// What a client's packet is to the flow that is known of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -50,10 +50,10 @@ impl Model {
     pub(crate) fn known_flow(&mut self, p: &Packet) -> Option<(Stage, Flow)> {
         let key = p.key();
         let (stage, mut flow) = self.tables.flows.find(&key)?;
-        if stage == Stage::Opening && flow.ended && flow.closing && !p.ending && p.protocol == TCP {
+        if stage == Stage::Opening && flow.ended.is_some() && flow.closing && !p.ending && p.protocol == TCP {
             self.revive(p, &mut flow);
         }
-        let goes_on = flow.replied && !flow.ended && !p.syn && !p.ending;
+        let goes_on = flow.replied && flow.ended.is_none() && !p.syn && !p.ending;
         let stays = flow.settled && self.is_young(&flow);
         if stage == Stage::Opening && goes_on && !stays {
             return Some(self.let_go_on(p, flow));
@@ -99,7 +99,7 @@ impl Model {
         if p.protocol == UDP && self.now.is_idle(flow.last_seen, self.config.udp_idle) && !self.is_told(p, flow) {
             return Step::Over;
         }
-        if p.syn && (flow.ended || flow.direct && flow.closing) {
+        if p.syn && (flow.ended.is_some() || flow.direct && flow.closing) {
             return Step::Over;
         }
         // Of a direct flow nobody here knows what was answered. SYNs ask each time, other packets once a tick.
@@ -165,7 +165,7 @@ impl Model {
         let limit = if reply.asked_again { SYN_AGAIN_GOING } else { SYN_AGAIN };
         if self.now.delay.wrapping_sub(asked) < limit {
             Step::On
-        } else if flow.retries >= RETRIES {
+        } else if flow.retries >= RETRIES && !self.was_flooded() {
             Step::GiveUp
         } else {
             Step::Elsewhere
@@ -186,7 +186,7 @@ impl Model {
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        let is_over = reply.closing || reply.ended;
+        let is_over = reply.closing || reply.ended.is_some();
         if !reply.replied || is_over || !reply.is_of(key, flow) || !reply.was_heard(heard) {
             return false;
         }
@@ -221,7 +221,11 @@ impl Model {
         }
         let at = self.answers_to(key, flow);
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
-        if !reply.replied || reply.ended || !reply.is_of(key, flow) || !(flow.settled || reply.was_heard(p.heard)) {
+        if !reply.replied
+            || reply.ended.is_some()
+            || !reply.is_of(key, flow)
+            || !(flow.settled || reply.was_heard(p.heard))
+        {
             return false;
         }
         if key.protocol != TCP && !self.may_move_beside_tcp() {

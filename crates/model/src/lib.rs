@@ -40,7 +40,7 @@ pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 pub use hooks::is_answered;
 pub use packet::{End, Key};
 pub use socket::{Called, Refusal, Socket, Wish};
-pub use tables::{Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables, Turn};
+pub use tables::{Ended, Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables, Turn};
 pub use weir_abi::Hook;
 
 /// A number of `enum reason` in `bpf/abi.h`.
@@ -199,6 +199,6 @@ impl Model {
 
     /// As if no flow had begun in this tick, and no error had been told.
     pub fn calm(&mut self) {
-        self.tables.pace = pace::Pace::default();
+        self.tables.pace = pace::Pace { flooded: self.tables.pace.flooded, ..pace::Pace::default() };
     }
 }

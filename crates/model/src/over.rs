@@ -4,7 +4,8 @@ use weir_abi as abi;
 
 use crate::Model;
 use crate::packet::{Key, Packet, SCTP, TCP, UDP};
-use crate::tables::{Flow, Reply, Stage};
+use crate::path::MOVED_IDLE;
+use crate::tables::{Ended, Flow, Reply, Stage};
 
 /// Who asks for the place of a flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,13 +20,19 @@ pub(crate) enum Claim {
 
 /// Whether both sides have closed a connection, or one has reset it.
 pub(crate) const fn has_ended(flow: &Flow, reply: &Reply) -> bool {
-    flow.ended || (flow.closing && reply.closing)
+    flow.ended.is_some() || (flow.closing && reply.closing)
 }
 
-/// Whether a packet is the last one of a flow, or of the entry of its answers: an end was acknowledged, or a reset needs no
+/// Whether a packet is the last one of a flow, or of the entry of its answers: the second end was acknowledged, or a reset needs no
 /// acknowledgement.
-pub(crate) const fn is_last(p: &Packet, ended: bool, opening: bool) -> bool {
-    ended && !opening && (!p.ending || p.reset)
+pub(crate) const fn is_last(p: &Packet, ended: Option<Ended>, opening: bool) -> bool {
+    let Some(ended) = ended else { return false };
+    !opening && (p.reset || (!p.ending && ended.is_last))
+}
+
+/// That an entry has ended, as was known before or is known now.
+const fn ended(before: Option<Ended>, is_last: bool) -> Option<Ended> {
+    Some(Ended { is_last: is_last || matches!(before, Some(Ended { is_last: true })) })
 }
 
 impl Model {
@@ -73,7 +80,7 @@ impl Model {
     /// was over. The entry goes, so that the rest of that connection finds none.
     pub(crate) fn is_anothers(&mut self, p: &Packet) -> bool {
         let key = p.key();
-        let Some((_, reply)) = self.tables.replies.find(&key) else { return false };
+        let Some((stage, reply)) = self.tables.replies.find(&key) else { return false };
         let begins = p.syn_ack || p.protocol == UDP;
         let done = reply.closing && self.now.is_idle(reply.last_seen, self.config.tcp_linger);
         if !begins && !done {
@@ -81,6 +88,13 @@ impl Model {
         }
         let port = reply.snat.then_some(p.dport);
         let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
+        // To a SYN that has gone to another backend in a flood, where nothing was left to note that at.
+        let elsewhere = flow.as_ref().is_some_and(|flow| flow.backend != reply.backend);
+        let is_late = p.syn_ack && reply.opening && !reply.replied && !self.now.is_idle(reply.last_seen, MOVED_IDLE);
+        if elsewhere && is_late && port.is_none() {
+            self.tables.replies.put(stage, key, Reply { moved: true, ..reply });
+            return false;
+        }
         // Datagrams were under way when their endpoint left, or their flow was forgotten.
         let awaited = match &flow {
             Some(flow) if flow.backend == reply.backend && flow.snat == port => {
@@ -94,7 +108,7 @@ impl Model {
             // Of a full table an entry may be missing whose flow goes on.
             None => {
                 let is_late = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
-                port.is_some() || reply.ended || is_late
+                port.is_some() || reply.ended.is_some() || is_late
             }
         };
         let theirs = over && !(p.protocol == UDP && awaited);
@@ -124,10 +138,12 @@ impl Model {
         flow.closing = true;
         // Whose answers do not come by here is believed to have closed its direction.
         if p.reset || flow.direct || found.is_some_and(|(_, reply)| reply.closing) {
+            // The answer to the second end is the other side's.
             if let Some((stage, reply)) = found {
-                self.tables.replies.put(stage, at, Reply { ended: true, ..reply });
+                let ended = ended(reply.ended, flow.ended.is_none());
+                self.tables.replies.put(stage, at, Reply { ended, ..reply });
             }
-            self.end(flow);
+            self.end(flow, p.reset || flow.direct);
         }
     }
 
@@ -142,15 +158,15 @@ impl Model {
             if p.syn || flow.last_seen == self.now.ticks {
                 return;
             }
-            flow.ended = false;
+            flow.ended = None;
         } else {
             let at = self.reply_key_of(p, flow);
             let Some((stage, reply)) = self.tables.replies.find(&at) else { return };
             if !reply.is_of(&p.key(), flow) || reply.closing {
                 return;
             }
-            self.tables.replies.put(stage, at, Reply { ended: false, ..reply });
-            (flow.ended, flow.closing) = (false, false);
+            self.tables.replies.put(stage, at, Reply { ended: None, ..reply });
+            (flow.ended, flow.closing) = (None, false);
         }
         if self.is_alive(flow) {
             let counters = self.tables.backend_counters(flow.backend);
@@ -167,8 +183,8 @@ impl Model {
         if !is_of || flow.snat != reply.snat.then_some(p.dport) || !(p.reset || flow.closing) {
             return;
         }
-        reply.ended = true;
-        self.end(&mut flow);
+        reply.ended = ended(reply.ended, p.reset && flow.ended.is_none());
+        self.end(&mut flow, true);
         self.tables.flows.put(stage, flow_key, flow);
     }
 
@@ -206,14 +222,16 @@ impl Model {
             (flow.backend, flow.generation, flow.settled) == (reply.backend, reply.generation, reply.settled)
         };
         let stage = if reply.settled { Stage::Opening } else { Stage::Going };
-        if let Some(flow) = self.tables.flows.at(stage, &flow_key).filter(|flow| flow.ended && is_of(flow)) {
+        if let Some(flow) = self.tables.flows.at(stage, &flow_key).filter(|flow| flow.ended.is_some() && is_of(flow)) {
             self.retire(&flow_key, &flow);
         }
     }
 
     /// Notes that a flow has ended, and takes it out of the balance of its backend, whose slot may be another's by now.
-    fn end(&mut self, flow: &mut Flow) {
-        if !std::mem::replace(&mut flow.ended, true) && self.is_alive(flow) {
+    fn end(&mut self, flow: &mut Flow, is_last: bool) {
+        let again = flow.ended.is_some();
+        flow.ended = ended(flow.ended, is_last && !again);
+        if !again && self.is_alive(flow) {
             let counters = self.tables.backend_counters(flow.backend);
             counters.balance = counters.balance.wrapping_sub(1);
         }
@@ -222,7 +240,7 @@ impl Model {
     /// Whether the answer to a SYN may go back: its client has not gone on to another backend or port. A flow that begins and
     /// is gone is written anew, as the client's next packet would be hashed to another backend or get another port.
     pub(crate) fn is_still_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
-        if !p.syn_ack || !reply.is_opening() || reply.closing || reply.ended || reply.moved || reply.by_hash {
+        if !p.syn_ack || !reply.is_opening() || reply.closing || reply.ended.is_some() || reply.moved || reply.by_hash {
             return true;
         }
         let (key, snat) = (reply.flow_key(&p.key()), reply.snat.then_some(p.dport));

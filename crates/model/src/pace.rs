@@ -14,6 +14,8 @@ pub(crate) struct Pace {
     pub(crate) told: u32,
     /// Flows of others than TCP that have moved to those that go on.
     pub(crate) moved: u32,
+    /// The last tick of a flood.
+    pub(crate) flooded: Option<u32>,
 }
 
 /// So many of these may in any case.
@@ -22,7 +24,7 @@ const MOVED_LEAST: u32 = 32;
 impl Model {
     /// Whether there were more new flows in this tick than anybody's clients make.
     pub(crate) fn is_flood(&self) -> bool {
-        let Pace { tick, flows, told: _, moved: _ } = self.tables.pace;
+        let Pace { tick, flows, .. } = self.tables.pace;
         let bound = self.config.flood;
         bound != 0 && !self.has(abi::CONFIG_BESIDE) && tick == self.now.ticks && flows >= bound
     }
@@ -31,6 +33,14 @@ impl Model {
     pub(crate) fn count_pace(&mut self) {
         let pace = self.pace_now();
         pace.flows = pace.flows.wrapping_add(1);
+        if self.is_flood() {
+            self.tables.pace.flooded = Some(self.now.ticks);
+        }
+    }
+
+    /// Whether there was one of late: of a SYN that nobody has answered it is not known whose fault that is.
+    pub(crate) fn was_flooded(&self) -> bool {
+        self.tables.pace.flooded.is_some_and(|tick| !self.now.is_idle(tick, abi::OPENING_IDLE))
     }
 
     /// Whether one more ICMP error may be told. Counts it.
@@ -54,7 +64,7 @@ impl Model {
     fn pace_now(&mut self) -> &mut Pace {
         let (pace, tick) = (&mut self.tables.pace, self.now.ticks);
         if pace.tick != tick {
-            *pace = Pace { tick, ..Pace::default() };
+            *pace = Pace { tick, flooded: pace.flooded, ..Pace::default() };
         }
         pace
     }

@@ -5,14 +5,14 @@ use weir_core::model::Family;
 
 use crate::begin::Begun;
 use crate::control::{Arrival, backend_end, is_in_host_network, is_local};
-use crate::going::Step;
+use crate::going::{RETRIES, Step};
 use crate::over::is_last;
 use crate::packet::{End, Packet, Piece, SCTP, TCP, UDP, ip_of};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason, Route};
 
 /// Ticks for which a backend may repeat its answer to a SYN.
-const MOVED_IDLE: u32 = 64;
+pub(crate) const MOVED_IDLE: u32 = 64;
 
 /// How a packet of ours leaves.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ impl Model {
             return None;
         }
         let found = self.reply_to(p).filter(|(_, reply)| reply.snat)?;
-        let agrees_to_another = p.syn_ack && found.1.ended;
+        let agrees_to_another = p.syn_ack && found.1.ended.is_some();
         let shared = arrival == Arrival::Left || self.has(abi::CONFIG_BESIDE) || agrees_to_another;
         (!(shared && self.is_anothers(p))).then_some(found)
     }
@@ -168,10 +168,14 @@ impl Model {
         }
         // A client may talk to the endpoint itself, from a port that it once used for the service.
         let idle = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
-        if (p.syn_ack || idle || (p.reset && reply.ended)) && self.is_anothers(p) {
+        if (p.syn_ack || idle || (p.reset && reply.ended.is_some())) && self.is_anothers(p) {
             return Err(abi::REASON_NO_REPLY);
         }
         if !reply.moved {
+            // It is seen only now that it was left.
+            if self.tables.replies.at(stage, &p.key()).is_some_and(|reply| reply.moved) {
+                return Err(abi::REASON_STALE);
+            }
             self.take_answer(stage, p);
         }
         // Another's was told from it before.
@@ -236,7 +240,7 @@ pub(crate) const fn takes_wrapped(family: Family, way: Route) -> bool {
     }
 }
 
-/// What an earlier connection has cost is past.
+/// What an earlier connection has cost is past. Beside a flood one goes on being sent elsewhere, for which there is no higher number.
 fn past(flow: Flow) -> Flow {
-    Flow { retries: if flow.is_opening() { flow.retries } else { 0 }, ..flow }
+    Flow { retries: if flow.is_opening() { flow.retries.min(RETRIES - 1) } else { 0 }, ..flow }
 }

@@ -25,10 +25,16 @@ pub(crate) enum Stored {
     Again,
 }
 
+/// Whether an entry is that of the connection which a packet goes on with: of a flood only this was written, and it was answered.
+pub(crate) fn is_answered_already(old: &Reply, p: &Packet, reply: &Reply) -> bool {
+    let is_same = (old.backend, old.generation, old.frontend) == (reply.backend, reply.generation, reply.frontend);
+    !p.syn && old.opening && old.replied && !old.moved && is_same
+}
+
 impl Model {
     /// Whether an entry awaits the answer to the same SYN, which a flood has left no flow of. Of one that came wrapped somebody else
     /// chooses the endpoint, and one whose way ends here asks nobody.
-    fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
+    pub(crate) fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
         let is_same = (old.backend, old.generation) == (flow.backend, flow.generation);
         let is_it = is_same && old.frontend == p.destination() && p.endpoint.is_none();
         let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
@@ -54,9 +60,7 @@ impl Model {
             if p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
                 return Stored::Again;
             }
-            // Of a flood only this was written, and it was answered.
-            let is_same = (old.backend, old.generation) == (reply.backend, reply.generation);
-            if !p.syn && old.replied && !old.moved && is_same && same(&old) {
+            if is_answered_already(&old, p, &reply) {
                 return Stored::Written;
             }
         }

@@ -52,7 +52,7 @@ pub struct Flow {
     /// The client has closed its direction.
     pub closing: bool,
     /// Both sides have closed theirs, or one has reset it.
-    pub ended: bool,
+    pub ended: Option<Ended>,
     /// The backend had said something while the flow was among those that begin.
     pub replied: bool,
     /// Backends that were left since they did not answer.
@@ -71,6 +71,13 @@ pub struct Flow {
     pub held: u32,
 }
 
+/// How the end of a connection was noted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Ended {
+    /// The other side has closed second, so that this one's next word acknowledges it; or one has reset it.
+    pub is_last: bool,
+}
+
 /// What a backend's packets become. Keyed by them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Reply {
@@ -85,7 +92,7 @@ pub struct Reply {
     /// The backend has closed its direction.
     pub closing: bool,
     /// Both sides have closed theirs, or one has reset it.
-    pub ended: bool,
+    pub ended: Option<Ended>,
     /// What its client acknowledges, if there was a SYN-ACK; else 0.
     pub heard: u16,
     /// The backend has said something.

@@ -108,16 +108,30 @@ pub(crate) const PACE: usize = size_of::<abi::Pace>();
 
 /// Sets the first bytes of each CPU's pace to zero.
 pub(crate) fn zero_paces(node: &Node, bytes: usize) {
+    change_paces(node, |pace| pace[..bytes].fill(0));
+}
+
+fn change_paces(node: &Node, change: impl FnMut(&mut [u8; PACE])) {
     let pinned = MapData::from_pin(node.pin("paces")).unwrap();
     let mut paces: PerCpuArray<_, [u8; PACE]> = Map::from_map_data(pinned).unwrap().try_into().unwrap();
     let mut values: Vec<[u8; PACE]> = paces.get(&0, 0).unwrap().to_vec();
-    values.iter_mut().for_each(|pace| pace[..bytes].fill(0));
+    values.iter_mut().for_each(change);
     paces.set(0, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
 }
 
 /// No flow has begun or moved in this tick, and no error was told.
 pub(crate) fn calm(node: &Node) {
-    zero_paces(node, offset_of!(abi::Pace, lost));
+    zero_paces(node, offset_of!(abi::Pace, flooded));
+}
+
+/// Makes it so many ticks longer ago that a CPU was flooded.
+pub(crate) fn age_floods(node: &Node, ticks: u32) {
+    change_paces(node, |pace| {
+        let flooded = &mut pace[offset_of!(abi::Pace, flooded)..][..size_of::<u32>()];
+        if flooded != [0; 4] {
+            make_earlier(flooded, ticks);
+        }
+    });
 }
 
 /// Takes so many ticks off a time, as it lies in memory.

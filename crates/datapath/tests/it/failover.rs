@@ -21,7 +21,7 @@ use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
 /// Clients send a SYN again after a second.
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// How often a SYN goes to another backend.
-const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
+pub(crate) const RETRIES: u16 = abi::FLOW_RETRIES / abi::FLOW_RETRY;
 
 /// The client's SYN comes again, so much later.
 pub(crate) fn again<'a>(talk: &Talk<'a>) -> Talk<'a> {

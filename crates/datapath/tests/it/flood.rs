@@ -13,8 +13,10 @@ use weir_testbed::address::{CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
-use crate::node::{Device, Node, TC_SHOT, web};
-use crate::openings::{allow, begins, open_in_flood};
+use crate::entries::age_floods;
+use crate::failover::{RETRIES, SECOND, again};
+use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, web};
+use crate::openings::{allow, begins, open_in_flood, stay_on_one_cpu};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, Way, XDP};
 
 const LOCAL: Way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
@@ -62,6 +64,34 @@ fn a_syn_of_a_flood_that_comes_again_without_an_answer_goes_to_another_backend_a
                 assert_eq!(alive.flow().flags & abi::FLOW_OPENING, 0);
             }
         }
+    }
+}
+
+/// Beside a flood packets are lost in queues, four in a row of some: that tells nothing of their endpoints.
+#[test]
+fn a_syn_that_nobody_answers_beside_a_flood_is_refused_only_a_while_after_it() {
+    let Some(mut node) = Node::new("SYNs that nobody answers beside a flood") else { return };
+    stay_on_one_cpu();
+    node.refuses();
+    node.serve(web(), &ENDPOINTS);
+    for case in cases(Protocol::Tcp) {
+        age_floods(&node, 2 * abi::OPENING_IDLE);
+        let mut talk = Talk::open(&node, case, LOCAL);
+        for _ in 0..RETRIES {
+            talk = again(&talk);
+        }
+        allow(&node, 1);
+        drop(open_in_flood(&node, case, LOCAL));
+        allow(&node, u32::MAX);
+        for _ in 0..3 {
+            let next = again(&talk);
+            assert_ne!(next.seen.destination, talk.seen.destination);
+            assert_eq!(next.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRIES);
+            talk = next;
+        }
+        age_floods(&node, abi::OPENING_IDLE + 1);
+        talk.wait(SECOND);
+        node.send(Hook::NicIn, Device::Eth0, &talk.first).is_for(TC_REDIRECT, abi::REASON_UNANSWERED);
     }
 }
 

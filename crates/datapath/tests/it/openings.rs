@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use etherparse::TcpHeader;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_datapath::{FlowEntry, Hook};
@@ -177,6 +179,16 @@ fn a_flood_evicts_no_flow_that_goes_on() {
 pub(crate) fn allow(node: &Node, flood: u32) {
     let config = node.datapath.config().unwrap();
     node.datapath.configure(&abi::Config { flood, ..config }).unwrap();
+}
+
+/// New flows are counted by CPU: from now on this thread's packets are one CPU's.
+pub(crate) fn stay_on_one_cpu() {
+    let here = Pid::from_raw(0);
+    let may = sched_getaffinity(here).unwrap();
+    let cpu = (0..CpuSet::count()).find(|cpu| may.is_set(*cpu).unwrap()).unwrap();
+    let mut one = CpuSet::new();
+    one.set(cpu).unwrap();
+    sched_setaffinity(here, &one).unwrap();
 }
 
 /// A client in a flood. The first SYN in a tick on a CPU is none of it, and there are few of either while this runs.

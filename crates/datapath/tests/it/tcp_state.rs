@@ -199,6 +199,32 @@ fn a_connection_that_goes_on_after_a_reset_which_its_ends_did_not_believe_keeps_
     });
 }
 
+/// Whether a flow has gone back to where it began, so that a flood may take its place.
+fn is_retired(talk: &Talk<'_>) -> bool {
+    talk.flow().flags & abi::FLOW_OPENING != 0
+}
+
+/// The end that came second may be lost behind us, and comes again to the same endpoint: RFC 9293, 3.6.
+#[test]
+fn a_connection_goes_on_until_the_second_end_is_acknowledged_whatever_else_is_said_meanwhile() {
+    let ends: [(&str, [fn(&Talk<'_>, TcpHeader); 2]); 2] =
+        [("the client", [endpoint_sends, client_sends]), ("the endpoint", [client_sends, endpoint_sends])];
+    for (second, [first_sends, second_sends]) in ends {
+        each_way("ends that are lost", Protocol::Tcp, |talk| {
+            establish(talk);
+            first_sends(talk, fin());
+            second_sends(talk, fin());
+            // It has not arrived: the other side goes on asking, and gets the acknowledgement of its own.
+            first_sends(talk, fin());
+            second_sends(talk, ack());
+            second_sends(talk, fin());
+            assert!(!is_retired(talk), "{second} has closed second: {:?} {:?}", talk.case, talk.way);
+            first_sends(talk, ack());
+            assert!(is_retired(talk), "{second} has closed second: {:?} {:?}", talk.case, talk.way);
+        });
+    }
+}
+
 /// Whether the client's SYN, sent again, begins another flow. Either way it reaches the endpoint.
 pub(crate) fn begins_anew(talk: &Talk<'_>) -> bool {
     let before = talk.counters().flows;

@@ -22,6 +22,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_KEPT, "kept"),
         (abi::FLOW_SETTLED, "settled"),
         (abi::FLOW_TUNNEL, "tunnel"),
+        (abi::FLOW_LAST, "last"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

@@ -7,8 +7,6 @@ use std::os::fd::AsFd;
 
 use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray};
 use nix::errno::Errno;
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_datapath::{GoingFilter, MapStore};
@@ -19,6 +17,7 @@ use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 use super::world::{BACKENDS, LINES, SERVICES};
 use crate::entries;
 use crate::node::Node;
+use crate::openings::stay_on_one_cpu;
 use crate::pins::SMALL;
 
 /// How many packets left for which reason: a frame, and what was cut off it, which has come again.
@@ -91,16 +90,6 @@ pub(super) fn counted(node: &Node, hook: usize) -> Vec<u64> {
     all[hook * abi::REASON_COUNT..][..abi::REASON_COUNT].iter().map(|(_, value)| packets(value)).collect()
 }
 
-/// The kernel counts new flows by CPU, the model knows of one. Asked each time: whoever changes a cpuset takes it back.
-fn stay_on_one_cpu() {
-    let here = Pid::from_raw(0);
-    let may = sched_getaffinity(here).unwrap();
-    let cpu = (0..CpuSet::count()).find(|cpu| may.is_set(*cpu).unwrap()).unwrap();
-    let mut one = CpuSet::new();
-    one.set(cpu).unwrap();
-    sched_setaffinity(here, &one).unwrap();
-}
-
 /// Runs a program on a frame of which a card has taken the sum, or has not. None: the kernel runs nothing on such a frame.
 pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool) -> Option<Ran> {
     let Place { hook, device, came_by, .. } = *place;
@@ -112,6 +101,7 @@ pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool)
     };
     let before = counted(node, number);
     let run = node.netns.enter(|| {
+        // Asked each time: whoever changes a cpuset takes it back.
         stay_on_one_cpu();
         if is_summed {
             prog_run_summed(program.as_fd(), frame, context)
@@ -161,6 +151,7 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     entries::age_pressure(node, ticks);
     entries::age_displaced(node, ticks);
     entries::calm(node);
+    entries::age_floods(node, ticks);
     // As the agent does now and then: what follows is looked up with what it has found.
     GoingFilter::open(node.datapath.pins()).unwrap().rebuild().unwrap();
 }

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use weir_abi as abi;
 use weir_core::model::Family;
-use weir_model::{End, Flow, Fragment, FragmentKey, Key, Now, Reply, Stage, Turn};
+use weir_model::{End, Ended, Flow, Fragment, FragmentKey, Key, Now, Reply, Stage, Turn};
 
 use super::kernel::FLOWS;
 use crate::node::Node;
@@ -76,7 +76,7 @@ fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
         tunnel: flags & abi::FLOW_TUNNEL != 0,
         direct: flags & abi::FLOW_DIRECT != 0,
         closing: flags & abi::FLOW_CLOSING != 0,
-        ended: flags & abi::FLOW_ENDED != 0,
+        ended: (flags & abi::FLOW_ENDED != 0).then_some(Ended { is_last: flags & abi::FLOW_LAST != 0 }),
         replied: flags & abi::FLOW_REPLIED != 0,
         retries: (flags & abi::FLOW_RETRIES) / abi::FLOW_RETRY,
         opening: flags & abi::FLOW_OPENING != 0,
@@ -98,7 +98,7 @@ fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
         snat: flags & abi::FLOW_SNAT != 0,
         tunnel: flags & abi::FLOW_TUNNEL != 0,
         closing: flags & abi::FLOW_CLOSING != 0,
-        ended: flags & abi::FLOW_ENDED != 0,
+        ended: (flags & abi::FLOW_ENDED != 0).then_some(Ended { is_last: flags & abi::FLOW_LAST != 0 }),
         heard,
         replied: flags & abi::FLOW_REPLIED != 0,
         moved: flags & abi::FLOW_MOVED != 0,

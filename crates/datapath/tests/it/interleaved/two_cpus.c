@@ -88,8 +88,8 @@ static void begin_closed(void)
 {
 	begin_answered();
 	client_sends(DATA);
-	backend_sends(FIN);
 	client_sends(FIN);
+	backend_sends(FIN);
 }
 
 static void other_backend_closes(void)
