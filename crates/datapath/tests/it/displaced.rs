@@ -12,12 +12,13 @@ use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
 use crate::case::{Case, cases};
-use crate::entries::age_displaced;
+use crate::entries::{age_displaced, evict};
+use crate::failover::SECOND;
 use crate::flood::kept;
-use crate::node::{Node, web};
-use crate::openings::{allow, begins, flood, flows, open_in_flood};
+use crate::node::{Node, TC_SHOT, web};
+use crate::openings::{allow, begins, flood, flows, open_in_flood, stay_on_one_cpu};
 use crate::pins::SMALL;
-use crate::talk::{Talk, WAYS, Way};
+use crate::talk::{Talk, WAYS, Way, wait};
 
 /// A table that few SYNs fill.
 const FEW: Capacity = Capacity { openings: 256, ..SMALL };
@@ -186,6 +187,54 @@ fn a_connection_whose_syn_is_one_of_a_flood_goes_on_where_it_began_whatever_the_
             assert_eq!(begun.next(&node, case).destination_socket(), begun.seen.destination_socket(), "{way:?}");
             assert!(!begins(&begun.talk(&node, case)), "{way:?}");
             allow(&node, u32::MAX);
+        }
+    }
+}
+
+/// What the endpoint of a SYN says late is dropped, as its client has gone on to the later one.
+#[track_caller]
+fn assert_left(node: &Node, case: Case, begun: &Begun) {
+    assert!(begun.is_later(&begun.sent(node, &begun.first)), "{:?}", begun.way);
+    let dead = begun.talk(node, case);
+    let late = dead.endpoint_tcp(TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
+    for _ in 0..2 {
+        node.send(begun.way.back.0, begun.way.back.1, &late).is_for(TC_SHOT, abi::REASON_STALE);
+    }
+    assert!(begun.is_later(&begun.next(node, case)), "{:?}", begun.way);
+}
+
+/// By the weights of now it would be another endpoint's, and both might answer.
+#[test]
+fn a_syn_of_a_flood_that_comes_again_is_known_for_that_whatever_the_weights_are_by_then() {
+    let Some(mut node) = Node::new("SYNs of a flood that come again by other weights") else { return };
+    stay_on_one_cpu();
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS.into_iter().filter(|way| way.endpoint.0 == 1) {
+            node.serve(web(), &[way.endpoint]);
+            allow(&node, 1);
+            let talk = open_in_flood(&node, case, way);
+            let begun = Begun { way, first: talk.first.clone(), seen: talk.seen.clone() };
+            node.serve_draining(web(), &[later(way.endpoint)], &[way.endpoint]);
+            let doubled = begun.sent(&node, &begun.first);
+            assert_eq!(doubled.destination_socket(), begun.seen.destination_socket(), "{way:?}");
+            wait(&node, case, SECOND);
+            assert_left(&node, case, &begun);
+            allow(&node, u32::MAX);
+        }
+    }
+}
+
+#[test]
+fn the_late_answer_to_a_syn_that_went_elsewhere_unnoticed_is_dropped() {
+    let Some(mut node) = Node::new("SYNs that come again, whose flow has lost its place") else { return };
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS.into_iter().filter(|way| way.endpoint.0 == 1) {
+            node.serve(web(), &[way.endpoint]);
+            let talk = Talk::open(&node, case, way);
+            evict(&node, talk.flows());
+            let begun = Begun { way, first: talk.first.clone(), seen: talk.seen.clone() };
+            node.serve_draining(web(), &[later(way.endpoint)], &[way.endpoint]);
+            assert_left(&node, case, &begun);
         }
     }
 }

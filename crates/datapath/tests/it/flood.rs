@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Duration;
 
 use weir_abi as abi;
 use weir_core::model::{Protocol, Service};
@@ -12,7 +11,7 @@ use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
-use crate::case::{CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
+use crate::case::{CLUSTER_IP, Case, PORT, TARGET_PORT, cases, on_host_network};
 use crate::entries::age_floods;
 use crate::failover::{RETRIES, SECOND, again};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, web};
@@ -37,6 +36,13 @@ fn goes_on(talk: &Talk<'_>) -> IpAddr {
     next(talk.node, talk.case, talk.way, &talk.first)
 }
 
+/// Connections that are open as the programs count them.
+fn connections(node: &Node) -> u32 {
+    let backends = node.view.dump().unwrap().backends;
+    let balances = backends.iter().map(|(id, _)| node.view.backend_counters(*id).unwrap().balance);
+    balances.fold(0, u32::wrapping_add)
+}
+
 /// Where the next packet of a client leads.
 fn next(node: &Node, case: Case, way: Way, first: &Packet) -> IpAddr {
     let later = case.later(first.source_socket(), first.destination_socket());
@@ -51,11 +57,13 @@ fn a_syn_of_a_flood_that_comes_again_without_an_answer_goes_to_another_backend_a
             for bound in [1, u32::MAX] {
                 allow(&node, 1);
                 let dead = open_in_flood(&node, case, way);
-                dead.wait(Duration::from_secs(1));
+                dead.wait(SECOND);
                 // It may be over when the SYN comes again.
                 allow(&node, bound);
+                let before = connections(&node);
                 let alive = Talk::open_with(&node, case, way, dead.first.clone());
                 assert_ne!(alive.seen.destination, dead.seen.destination, "{way:?}");
+                assert_eq!(connections(&node), before, "it is one connection, wherever it is");
                 assert_eq!(alive.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRY);
 
                 let late = case.later(dead.seen.destination_socket(), dead.seen.source_socket());
@@ -103,7 +111,7 @@ fn where_there_is_one_backend_a_syn_of_a_flood_that_comes_again_is_remembered_th
     for case in cases(Protocol::Tcp) {
         for way in WAYS {
             let talk = open_in_flood(&node, case, way);
-            talk.wait(Duration::from_secs(1));
+            talk.wait(SECOND);
             let again = Talk::open_with(&node, case, way, talk.first.clone());
             assert_eq!(again.seen, talk.seen);
             assert!(begins(&again));
@@ -118,6 +126,27 @@ fn a_syn_of_a_flood_that_is_doubled_on_its_way_stays() {
     for case in cases(Protocol::Tcp) {
         let talk = open_in_flood(&node, case, LOCAL);
         assert_eq!(Talk::open_with(&node, case, LOCAL, talk.first.clone()).seen, talk.seen);
+    }
+}
+
+/// Of these the entry for the answers is written in another way than of pods.
+#[test]
+fn a_process_on_the_node_that_does_not_answer_in_a_flood_is_left_and_one_that_does_keeps_what_it_has_answered() {
+    let Some(mut node) = Node::new("processes on the node in a flood") else { return };
+    node.serve_changed(web(), &[(1, 1), (1, 2)], &[], on_host_network);
+    for case in cases(Protocol::Tcp) {
+        for way in WAYS {
+            allow(&node, 1);
+            let dead = open_in_flood(&node, case, way);
+            dead.wait(SECOND);
+            let alive = Talk::open_with(&node, case, way, dead.first.clone());
+            assert_ne!(alive.seen.destination, dead.seen.destination, "{way:?}");
+            assert_eq!(goes_on(&alive), alive.seen.destination);
+
+            let talk = open_in_flood(&node, case, way);
+            assert_eq!(goes_on(&talk), talk.seen.destination);
+            assert!(!begins(&talk), "{way:?}");
+        }
     }
 }
 
