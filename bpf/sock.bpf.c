@@ -249,6 +249,9 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 			return ALLOW;
 		error = choose(&request);
 		if (error) {
+			/* Nobody asks again for a socket: whoever serves the address by now has it. */
+			if (!frontend_lookup(&key->addr, key->port, key->proto, service_v6))
+				return ALLOW;
 			count_refusal(request.service, -error);
 			return refuse(-error);
 		}

@@ -110,9 +110,12 @@ static __always_inline bool take(struct request *request, __u32 id)
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
 
-	if (!backend || !(backend->flags & BACKEND_USED))
+	if (!backend)
 		return false;
-	request->generation = backend->generation;
+	/* Of one that goes the flags change before the generation, which would be that of nobody otherwise. */
+	request->generation = *(const volatile __u32 *)&backend->generation;
+	if (!(*(const volatile __u8 *)&backend->flags & BACKEND_USED))
+		return false;
 	/* Where there is no other the flow goes on. */
 	if (request->backend == id)
 		return true;

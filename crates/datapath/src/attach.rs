@@ -92,8 +92,9 @@ impl Datapath {
         if attachment == Attachment::Nic && options.xdp && !options.headerless {
             self.attach_xdp(index, name)?;
         } else {
-            self.drop_link(&link_name(Hook::Xdp, index))?;
+            // Other interfaces' frames would be lost at a driver that has let go of XDP.
             self.devices.remove(&index)?;
+            self.drop_link(&link_name(Hook::Xdp, index))?;
         }
         // An agent without links was here before: its filters would go on with its maps.
         if options.tcx && !self.lacks_tcx {
@@ -161,7 +162,8 @@ impl Datapath {
     pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
         let dir = File::open(cgroup).map_err(|e| Error::io(format!("cannot open cgroup {}", cgroup.display()), e))?;
         let target = LinkTarget::Cgroup(dir.as_fd());
-        for (name, kind) in CGROUP_PROGRAMS {
+        // Answers first, as with interfaces.
+        for (name, kind) in CGROUP_PROGRAMS.into_iter().rev() {
             self.link(&format!("weir_{name}"), name, target, kind, 0, None)?;
         }
         Ok(())
@@ -180,6 +182,7 @@ impl Datapath {
     /// # Errors
     /// When a pin cannot be removed.
     pub fn detach_interface(&mut self, index: u32, name: &str) -> Result<()> {
+        self.devices.remove(&index)?;
         for hook in Hook::ALL {
             self.drop_link(&link_name(hook, index))?;
             self.drop_former_link(&link_name(hook, index))?;
@@ -188,8 +191,7 @@ impl Datapath {
         if nix::net::if_::if_nametoindex(name) == Ok(index) {
             clsact::detach(name);
         }
-        self.nics.remove(&index)?;
-        self.devices.remove(&index).map(drop)
+        self.nics.remove(&index).map(drop)
     }
 
     /// Indexes of the interfaces for which links are pinned, of former programs too.

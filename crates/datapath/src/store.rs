@@ -231,13 +231,15 @@ impl MapStore for KernelStore {
     }
 }
 
-/// A service whose new tiers are there while those that it loses still are: one of a class that moves to the other tier has one all the time.
+/// A service whose new tiers are there while those that it loses still are: one of a class that moves to the other tier has one all the time. How many
+/// endpoints there are counts where there is no tier: it is known before the last one goes.
 fn on_the_way(mut old: abi::Service, new: &abi::Service) -> abi::Service {
     for (tiers, new) in old.tiers.iter_mut().zip(&new.tiers) {
         for (tier, new) in [(&mut tiers.local, new.local), (&mut tiers.remote, new.remote)] {
             *tier = if new == 0 { *tier } else { new };
         }
     }
+    old.endpoints = new.endpoints;
     old
 }
 
@@ -301,14 +303,20 @@ impl MapStore for MemoryStore {
 mod tests {
     use super::*;
 
-    fn service(tiers: [(u32, u32); abi::CLASS_COUNT]) -> abi::Service {
+    fn service(tiers: [(u32, u32); abi::CLASS_COUNT], endpoints: u32) -> abi::Service {
         let tiers = tiers.map(|(local, remote)| abi::Tiers { spill: 0, local, remote, pad: 0 });
-        abi::Service { tiers, endpoints: 1, flags: abi::SERVICE_USED, affinity: 0, pad: 0 }
+        abi::Service { tiers, endpoints, flags: abi::SERVICE_USED, affinity: 0, pad: 0 }
     }
 
     #[test]
     fn a_class_that_moves_to_the_other_tier_has_both_on_the_way() {
-        let (old, new) = (service([(1, 0), (0, 2), (3, 4)]), service([(0, 5), (6, 0), (0, 0)]));
-        assert_eq!(on_the_way(old, &new), service([(1, 5), (6, 2), (3, 4)]));
+        let (old, new) = (service([(1, 0), (0, 2), (3, 4)], 1), service([(0, 5), (6, 0), (0, 0)], 1));
+        assert_eq!(on_the_way(old, &new), service([(1, 5), (6, 2), (3, 4)], 1));
+    }
+
+    #[test]
+    fn a_service_that_loses_its_last_endpoint_is_known_to_have_none_before_its_last_tier_goes() {
+        let (old, new) = (service([(1, 0), (0, 2), (3, 4)], 2), service([(0, 0); abi::CLASS_COUNT], 0));
+        assert_eq!(on_the_way(old, &new), service([(1, 0), (0, 2), (3, 4)], 0));
     }
 }
