@@ -14,6 +14,7 @@ use crate::attach::program_count;
 use crate::capabilities;
 use crate::error::{Error, Result};
 use crate::filter;
+use crate::flow_table;
 use crate::flows::Flows;
 use crate::going::GoingFilter;
 use crate::in_use;
@@ -23,7 +24,7 @@ use crate::map::{Mapped, Table};
 use crate::objects::{self, SOCK, TC, XDP};
 use crate::pins::{PinDir, PinLock, READ_ONLY};
 use crate::replaced;
-use crate::resize;
+use crate::resize::{self, Moment};
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
@@ -225,7 +226,7 @@ impl Datapath {
             return Ok(());
         }
         set_hold(&self.config, true)?;
-        self.copy_flows()
+        self.copy_flows(Moment::BeforeLinks)
     }
 
     /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.
@@ -236,17 +237,20 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        let copied = self.copy_flows();
+        let copied = self.copy_flows(Moment::BehindLinks);
         self.resized.clear();
         self.store.former_flows = Flows::default();
         set_hold(&self.config, false)?;
         copied.and(replaced::forget(&self.pins))
     }
 
-    fn copy_flows(&self) -> Result<()> {
+    fn copy_flows(&self, moment: Moment) -> Result<()> {
         let seed = self.config.get(0)?.hash_seed;
-        let copied =
-            self.resized.iter().try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), false, seed));
+        // Of those that begin some are added to the others.
+        let (begin, others): (Vec<_>, Vec<_>) =
+            self.resized.iter().partition(|(spec, _)| flow_table::is_opening(spec.name));
+        let mut all = others.into_iter().chain(begin);
+        let copied = all.try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), moment, seed));
         // Nobody has noted what was copied, nor in the filter that was made in between.
         GoingFilter::forget(&self.pins).and(copied)
     }
@@ -318,7 +322,7 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     if !resized.is_empty() {
         let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
         for (spec, old) in resized {
-            resize::copy(pins, spec, old.as_fd(), true, seed)?;
+            resize::copy(pins, spec, old.as_fd(), Moment::Loaded, seed)?;
         }
     }
     // Other programs, which noted nothing of what they wrote there, or other tables may have been here. Whoever finds these programs kept

@@ -1,5 +1,7 @@
 //! Copies what a map holds into its successor of another size.
 
+use std::collections::HashSet;
+use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -26,12 +28,22 @@ fn is_of_answers(map: &str) -> bool {
     [abi::FlowKey4::REPLIES, abi::FlowKey6::REPLIES].concat().contains(&map)
 }
 
-/// Copies entries to the map of the same name that is pinned by now. The first time all of them; afterwards only those of tables of flows
-/// that are not there yet.
+/// When a map is copied.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Moment {
+    /// While its programs are loaded: all of it.
+    Loaded,
+    /// Before any link runs them: what has changed, or gone, in tables of flows since then.
+    BeforeLinks,
+    /// When all links run them: what is not there yet. What is there may be newer.
+    BehindLinks,
+}
+
+/// Copies entries to the map of the same name that is pinned by now.
 ///
 /// # Errors
 /// When a map cannot be read or written; entries for which the new map has no room are left out.
-pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, first: bool, seed: u64) -> Result<()> {
+pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: Moment, seed: u64) -> Result<()> {
     match spec.name {
         "openings4" => return copy_openings::<abi::FlowKey4, abi::Flow>(pins, old, seed),
         "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow6>(pins, old, seed),
@@ -42,27 +54,55 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, first: bo
         _ => {}
     }
     let (new, _) = pins.open_map(spec, 0)?;
-    let failed = |e| Error::io(format!("cannot copy map {}", spec.name), e);
+    let (new, failed) = (new.as_fd(), |e| Error::io(format!("cannot copy map {}", spec.name), e));
     let kernels_own = spec.kind == bpf_map_type::BPF_MAP_TYPE_LRU_HASH;
-    if !first && !kernels_own {
+    if moment != Moment::Loaded && !kernels_own {
         return Ok(());
     }
-    let flags = if first { 0 } else { sys::NOEXIST };
-    let mut keys = vec![0u8; spec.key * BATCH];
-    let mut values = vec![0u8; spec.value * BATCH];
+    let flags = if moment == Moment::BehindLinks { sys::NOEXIST } else { 0 };
+    let mut copied = HashSet::new();
+    visit(spec, old, |key, value| {
+        if is_of_answers(spec.name) {
+            // By the time that the copy is in force their clients may have sent any amount of data.
+            value[offset_of!(abi::Reply, heard)..][..size_of::<u16>()].fill(0);
+        }
+        if moment == Moment::BeforeLinks {
+            copied.insert(key.to_vec());
+        }
+        match sys::update(new, &key[0], &value[0], flags) {
+            Err(e) if !sys::is_left_out(&e) => Err(e),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    })
+    .map_err(failed)?;
+    if moment != Moment::BeforeLinks {
+        return Ok(());
+    }
+    // A connection that has ended is elsewhere by now: here it would hold its port until it is idle.
+    let mut gone = Vec::new();
+    visit(spec, new, |key, _| {
+        if !copied.contains(key) {
+            gone.push(key.to_vec());
+        }
+        Ok(())
+    })
+    .map_err(failed)?;
+    gone.iter().try_for_each(|key| sys::delete(new, &key[0]).map(drop)).map_err(failed)
+}
+
+/// Shows all entries of a map.
+fn visit(
+    spec: &MapSpec,
+    map: BorrowedFd<'_>,
+    mut visit: impl FnMut(&[u8], &mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (mut keys, mut values) = (vec![0u8; spec.key * BATCH], vec![0u8; spec.value * BATCH]);
     let mut token = None;
     loop {
-        let (count, next) = sys::lookup_batch_bytes(old, token, &mut keys, &mut values, BATCH).map_err(failed)?;
+        let (count, next) = sys::lookup_batch_bytes(map, token, &mut keys, &mut values, BATCH)?;
         let entries = keys.chunks_exact(spec.key).zip(values.chunks_exact_mut(spec.value)).take(count);
         for (key, value) in entries {
-            if is_of_answers(spec.name) {
-                // By the time that the copy is in force their clients may have sent any amount of data.
-                value[offset_of!(abi::Reply, heard)..][..size_of::<u16>()].fill(0);
-            }
-            match sys::update(new.as_fd(), &key[0], &value[0], flags) {
-                Err(e) if !sys::is_left_out(&e) => return Err(failed(e)),
-                Ok(()) | Err(_) => {}
-            }
+            visit(key, value)?;
         }
         match next {
             Some(next) => token = Some(next),

@@ -1,7 +1,9 @@
 //! Maps of another size than before: what they hold goes along, and nothing is lost where an agent ends before its new ones are in force.
 
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 
+use aya::maps::{HashMap, Map, MapData};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, MapOp};
 use weir_datapath::{AttachOptions, Attachment, Datapath, MapStore, View};
@@ -101,6 +103,46 @@ fn what_serves_is_still_there_where_an_agent_ends_before_its_new_maps_are_in_for
     open_flow_by(serving.as_fd(), 40004);
     drop(pins.open_with(&larger).unwrap());
     assert_eq!(clients(&pins), (40000..=40003).collect::<Vec<_>>(), "the new ones are in force");
+}
+
+type Flows = HashMap<MapData, [u8; size_of::<abi::FlowKey4>()], [u8; size_of::<abi::Flow>()]>;
+
+/// Flows of IPv4 that go on.
+fn going(pins: &Pins) -> Flows {
+    Map::from_map_data(MapData::from_pin(pins.dir.maps().join("flows4")).unwrap()).unwrap().try_into().unwrap()
+}
+
+fn put(flows: &mut Flows, port: u8, flags: u8) {
+    let mut flow = [0; size_of::<abi::Flow>()];
+    flow[offset_of!(abi::Flow, flags)] = flags;
+    flows.insert([port; size_of::<abi::FlowKey4>()], flow, 0).unwrap();
+}
+
+fn flags(flows: &Flows, port: u8) -> Option<u8> {
+    let flow = flows.get(&[port; size_of::<abi::FlowKey4>()], 0).ok()?;
+    Some(flow[offset_of!(abi::Flow, flags)])
+}
+
+/// Else it would hold its source port until it is idle: what goes on is found before what begins, where it is by then.
+#[test]
+fn a_connection_that_ends_between_the_first_copy_and_the_switch_has_ended_in_the_new_maps() {
+    const CLOSING: u8 = abi::FLOW_CLOSING.to_le_bytes()[0];
+    let Some(pins) = Pins::new("connections that end before a switch") else { return };
+    drop(pins.open().unwrap());
+    let mut before = going(&pins);
+    (1..=3).for_each(|port| put(&mut before, port, 0));
+    let mut datapath = pins.open_with(&Capacity { flows: SMALL.flows * 2, ..SMALL }).unwrap();
+    before.remove(&[1; size_of::<abi::FlowKey4>()]).unwrap();
+    put(&mut before, 2, CLOSING);
+    datapath.begin_switch().unwrap();
+    let mut now = going(&pins);
+    assert_eq!([1, 2, 3].map(|port| flags(&now, port)), [None, Some(CLOSING), Some(0)]);
+
+    // From here on programs write to these.
+    put(&mut now, 3, CLOSING);
+    before.remove(&[2; size_of::<abi::FlowKey4>()]).unwrap();
+    datapath.finish_switch().unwrap();
+    assert_eq!([2, 3].map(|port| flags(&now, port)), [Some(CLOSING); 2]);
 }
 
 #[test]
