@@ -164,8 +164,9 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	if (must_ask_again(p, flow, counter) && (v6 ? is_first_syn6(p) : is_first_syn4(p)))
 		return -REASON_FIRST_SYN;
 	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, counter, v6);
+	/* More ports would not help an association, which has its client's. */
 	if (!flow->snat_port)
-		return -REASON_SNAT_EXHAUSTED;
+		return p->proto == IPPROTO_SCTP ? -REASON_FLOW_TABLE : -REASON_SNAT_EXHAUSTED;
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 

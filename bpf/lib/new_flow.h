@@ -77,7 +77,7 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 	if (error)
 		return error;
 	if (flow->backend == taken)
-		return -REASON_SNAT_EXHAUSTED;
+		return -REASON_FLOW_TABLE;
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
 	error = flow_written(ctx, p, flow, from_outside, v6);
@@ -97,7 +97,7 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 		return error;
 	if (!avoid) {
 		error = flow_written(ctx, p, flow, from_outside, v6);
-		if (error == -REASON_SNAT_EXHAUSTED && p->proto == IPPROTO_SCTP && p->syn)
+		if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
 			return flow_beside(ctx, p, flow, from_outside, v6);
 		if (error != FLOW_AGAIN)
 			return error;

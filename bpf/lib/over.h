@@ -42,6 +42,7 @@ enum claim {
 	CLAIM_ONLY = 0, /* whoever wants no other one: the port is the client's, the host's own, or was kept */
 	CLAIM_TURN = 1, /* a new flow for which the source port is the one that was taken longest ago */
 	CLAIM_NEED = 2, /* the same, after several that were not free */
+	CLAIM_ANY = 3,	/* the same, after so many that most are kept, or beside a flood */
 };
 
 /*
@@ -80,7 +81,7 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
  */
 static __always_inline bool keeps_port(const struct reply *reply, const struct config *config, enum claim claim)
 {
-	return claim == CLAIM_TURN && reply->flags & FLOW_KEPT &&
+	return (claim == CLAIM_TURN || claim == CLAIM_NEED) && reply->flags & FLOW_KEPT &&
 	       !is_idle(now_ticks(), reply->last_seen, remembered_limit(config));
 }
 

@@ -14,6 +14,8 @@
  */
 #define SNAT_PROBES 512
 #define SNAT_PROBES_PRESSED 32
+/* After so many a port that another client's port keeps is taken: before, there may be free ones behind all of those. */
+#define SNAT_PROBES_KEPT 256
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
 
@@ -187,18 +189,25 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
+	const bool pressed = is_pressed(search->counter);
 	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
 	__be16 port;
 
-	if (round >= SNAT_PROBES_PRESSED + search->keeps && is_pressed(search->counter))
+	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed) {
+		/* What is behind a long run of ports in use has its turn no later for that. */
+		if (search->backend->proto == IPPROTO_UDP)
+			__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - SNAT_PROBES_PRESSED);
 		return 1;
+	}
 	/* Of datagrams no turn says that most are taken: who has looked at so many spares the next ones that. */
 	if (round == SNAT_PROBES - 1 && search->backend->proto == IPPROTO_UDP)
 		search->counter->pressed = now_ticks();
 	search->again = !round && search->keeps;
-	search->claim = round < SNAT_CHOICE + search->keeps ? CLAIM_TURN : CLAIM_NEED;
+	search->claim = round < SNAT_CHOICE + search->keeps		       ? CLAIM_TURN
+			: round < SNAT_PROBES_KEPT + search->keeps && !pressed ? CLAIM_NEED
+									       : CLAIM_ANY;
 	if (search->again || search->backend->proto == IPPROTO_SCTP)
 		search->claim = CLAIM_ONLY;
 	search->reply.flags &= ~FLOW_KEPT;

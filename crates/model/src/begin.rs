@@ -48,7 +48,7 @@ impl Model {
                 self.uncount(&flow);
                 self.begin_elsewhere(p, flow, from_outside, place)
             }
-            Err(abi::REASON_SNAT_EXHAUSTED) if p.protocol == SCTP && p.syn => {
+            Err(abi::REASON_FLOW_TABLE) if p.protocol == SCTP && p.syn => {
                 self.begin_beside(p, flow, from_outside, place)
             }
             Err(reason) => Err(reason),
@@ -65,7 +65,7 @@ impl Model {
     ) -> Result<Begun, Reason> {
         let mut started = self.start(p, Some(taken), from_outside, place)?;
         if started.flow.backend == taken.backend {
-            return Err(abi::REASON_SNAT_EXHAUSTED);
+            return Err(abi::REASON_FLOW_TABLE);
         }
         // Nobody was silent.
         started.flow.retries = 0;
@@ -288,7 +288,11 @@ impl Model {
             if self.is_held_back(p, &flow, &backend) {
                 return Err(abi::REASON_FIRST_SYN);
             }
-            let port = self.store_snat(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
+            let port = self.store_snat(p, &flow, &backend).ok_or(if p.protocol == SCTP {
+                abi::REASON_FLOW_TABLE
+            } else {
+                abi::REASON_SNAT_EXHAUSTED
+            })?;
             flow.snat = Some(port);
             self.tables.flows.put(Stage::Opening, p.key(), flow);
             return Ok(Written::Flow(flow));

@@ -16,6 +16,8 @@ pub(crate) enum Claim {
     Turn,
     /// The same, after several that were not free.
     Need,
+    /// The same, after so many that most are kept, or beside a flood.
+    Any,
 }
 
 /// Whether both sides have closed a connection, or one has reset it.

@@ -13,6 +13,8 @@ use crate::tables::{Flow, Reply, Stage};
 const PROBES: usize = 512;
 /// The same while a flood takes them.
 const PROBES_PRESSED: usize = 32;
+/// After so many one is taken that another client's port keeps.
+const PROBES_KEPT: usize = 256;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
 
@@ -77,7 +79,9 @@ impl Model {
         }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
-            if probe >= PROBES_PRESSED && self.is_pressed(backend) {
+            let pressed = self.is_pressed(backend);
+            if probe >= PROBES_PRESSED && pressed {
+                self.pass_over(backend, PROBES - PROBES_PRESSED);
                 return None;
             }
             if probe == PROBES - 1 {
@@ -87,7 +91,8 @@ impl Model {
             let claim = match p.protocol {
                 SCTP => Claim::Only,
                 _ if probe < CHOICE => Claim::Turn,
-                _ => Claim::Need,
+                _ if probe < PROBES_KEPT && !pressed => Claim::Need,
+                _ => Claim::Any,
             };
             let key = reply_key(p, backend, End { addr: node, port });
             let mut free = true;
@@ -115,7 +120,7 @@ impl Model {
 
     /// Whether a reply entry is free for another flow: its own was evicted or is over.
     pub(crate) fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
-        if claim == Claim::Turn && self.keeps_port(reply) {
+        if matches!(claim, Claim::Turn | Claim::Need) && self.keeps_port(reply) {
             return false;
         }
         let flow = self.tables.flows.find(&reply.flow_key(key));

@@ -85,6 +85,23 @@ fn a_connection_that_begins_at_a_port_that_was_kept_loses_it_to_nobodys_turn_and
 }
 
 #[test]
+fn who_begins_at_a_long_run_of_kept_ports_gets_a_free_one_behind_it() {
+    for case in cases(Protocol::Tcp) {
+        let Some(node) = node("a run of kept source ports", 50_000..50_080) else { return };
+        let clients: Vec<u16> = (0..40).map(|_| node.client_port()).collect();
+        let connect_all = || clients.iter().map(|client| connect(&node, case, *client)).collect::<Vec<_>>();
+        connect_all();
+        let others = (0..40).map(|_| connect(&node, case, node.client_port()));
+        assert_eq!(others.last(), Some(50_079), "{case:?}");
+        let remembered = (node.view.config().unwrap().tcp_linger + 1) * abi::TIME_WAIT_LINGERS;
+        pass(&node, case, remembered + 1);
+        assert_eq!(connect_all(), (50_000..50_040).collect::<Vec<_>>(), "{case:?}");
+        assert_eq!(connect(&node, case, node.client_port()), 50_040, "{case:?}");
+        assert_eq!(connect_all(), (50_000..50_040).collect::<Vec<_>>(), "they have theirs still: {case:?}");
+    }
+}
+
+#[test]
 fn a_rehearsal_shows_the_port_that_was_kept() {
     let Some(node) = node("a rehearsal of a connection with a kept source port", 50_000..50_064) else { return };
     for case in cases(Protocol::Tcp) {

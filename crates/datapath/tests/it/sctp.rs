@@ -143,7 +143,7 @@ fn a_port_that_another_association_has_is_not_taken_from_it() {
         node.send(Hook::NicIn, Device::Eth0, &first).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         for (hook, verdict) in [(Hook::Xdp, XDP_DROP), (Hook::NicIn, TC_SHOT)] {
             let outcome = node.send(hook, Device::Eth0, &second);
-            outcome.is_untouched(verdict, abi::REASON_SNAT_EXHAUSTED, &second.to_bytes());
+            outcome.is_untouched(verdict, abi::REASON_FLOW_TABLE, &second.to_bytes());
         }
         node.send(Hook::NicIn, Device::Eth0, &chunk(&first, SCTP_DATA)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
     }
@@ -200,7 +200,7 @@ fn the_port_of_an_association_that_is_idle_both_ways_is_used_again() {
             node.send(Hook::NicIn, Device::Eth0, &chunk(&first, SCTP_DATA)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         }
         age(&node, flows, offset_of!(abi::Flow, last_seen), idle + 1);
-        node.send(Hook::NicIn, Device::Eth0, &second).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        node.send(Hook::NicIn, Device::Eth0, &second).is_for(TC_SHOT, abi::REASON_FLOW_TABLE);
         age(&node, replies, offset_of!(abi::Reply, last_seen), idle + 1);
         node.send(Hook::NicIn, Device::Eth0, &second).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
     }

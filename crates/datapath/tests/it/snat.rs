@@ -257,6 +257,31 @@ fn datagrams_that_have_looked_at_as_many_ports_as_they_may_spare_the_next_ones_t
     }
 }
 
+/// Many flows that go on have ports side by side, as those of clients that have all come at once.
+#[test]
+fn datagrams_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_lost() {
+    let Some(mut node) = Node::new("a run of ports in use") else { return };
+    node.configure((50000, 51999), true);
+    for case in cases(Protocol::Udp) {
+        node.serve_anew(web(), &[(2, 1)]);
+        let sent = || {
+            let sent = to_service(&node, case);
+            (sent.clone(), node.send(Hook::NicIn, Device::Eth0, &sent))
+        };
+        for number in 0..1100 {
+            // So many may move in a tick.
+            if number % 16 == 0 {
+                calm(&node);
+            }
+            let (sent, outcome) = sent();
+            go_on(&node, case, &sent, &outcome.packet());
+        }
+        (0..900).for_each(|_| sent().1.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE));
+        let lost = (0..20).find(|_| sent().1.reason == abi::REASON_TO_REMOTE);
+        assert!(lost.is_some_and(|lost| lost <= 3), "{case:?}: {lost:?}");
+    }
+}
+
 /// Of how many endpoints it is noted that ports are short.
 fn pressed(node: &Node) -> usize {
     let counters = node.view.raw("snat_counters").unwrap().unwrap();
