@@ -40,11 +40,8 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
         ),
     ),
     (
-        abi::REASON_FLOW_TABLE,
-        Elsewhere::Test(
-            "crates/datapath/tests/it/openings.rs",
-            "a_flow_for_which_there_is_no_place_right_now_is_dropped_and_its_client_may_come_again",
-        ),
+        abi::REASON_SNAT_EXHAUSTED,
+        Elsewhere::Test("crates/datapath/tests/it/snat.rs", "a_flow_for_which_no_port_is_left_is_dropped"),
     ),
     (
         abi::REASON_FRAGMENT_HELD,
