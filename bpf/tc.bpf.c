@@ -77,19 +77,22 @@ static __always_inline int on_its_way(ctx_t *ctx, const struct packet *p, long v
 /* Answers a packet whose reason asks for it, and sets p->action. Returns the reason why the packet leaves. */
 static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, const bool v6)
 {
-	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4). */
-	if (reason == REASON_TOO_BIG && !is_icmp(p, v6)) {
+	const bool too_big = reason == REASON_TOO_BIG;
+	const bool expired = reason == REASON_TTL_EXCEEDED && p->piece != PIECE_LATER;
+	int told;
+
+	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4), or that a later piece had no hop left. */
+	if ((too_big || expired) && !is_icmp(p, v6)) {
 		if (!may_tell())
 			return REASON_UNTOLD;
-		p->action = on_its_way(ctx, p, v6 ? too_big6(ctx, p) : too_big4(ctx, p));
-		return p->action < 0 ? reason : REASON_TOO_BIG_TOLD;
-	}
-	/* Nor of a later piece (RFC 1122, 3.2.2). */
-	if (reason == REASON_TTL_EXCEEDED && !is_icmp(p, v6) && p->piece != PIECE_LATER) {
-		if (!may_tell())
-			return REASON_UNTOLD;
-		p->action = on_its_way(ctx, p, v6 ? expired6(ctx, p) : expired4(ctx, p));
-		return p->action < 0 ? reason : REASON_TTL_TOLD;
+		if (too_big)
+			told = v6 ? too_big6(ctx, p) : too_big4(ctx, p);
+		else
+			told = v6 ? expired6(ctx, p) : expired4(ctx, p);
+		p->action = on_its_way(ctx, p, told);
+		if (p->action < 0)
+			return reason;
+		return too_big ? REASON_TOO_BIG_TOLD : REASON_TTL_TOLD;
 	}
 	if (reason == REASON_NOT_TRANSPORT && is_icmp(p, v6))
 		return v6 ? echo6(ctx, p) : echo4(ctx, p);

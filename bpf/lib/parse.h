@@ -82,11 +82,11 @@ struct sctp_header {
 #define ICMP_PORT 3
 #define ICMP_TOO_BIG 4
 #define ICMP_TIME_EXCEEDED 11
-#define ICMPV6_TIME_EXCEEDED 3
 #define ICMP_PARAMETER 12
 #define ICMPV6_UNREACHABLE 1
 #define ICMPV6_PORT 4
 #define ICMPV6_TOO_BIG 2
+#define ICMPV6_TIME_EXCEEDED 3
 #define ICMPV6_PARAMETER 4
 
 /* Of both families. */
