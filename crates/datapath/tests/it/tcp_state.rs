@@ -207,9 +207,9 @@ fn is_retired(talk: &Talk<'_>) -> bool {
 /// The end that came second may be lost behind us, and comes again to the same endpoint: RFC 9293, 3.6.
 #[test]
 fn a_connection_goes_on_until_the_second_end_is_acknowledged_whatever_else_is_said_meanwhile() {
-    let ends: [(&str, [fn(&Talk<'_>, TcpHeader); 2]); 2] =
-        [("the client", [endpoint_sends, client_sends]), ("the endpoint", [client_sends, endpoint_sends])];
-    for (second, [first_sends, second_sends]) in ends {
+    type Sends = fn(&Talk<'_>, TcpHeader);
+    let client: (&str, [Sends; 2]) = ("the client", [endpoint_sends, client_sends]);
+    for (second, [first_sends, second_sends]) in [client, ("the endpoint", [client_sends, endpoint_sends])] {
         each_way("ends that are lost", Protocol::Tcp, |talk| {
             establish(talk);
             first_sends(talk, fin());
