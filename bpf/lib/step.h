@@ -91,15 +91,13 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		return STEP_OVER;
 	answer_key(&key, p, flow, backend, config, v6);
 	known = reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	/* A flood may have given its place to another one since it was found there. */
+	if (known && !reply_is_of(known, p, flow, v6))
+		known = reply_at(&key, STAGE_ANY, v6);
 	if (known && reply_is_of(known, p, flow, v6))
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
-	/* A flood may have given its place to another one between the two looks. */
-	if (known)
-		known = reply_at(&key, STAGE_ANY, v6);
-	if (known && reply_is_of(known, p, flow, v6))
-		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	if (known && (p->proto != IPPROTO_UDP || !is_here(backend)))
 		return STEP_OVER;
 	reply_of(&reply, p, flow, asks(p) ? now_delay() : 0);

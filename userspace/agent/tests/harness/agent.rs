@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use weir_abi::{self as abi, names};
 use weir_datapath::{Counters, PinDir};
@@ -13,6 +14,9 @@ use weir_testbed::{Cgroup, World, address, wait};
 
 use super::prepared::{self, Prepared};
 use super::{SOON, http, text};
+
+/// Patience with an agent that starts: the kernel checks its programs for seconds, and those of several agents at once on two CPUs for longer.
+const LOADED: Duration = Duration::from_secs(30);
 
 /// The status code, and of each part its name, whether it is ready, and a reason.
 pub(crate) type Readiness = (u16, Vec<(String, bool, String)>);
@@ -217,7 +221,7 @@ impl Agent {
     }
 
     pub(crate) fn await_ready(&self, world: &World) {
-        let ready = wait::until_some("the agent to be ready", SOON, || match self.get(world, 10256, "/readyz") {
+        let ready = wait::until_some("the agent to be ready", LOADED, || match self.get(world, 10256, "/readyz") {
             Some((200, _)) => Ok(()),
             other => Err(format!("{other:?}\n{}", self.log())),
         });
