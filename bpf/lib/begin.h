@@ -53,7 +53,8 @@ static __always_inline void count_pace(const struct packet *p, const struct conf
 	if (!pace)
 		return;
 	pace->flows++;
-	if (is_flood(config))
+	/* As is_flood() says from now on. */
+	if (config->flood && pace->flows >= config->flood && !(config->flags & CONFIG_BESIDE))
 		pace->flooded = pace->tick;
 	if (!p->syn && p->proto != IPPROTO_UDP)
 		pace->adopted++;
