@@ -31,18 +31,19 @@ static __always_inline __u32 asked_by(const struct packet *p)
 	return asks(p) || p->proto == IPPROTO_UDP ? now_delay() : 0;
 }
 
-/*
- * Whether this CPU has got more new flows in this tick than anybody's clients make: what can be told from a packet is not
- * remembered then.
- */
+/* Whether so many new flows in a tick are more than anybody's clients make. */
+static __always_inline bool is_too_many(const struct pace *pace, const struct config *config)
+{
+	return config->flood && !(config->flags & CONFIG_BESIDE) && pace->flows >= config->flood;
+}
+
+/* Whether this CPU has got too many in this tick: what can be told from a packet is not remembered then. */
 static __always_inline bool is_flood(const struct config *config)
 {
 	__u32 first = 0;
 	const struct pace *pace = bpf_map_lookup_elem(&paces, &first);
 
-	if (!config || !config->flood || !pace || config->flags & CONFIG_BESIDE)
-		return false;
-	return pace->tick == now_ticks() && pace->flows >= config->flood;
+	return config && pace && is_too_many(pace, config) && pace->tick == now_ticks();
 }
 
 /* Counts a new flow of this tick, and whether it is a connection that began long ago. */
@@ -53,8 +54,7 @@ static __always_inline void count_pace(const struct packet *p, const struct conf
 	if (!pace)
 		return;
 	pace->flows++;
-	/* As is_flood() says from now on. */
-	if (config->flood && pace->flows >= config->flood && !(config->flags & CONFIG_BESIDE))
+	if (is_too_many(pace, config))
 		pace->flooded = pace->tick;
 	if (!p->syn && p->proto != IPPROTO_UDP)
 		pace->adopted++;
