@@ -289,7 +289,7 @@ struct service_counters {
 
 /* ---- sockets of processes on the host, and of pods ----------------------------------------------------------- */
 
-/* With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows. */
+/* Of datagrams. With a frontend's address: which backend the socket's go to. With a backend's: which frontend it knows. */
 struct socket_key {
 	__u64 cookie; /* HOST */
 	struct addr addr;
@@ -304,6 +304,14 @@ struct socket_peer {
 	__u16 pad;
 	__u32 backend;	  /* HOST, index into backends */
 	__u32 generation; /* HOST, of the backend when it was selected */
+};
+
+/* A part of a TCP socket: the frontend that its owner has connected it to, and the backend that it is connected to instead. */
+struct connection_peer {
+	struct addr frontend;
+	struct addr backend;
+	__be16 frontend_port; /* BE */
+	__be16 backend_port;  /* BE */
 };
 
 /* A pod whose TCP connections are translated when they are made. Keyed by the id of its cgroup. */
@@ -352,6 +360,7 @@ ABI_SIZE(fragment, 12);
 ABI_SIZE(held_piece, 1656);
 ABI_SIZE(socket_key, 32);
 ABI_SIZE(socket_peer, 28);
+ABI_SIZE(connection_peer, 36);
 ABI_SIZE(hooked_pod, 32);
 ABI_SIZE(network, 32);
 ABI_SIZE(tunnel, 24);

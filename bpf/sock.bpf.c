@@ -161,9 +161,12 @@ static __always_inline struct request request_of(const struct frontend *frontend
  * socket is nobody's business. What an AF_INET6 socket sends to an IPv4 address it may be connected to: it comes by here each time, with
  * the endpoint's address (udpv6_sendmsg() in net/ipv6/udp.c).
  */
-static __always_inline void forget_peer(const ctx_t *ctx, const struct socket_key *key, const bool connects,
-					const bool v6)
+static __always_inline void forget_peer(ctx_t *ctx, const struct socket_key *key, const bool connects, const bool v6)
 {
+	if (key->proto == IPPROTO_TCP) {
+		bpf_sk_storage_delete(&connection_peers, ctx->sk);
+		return;
+	}
 	if (!connects && !v6 && ctx->family != AF_INET)
 		return;
 	if (bpf_map_lookup_elem(&socket_peers, key))
@@ -175,6 +178,19 @@ struct chosen {
 	__u32 backend;
 	__u32 generation;
 };
+
+/*
+ * Remembers which address the owner of a TCP socket believes to be connected to. It is known for as long as the socket is: in a table
+ * connections would take the places of datagrams' sockets. Where the kernel has no memory for it, the backend is shown.
+ */
+static __always_inline void remember_connection(ctx_t *ctx, const struct socket_key *key, const struct backend *backend)
+{
+	struct connection_peer *peer =
+		bpf_sk_storage_get(&connection_peers, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (peer)
+		*peer = (struct connection_peer){ key->addr, backend->addr, key->port, backend->port };
+}
 
 /*
  * Remembers which address the socket's owner believes to talk to. Its datagrams may go to one backend by two frontends: what comes
@@ -203,8 +219,7 @@ static __always_inline void remember_there(const struct socket_key *key, const s
 				     .backend = chosen->backend,
 				     .generation = chosen->generation };
 
-	if (key->proto == IPPROTO_UDP)
-		bpf_map_update_elem(&socket_peers, key, &there, BPF_ANY);
+	bpf_map_update_elem(&socket_peers, key, &there, BPF_ANY);
 }
 
 static __always_inline int refuse(int reason)
@@ -260,9 +275,13 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	backend = bpf_map_lookup_elem(&backends, &chosen.backend);
 	if (!backend)
 		return refuse(REASON_BROKEN_TABLE);
-	remember_here(ctx, key, backend, &chosen);
-	if (!known)
-		remember_there(key, backend, &chosen);
+	if (key->proto == IPPROTO_TCP) {
+		remember_connection(ctx, key, backend);
+	} else {
+		remember_here(ctx, key, backend, &chosen);
+		if (!known)
+			remember_there(key, backend, &chosen);
+	}
 	set_user_addr(ctx, &backend->addr, backend->port, v6);
 	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);
 	return ALLOW;
@@ -298,18 +317,37 @@ static __always_inline int forward_socket(ctx_t *ctx, const bool connects, const
 	return forward_family(ctx, &to, connects, false, v6);
 }
 
-/* recvfrom() and getpeername(): shows the frontend that the caller knows. Always ALLOW. */
+static __always_inline int show(ctx_t *ctx, const struct addr *addr, __be16 port, const bool v6)
+{
+	set_user_addr(ctx, addr, port, v6);
+	count(HOOK_SOCKET, REASON_BACK, 0);
+	return ALLOW;
+}
+
+/* recvfrom() and getpeername() of a socket that sends datagrams: shows the frontend that the caller knows. Always ALLOW. */
 static __always_inline int back_socket(ctx_t *ctx, const bool v6)
 {
 	struct addr addr = user_addr(ctx, v6);
 	struct socket_key key = socket_key_of(ctx, &addr, ctx->user_port);
 	const struct socket_peer *peer = bpf_map_lookup_elem(&socket_peers, &key);
 
-	if (peer) {
-		set_user_addr(ctx, &peer->addr, peer->port, v6);
-		count(HOOK_SOCKET, REASON_BACK, 0);
-	}
-	return ALLOW;
+	return peer ? show(ctx, &peer->addr, peer->port, v6) : ALLOW;
+}
+
+/* The same of any socket: getpeername(). Always ALLOW. */
+static __always_inline int peer_name(ctx_t *ctx, const bool v6)
+{
+	const struct connection_peer *peer;
+	struct addr addr;
+
+	if (ctx->protocol != IPPROTO_TCP)
+		return back_socket(ctx, v6);
+	addr = user_addr(ctx, v6);
+	peer = bpf_sk_storage_get(&connection_peers, ctx->sk, NULL, 0);
+	/* It may have been connected elsewhere while nobody attended to it. */
+	if (!peer || peer->backend_port != (__be16)ctx->user_port || !addr_equal(&peer->backend, &addr, true))
+		return ALLOW;
+	return show(ctx, &peer->frontend, peer->frontend_port, v6);
 }
 
 SEC("cgroup/connect4")
@@ -351,13 +389,13 @@ int weir_recvmsg6(ctx_t *ctx)
 SEC("cgroup/getpeername4")
 int weir_peername4(ctx_t *ctx)
 {
-	return back_socket(ctx, false);
+	return peer_name(ctx, false);
 }
 
 SEC("cgroup/getpeername6")
 int weir_peername6(ctx_t *ctx)
 {
-	return back_socket(ctx, true);
+	return peer_name(ctx, true);
 }
 
 char LICENSE[] SEC("license") = "GPL";

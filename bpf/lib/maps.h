@@ -107,6 +107,8 @@ MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8
 MMAPABLE_ARRAY(held_pieces, held_piece, 512);
 MAP(first_pieces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct held_piece, 2);
 MAP(socket_peers, BPF_MAP_TYPE_LRU_HASH, 0, struct socket_key, struct socket_peer, 65536);
+/* In the sockets themselves. */
+MAP(connection_peers, BPF_MAP_TYPE_SK_STORAGE, BPF_F_NO_PREALLOC, int, struct connection_peer, 0);
 MMAPABLE_ARRAY(backend_counters, backend_counters, 262144);
 MMAPABLE_ARRAY(service_counters, service_counters, 32768);
 MMAPABLE_ARRAY(snat_counters, snat_counter, SNAT_COUNTERS);

@@ -285,7 +285,7 @@ pub struct HeldPiece {
     pub bytes: [u8; HELD_BYTES],
 }
 
-/// With a frontend's address: which backend the socket's datagrams go to. With a backend's: which frontend it knows.
+/// Of datagrams. With a frontend's address: which backend the socket's go to. With a backend's: which frontend it knows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SocketKey {
@@ -315,6 +315,20 @@ pub struct SocketPeer {
     pub backend: u32,
     /// Of the backend when it was selected.
     pub generation: u32,
+}
+
+/// A part of a TCP socket: the frontend that its owner has connected it to, and the backend that it is connected to instead.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ConnectionPeer {
+    /// Address of the frontend.
+    pub frontend: Addr,
+    /// Address of the backend.
+    pub backend: Addr,
+    /// Port of the frontend.
+    pub frontend_port: Be16,
+    /// Port of the backend.
+    pub backend_port: Be16,
 }
 
 /// A pod whose TCP connections are translated when they are made. Keyed by the id of its cgroup.

@@ -87,6 +87,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         HeldPiece = "held_piece" { key, last_seen, state, length, l3, bytes }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
+        ConnectionPeer = "connection_peer" { frontend, backend, frontend_port, backend_port }
         HookedPod = "hooked_pod" { addr4, addr6 }
         Config = "config" { netns_cookie, hash_seed, node4, node6, tunnel4, tunnel6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
         Network = "network" { addr, mask }

@@ -104,12 +104,13 @@ impl Counters {
         Ok(links)
     }
 
-    /// Name, limit and sizes of every map.
+    /// Name, limit and sizes of every map, but for those whose entries are in sockets.
     ///
     /// # Errors
     /// When a pin cannot be opened.
     pub fn maps(&self) -> Result<Vec<MapUse>> {
         MAPS.iter()
+            .filter(|spec| spec.is_listed())
             .map(|spec| {
                 let (_, max_entries) = self.pins.open_map(spec, READ_ONLY)?;
                 let (key, value) = (u32::try_from(spec.key), u32::try_from(spec.value));

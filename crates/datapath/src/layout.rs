@@ -82,7 +82,7 @@ const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends"
 const MAX_LOCAL: u32 = 65_536;
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 41] = [
+pub(crate) const MAPS: [MapSpec; 42] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::GoingFilter>("going_filter", None, ""),
@@ -116,6 +116,16 @@ pub(crate) const MAPS: [MapSpec; 41] = [
     array::<abi::HeldPiece>("held_pieces", Some(|c| c.held_pieces.max(1)), "--max-held-pieces"),
     per_cpu::<abi::HeldPiece>("first_pieces"),
     lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
+    MapSpec {
+        name: "connection_peers",
+        kind: bpf_map_type::BPF_MAP_TYPE_SK_STORAGE,
+        key: size_of::<i32>(),
+        value: size_of::<abi::ConnectionPeer>(),
+        flags: NO_PREALLOC,
+        size: None,
+        option: "",
+        ways: 1,
+    },
     MapSpec {
         name: "hooked_pods",
         kind: bpf_map_type::BPF_MAP_TYPE_HASH,
@@ -181,6 +191,11 @@ pub(crate) enum Fit {
 }
 
 impl MapSpec {
+    /// Whether somebody can ask for its entries, and for their number: those of sockets can only be had by a descriptor of each.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.kind != bpf_map_type::BPF_MAP_TYPE_SK_STORAGE
+    }
+
     /// Entries for a capacity.
     pub(crate) fn entries(&self, capacity: &Capacity) -> Option<u32> {
         self.size.map(|size| size(capacity))

@@ -83,7 +83,7 @@ impl Model {
                 // What goes to an IPv4 address by a socket of IPv6 may be what one sends that is connected there.
                 let may_be_connected = wish == Wish::Send && to.is_ipv6() && family == Family::V4;
                 if called.reason == Some(abi::REASON_NO_FRONTEND) && !may_be_connected {
-                    self.tables.sockets.remove(&socket.key(end));
+                    self.forget(socket, end);
                 }
                 called
             }
@@ -96,9 +96,15 @@ impl Model {
     #[must_use]
     pub fn shown(&self, socket: &Socket, from: SocketAddr) -> Called {
         let end = End { addr: from.ip().into(), port: from.port() };
-        let peer = self.tables.sockets.get(&socket.key(end));
-        let shown = peer.map_or(end, |peer| End { addr: peer.addr, port: peer.port.get() });
-        Called { reason: peer.map(|_| abi::REASON_BACK), result: Ok(canonical(shown)) }
+        let known = if socket.protocol == TCP {
+            let peer = self.tables.connections.get(&socket.cookie);
+            let peer = peer.filter(|peer| (peer.backend, peer.backend_port.get()) == (end.addr, end.port));
+            peer.map(|peer| End { addr: peer.frontend, port: peer.frontend_port.get() })
+        } else {
+            let peer = self.tables.sockets.get(&socket.key(end));
+            peer.map(|peer| End { addr: peer.addr, port: peer.port.get() })
+        };
+        Called { reason: known.map(|_| abi::REASON_BACK), result: Ok(canonical(known.unwrap_or(end))) }
     }
 
     /// Who asks, if it is the hook's to answer: otherwise packets are translated, if anything is.
@@ -178,13 +184,29 @@ impl Model {
         Ok(choice.backend)
     }
 
+    /// Forgets what was noted of an address that a socket's owner now talks to itself.
+    fn forget(&mut self, socket: &Socket, end: End) {
+        if socket.protocol == TCP {
+            self.tables.connections.remove(&socket.cookie);
+        } else {
+            self.tables.sockets.remove(&socket.key(end));
+        }
+    }
+
     /// Remembers which address a socket's owner believes to talk to, and where its datagrams go, if that is new.
     fn remember(&mut self, socket: &Socket, to: End, slot: u32, is_new: bool) {
         let backend = self.control.backend(slot);
+        if socket.protocol == TCP {
+            let (frontend, frontend_port) = (to.addr, abi::Be16::new(to.port));
+            let (backend, backend_port) = (backend.addr, backend.port);
+            let peer = abi::ConnectionPeer { frontend, backend, frontend_port, backend_port };
+            self.tables.connections.insert(socket.cookie, peer);
+            return;
+        }
         let peer = |addr, port| abi::SocketPeer { addr, port, pad: 0, backend: slot, generation: backend.generation };
         let back = socket.key(End { addr: backend.addr, port: backend.port.get() });
         self.tables.sockets.insert(back, peer(to.addr, abi::Be16::new(to.port)));
-        if is_new && socket.protocol == UDP {
+        if is_new {
             self.tables.sockets.insert(socket.key(to), peer(backend.addr, backend.port));
         }
     }

@@ -254,8 +254,10 @@ pub struct Tables {
     pub affinities: HashMap<(Addr, u32), abi::Affinity>,
     /// Datagrams in pieces.
     pub fragments: HashMap<FragmentKey, Fragment>,
-    /// Where sockets were sent to, and which address their owners know.
+    /// Where the datagrams of sockets were sent to, and which address their owners know.
     pub sockets: HashMap<abi::SocketKey, abi::SocketPeer>,
+    /// The same of TCP sockets, by their number.
+    pub connections: HashMap<u64, abi::ConnectionPeer>,
     /// By slot of `snat_counters`.
     pub turns: HashMap<u32, Turn>,
     /// SYNs that were held back, by set and place in it: a byte of each one's hash.

@@ -83,6 +83,10 @@ impl Map {
 
     /// Returns how many entries of a table are gone.
     fn restore(&self) -> io::Result<usize> {
+        // What sockets hold is gone with them.
+        if self.kind == bpf_map_type::BPF_MAP_TYPE_SK_STORAGE {
+            return Ok(0);
+        }
         if !self.is_array() {
             return self.clear();
         }
@@ -146,6 +150,7 @@ fn kind_of(info: &bpf_map_info) -> Option<bpf_map_type> {
     let kinds = [
         bpf_map_type::BPF_MAP_TYPE_ARRAY,
         bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY,
+        bpf_map_type::BPF_MAP_TYPE_SK_STORAGE,
         bpf_map_type::BPF_MAP_TYPE_HASH,
         bpf_map_type::BPF_MAP_TYPE_LRU_HASH,
         bpf_map_type::BPF_MAP_TYPE_LPM_TRIE,

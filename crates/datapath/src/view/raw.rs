@@ -19,13 +19,13 @@ const BATCH: usize = 1024;
 pub type RawEntry = (Vec<u8>, Vec<u8>);
 
 impl View {
-    /// All entries of a map as bytes, in the kernel's order; `None` if there is no such map. The value of a per-CPU map
+    /// All entries of a map as bytes, in the kernel's order; `None` if there is no such map, or one whose entries are in sockets. The value of a per-CPU map
     /// has a part for each possible CPU.
     ///
     /// # Errors
     /// When the map cannot be read.
     pub fn raw(&self, name: &str) -> Result<Option<Vec<RawEntry>>> {
-        let Some(spec) = MAPS.iter().find(|spec| spec.name == name) else { return Ok(None) };
+        let Some(spec) = MAPS.iter().find(|spec| spec.name == name && spec.is_listed()) else { return Ok(None) };
         if matches!(spec.kind, bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH) {
             let bytes = |device: abi::Device| {
                 let abi::Device { ifindex, program } = device;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::size_of;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -48,6 +48,18 @@ impl Host {
         let config = node.datapath.config().unwrap();
         node.datapath.configure(&abi::Config { netns_cookie, ..config }).unwrap();
         Some(Self { node, cgroup })
+    }
+
+    /// Serves a Service by endpoints whose addresses are the host's own.
+    fn serve_itself(&mut self, pods: &[(u8, u8)]) {
+        for ip in pods.iter().flat_map(|(node, pod)| address::pod(*node, *pod).both()) {
+            let how = if ip.is_ipv4() { "/32 dev lo" } else { "/128 dev lo nodad" };
+            self.node.netns.ip(&format!("addr add {ip}{how}")).unwrap();
+            if ip.is_ipv6() {
+                self.node.netns.await_own(ip, Duration::from_secs(2)).unwrap();
+            }
+        }
+        self.node.serve(web(), pods);
     }
 
     fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
@@ -104,16 +116,8 @@ fn an_unused_port_of_a_cluster_ip_refuses_and_those_of_other_addresses_are_left_
 #[test]
 fn a_socket_whose_connection_was_refused_may_get_another_endpoint_when_it_is_connected_again() {
     let Some(mut host) = Host::new("sockets that are connected again") else { return };
-    // The host's own, where nobody listens.
-    let pods = [(1, 7), (1, 8)];
-    for ip in pods.iter().flat_map(|(node, pod)| address::pod(*node, *pod).both()) {
-        let how = if ip.is_ipv4() { "/32 dev lo" } else { "/128 dev lo nodad" };
-        host.node.netns.ip(&format!("addr add {ip}{how}")).unwrap();
-        if ip.is_ipv6() {
-            host.node.netns.await_own(ip, Duration::from_secs(2)).unwrap();
-        }
-    }
-    host.node.serve(web(), &pods);
+    // Nobody listens there.
+    host.serve_itself(&[(1, 7), (1, 8)]);
     let flows = |slot| host.node.view.backend_counters(slot).unwrap().flows;
     for (case, asked) in cases(Protocol::Tcp).zip([2, 4]) {
         let to = case.at(CLUSTER_IP, PORT);
@@ -125,6 +129,42 @@ fn a_socket_whose_connection_was_refused_may_get_another_endpoint_when_it_is_con
             }
         });
         assert_eq!((0..SMALL.backends).filter(|slot| flows(*slot) > 0).count(), asked, "{case:?}");
+    }
+}
+
+#[test]
+fn however_many_connections_there_are_a_datagrams_socket_and_a_connection_see_their_service() {
+    let Some(mut host) = Host::new("sockets beside many connections") else { return };
+    host.serve_itself(&[(1, 7)]);
+    for case in cases(Protocol::Tcp) {
+        let to = case.at(CLUSTER_IP, PORT);
+        host.enter(|| {
+            let listener = TcpListener::bind(case.at(address::pod(1, 7), TARGET_PORT)).unwrap();
+            let (datagrams, connection) = (udp(to), TcpStream::connect(to).unwrap());
+            datagrams.connect(to).unwrap();
+            let _other_end = listener.accept().unwrap();
+            drop(listener);
+            for _ in 0..2 * SMALL.sockets {
+                TcpStream::connect(to).unwrap_err();
+            }
+            assert_eq!((datagrams.peer_addr().unwrap(), connection.peer_addr().unwrap()), (to, to));
+        });
+    }
+}
+
+#[test]
+fn a_connection_to_an_endpoint_itself_is_shown_that_one() {
+    let Some(mut host) = Host::new("connections by a frontend and without") else { return };
+    host.serve_itself(&[(1, 7)]);
+    for case in cases(Protocol::Tcp) {
+        let (frontend, endpoint) = (case.at(CLUSTER_IP, PORT), case.at(address::pod(1, 7), TARGET_PORT));
+        host.enter(|| {
+            let socket = Socket::new(Domain::for_address(frontend), Type::STREAM, None).unwrap();
+            socket.connect(&frontend.into()).unwrap_err();
+            let _listener = TcpListener::bind(endpoint).unwrap();
+            socket.connect(&endpoint.into()).unwrap();
+            assert_eq!(socket.peer_addr().unwrap().as_socket(), Some(endpoint));
+        });
     }
 }
 
