@@ -1,4 +1,4 @@
-//! Which of the node's ports new flows may take as their source: those that the host does not use. See
+//! Which of the node's ports new flows may take as their source: those that the host does not use, or hardly. See
 //! docs/adr/0024-source-ports-that-the-host-does-not-use.md.
 
 use std::fmt;
@@ -9,6 +9,10 @@ use crate::cluster::Cluster;
 /// What the API server gives out as node ports unless told otherwise (`--service-node-port-range`). Any of them may be one a
 /// moment from now.
 pub const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// With fewer, connections to one endpoint of another node soon meet earlier ones of theirs: at some dozens a second, as its server
+/// remembers each for a minute after it is over (TIME_WAIT).
+pub const FEW: u32 = 4096;
 
 /// Port numbers.
 const NUMBERS: usize = 1 << u16::BITS;
@@ -46,6 +50,14 @@ impl PortSet {
     /// Adds all ports of another set.
     pub fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.words()).for_each(|(word, others)| *word |= others);
+    }
+
+    /// The ports that are in another set, too.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        let mut common = self.clone();
+        common.0.iter_mut().zip(other.words()).for_each(|(word, others)| *word &= others);
+        common
     }
 
     /// Takes a port out.
@@ -126,17 +138,47 @@ impl FromIterator<u16> for PortSet {
     }
 }
 
+/// What the host does with its ports.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HostPorts {
+    /// Those that the kernel gives to sockets which ask for none: `net.ipv4.ip_local_port_range`.
+    pub ephemeral: RangeInclusive<u16>,
+    /// Others that are in use, or reserved.
+    pub used: PortSet,
+}
+
+impl HostPorts {
+    /// Whether the kernel gives an ephemeral port to a connection of the host only when half of them are taken towards the same peer: it has the
+    /// other parity than the first one (`__inet_hash_connect()` of net/ipv4/inet_hashtables.c, since Linux 4.6).
+    fn spares(&self, port: u16) -> bool {
+        self.ephemeral.contains(&port) && (port ^ self.ephemeral.start()) & 1 != 0
+    }
+}
+
 /// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], and node ports of Services
-/// outside of these.
+/// outside of these. Where these are [`FEW`], the ephemeral ones that the host's own connections spare are added: a host with all of its
+/// ports ephemeral leaves none else.
 #[must_use]
-pub fn usable(wanted: &RangeInclusive<u16>, host: &PortSet, cluster: &Cluster) -> PortSet {
-    let mut usable: PortSet =
-        wanted.clone().filter(|port| !host.contains(*port) && !NODE_PORTS.contains(port)).collect();
+pub fn usable(wanted: &RangeInclusive<u16>, host: &HostPorts, cluster: &Cluster) -> PortSet {
+    let mut taken = host.used.clone();
     for service in cluster.services() {
         let ports = service.ports.iter().filter_map(|port| port.node_port);
-        ports.chain(service.health_check_port).for_each(|port| usable.remove(port));
+        taken.extend(ports.chain(service.health_check_port));
     }
-    usable
+    let free = |port: &u16| !taken.contains(*port) && !NODE_PORTS.contains(port);
+    let own: PortSet = wanted.clone().filter(|port| free(port) && !host.ephemeral.contains(port)).collect();
+    if own.len() >= FEW {
+        return own;
+    }
+    wanted.clone().filter(|port| free(port) && (!host.ephemeral.contains(port) || host.spares(*port))).collect()
+}
+
+/// What an agent that takes over from another one lets new flows take while it does not know all node ports: of those that are usable
+/// as far as it knows, the ones that were `before`. All, if that leaves none.
+#[must_use]
+pub fn usable_until_listed(usable: PortSet, before: &PortSet) -> PortSet {
+    let common = usable.common(before);
+    if common.is_empty() { usable } else { common }
 }
 
 /// The ports of `net.ipv4.ip_local_port_range`, which holds for both families: two numbers. `None` if it says something else.

@@ -180,6 +180,14 @@ impl Datapath {
         self.source_ports.set(usable)
     }
 
+    /// The ports that new flows to other nodes may take as their source.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub fn source_ports(&self) -> Result<PortSet> {
+        self.source_ports.usable()
+    }
+
     /// Lets packets take these interfaces past the host's stack and no others, by index; they do so with
     /// [`abi::CONFIG_HOST_BYPASS`].
     ///

@@ -229,7 +229,8 @@ pub(crate) struct DatapathOptions {
     #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
     pub(crate) cgroup: Option<PathBuf>,
     /// Source ports for connections that leave to another node: those among them that nothing on the host uses. Left out
-    /// are net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports, node ports, and ports that a socket is bound to
+    /// are net.ipv4.ip_local_port_range, net.ipv4.ip_local_reserved_ports, node ports, and ports that a socket is bound
+    /// to; where fewer than 4096 are left, every second one of the first of these is taken, too
     #[arg(long, value_name = "FIRST-LAST", default_value = "1024-65535", value_parser = parse_ports)]
     pub(crate) snat_ports: (u16, u16),
     /// Drop packets of connections to vanished endpoints in place of resetting them

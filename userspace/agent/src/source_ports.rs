@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use weir_abi as abi;
 use weir_core::conntrack::masquerade_ports;
-use weir_core::source_ports::{PortSet, local_port_range, reserved_ports};
+use weir_core::source_ports::{HostPorts, PortSet, local_port_range, reserved_ports};
 use weir_datapath::Counters;
 use weir_kube_watch::events::{Events, Regarding};
 
@@ -37,7 +37,7 @@ const SYSCTL_MOST: usize = 256 << 10;
 /// What the host uses, each kind as it was last seen.
 #[derive(Clone, Debug)]
 struct Seen {
-    ephemeral: PortSet,
+    ephemeral: RangeInclusive<u16>,
     reserved: PortSet,
     /// Of sockets.
     bound: PortSet,
@@ -49,15 +49,15 @@ impl Default for Seen {
     /// As usual.
     fn default() -> Self {
         let none = PortSet::default();
-        Self { ephemeral: USUAL_EPHEMERAL.collect(), reserved: none.clone(), bound: none.clone(), masqueraded: none }
+        Self { ephemeral: USUAL_EPHEMERAL, reserved: none.clone(), bound: none.clone(), masqueraded: none }
     }
 }
 
 impl Seen {
-    fn all(&self) -> PortSet {
-        let mut all = self.ephemeral.clone();
-        [&self.reserved, &self.bound, &self.masqueraded].into_iter().for_each(|ports| all.add(ports));
-        all
+    fn ports(&self) -> HostPorts {
+        let mut used = self.reserved.clone();
+        [&self.bound, &self.masqueraded].into_iter().for_each(|ports| used.add(ports));
+        HostPorts { ephemeral: self.ephemeral.clone(), used }
     }
 }
 
@@ -85,7 +85,7 @@ impl Look {
 }
 
 /// Takes over what was seen. Returns why nothing was.
-fn update(ports: &mut PortSet, seen: Result<PortSet>) -> Option<String> {
+fn update<T>(ports: &mut T, seen: Result<T>) -> Option<String> {
     match seen {
         Ok(seen) => {
             *ports = seen;
@@ -95,10 +95,9 @@ fn update(ports: &mut PortSet, seen: Result<PortSet>) -> Option<String> {
     }
 }
 
-fn ephemeral() -> Result<PortSet> {
+fn ephemeral() -> Result<RangeInclusive<u16>> {
     let (name, text) = ("net.ipv4.ip_local_port_range", sysctl("net/ipv4/ip_local_port_range")?);
-    let range = local_port_range(&text).ok_or_else(|| anyhow!("{name} is {text:?}, and not two ports"))?;
-    Ok(range.collect())
+    local_port_range(&text).ok_or_else(|| anyhow!("{name} is {text:?}, and not two ports"))
 }
 
 fn reserved() -> Result<PortSet> {
@@ -155,7 +154,7 @@ impl Shortage {
 /// Looks at the host until it is stopped.
 #[derive(Debug)]
 pub(crate) struct PortWatch {
-    used: watch::Sender<PortSet>,
+    used: watch::Sender<HostPorts>,
     seen: Seen,
     /// Told already.
     troubles: Vec<String>,
@@ -174,9 +173,9 @@ impl PortWatch {
         events: Events,
         node: &str,
         stage: CurrentStage,
-    ) -> (Self, watch::Receiver<PortSet>) {
+    ) -> (Self, watch::Receiver<HostPorts>) {
         let Look { seen, troubles } = Look::now(Seen::default(), stage.is_beside());
-        let (used, receiver) = watch::channel(seen.all());
+        let (used, receiver) = watch::channel(seen.ports());
         let shortage = Shortage { counted: dropped(&counters), told: None };
         let mut watch =
             Self { used, seen, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
@@ -199,7 +198,7 @@ impl PortWatch {
                     tokio::task::spawn_blocking(move || Look::now(before, beside)).await
                 {
                     self.tell(troubles);
-                    publish(&self.used, seen.all());
+                    publish(&self.used, seen.ports());
                     self.seen = seen;
                 }
                 if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
@@ -255,8 +254,9 @@ mod tests {
     fn what_the_kernel_hands_out_by_itself_is_used() {
         let Look { seen, troubles } = Look::now(Seen::default(), true);
         assert_eq!(troubles, Vec::<String>::new());
-        let (used, port) = (seen.all(), UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
-        assert!(used.contains(port), "{port} in {used}");
+        let (ephemeral, port) =
+            (seen.ports().ephemeral, UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        assert!(ephemeral.contains(&port), "{port} in {ephemeral:?}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::PlanConfig;
 use weir_core::sockets::may_strand;
-use weir_core::source_ports::PortSet;
+use weir_core::source_ports::{HostPorts, PortSet};
 use weir_core::steering::Write;
 use weir_core::tables::Tables;
 use weir_datapath::{AttachOptions, Datapath, MapStore};
@@ -78,8 +78,8 @@ pub(crate) struct Settings {
     pub(crate) direct: bool,
     /// Those that new flows to other nodes may take as their source, as far as the host does not use them.
     pub(crate) snat_ports: RangeInclusive<u16>,
-    /// Those that the host uses.
-    pub(crate) host_ports: watch::Receiver<PortSet>,
+    /// What the host does with its ports.
+    pub(crate) host_ports: watch::Receiver<HostPorts>,
     /// Whose Services are served.
     pub(crate) stage: CurrentStage,
     /// All of the configuration but the node's addresses.
@@ -111,6 +111,8 @@ pub(crate) struct Writer {
     no_local: NoLocalServices,
     /// Those that new flows may take now; none before they were first written.
     source_ports: Option<PortSet>,
+    /// Whether the host hands out some of these as well.
+    shares_ports: bool,
     /// Interfaces that packets may take past the host's stack; none before they were first written.
     shortcuts: Option<BTreeMap<u32, abi::Shortcut>>,
     complaints: Complaints,
@@ -162,6 +164,7 @@ impl Writer {
             handovers: Handovers::default(),
             no_local: NoLocalServices::default(),
             source_ports: None,
+            shares_ports: false,
             shortcuts: None,
             complaints: Complaints::new(events),
             interfaces: Vec::new(),

@@ -3,7 +3,9 @@
 use std::ops::RangeInclusive;
 
 use weir_core::cluster::{Cluster, Event};
-use weir_core::source_ports::{NODE_PORTS, PortSet, local_port_range, reserved_ports, usable};
+use weir_core::source_ports::{
+    FEW, HostPorts, NODE_PORTS, PortSet, local_port_range, reserved_ports, usable, usable_until_listed,
+};
 
 use crate::build::service;
 
@@ -15,19 +17,46 @@ fn set(ports: impl IntoIterator<Item = u16>) -> PortSet {
     ports.into_iter().collect()
 }
 
+/// A host with these ephemeral ports which uses some more.
+fn host(ephemeral: RangeInclusive<u16>, used: impl IntoIterator<Item = u16>) -> HostPorts {
+    HostPorts { ephemeral, used: set(used) }
+}
+
 #[test]
 fn everything_that_the_host_does_not_use_may_be_taken() {
-    let host = set(EPHEMERAL.chain([6443, 10_250, 61_000]));
-    let usable = usable(&ALL, &host, &Cluster::default());
-    let expected = ALL.filter(|port| !host.contains(*port) && !NODE_PORTS.contains(port));
-    assert_eq!(usable, expected.collect());
+    let used = [6443, 10_250, 61_000];
+    let usable = usable(&ALL, &host(EPHEMERAL, used), &Cluster::default());
+    let hosts = |port: &u16| EPHEMERAL.contains(port) || used.contains(port) || NODE_PORTS.contains(port);
+    assert_eq!(usable, ALL.filter(|port| !hosts(port)).collect());
     assert_eq!(usable.len(), 33_512 - 3, "more than half of all ports on a host with the usual settings");
 }
 
 #[test]
 fn a_range_that_is_asked_for_is_not_left() {
-    let usable = usable(&(29_000..=29_999), &set([29_500]), &Cluster::default());
+    let usable = usable(&(29_000..=29_999), &host(EPHEMERAL, [29_500]), &Cluster::default());
     assert_eq!(usable, set((29_000..=29_999).filter(|port| *port != 29_500)));
+}
+
+#[test]
+fn of_a_host_whose_ports_are_all_ephemeral_its_connections_spare_every_second_one() {
+    let usable = usable(&ALL, &host(ALL, [20_001, 20_002]), &Cluster::default());
+    let spared = |port: &u16| port % 2 == 1 && *port != 20_001 && !NODE_PORTS.contains(port);
+    assert_eq!(usable, ALL.filter(spared).collect());
+}
+
+#[test]
+fn what_is_spared_has_the_other_parity_than_the_first_ephemeral_port() {
+    let usable = usable(&(40_000..=41_000), &host(32_769..=60_999, []), &Cluster::default());
+    assert_eq!(usable, set((40_000..=41_000).filter(|port| port % 2 == 0)));
+}
+
+#[test]
+fn no_ephemeral_port_is_taken_where_enough_others_are_left() {
+    let first = 60_000;
+    let enough = 1024 + u16::try_from(FEW).unwrap();
+    let of = |last| usable(&ALL, &host(first..=u16::MAX, last..=first - 1), &Cluster::default());
+    assert_eq!(of(enough), set(1024..enough));
+    assert!(of(enough - 1).contains(first + 1));
 }
 
 #[test]
@@ -37,15 +66,22 @@ fn node_ports_of_services_are_left_out_wherever_they_are() {
     web.ports[0].node_port = Some(20_080);
     web.health_check_port = Some(20_081);
     cluster.apply(Event::Service(web));
-    let usable = usable(&(20_079..=20_082), &PortSet::default(), &cluster);
+    let usable = usable(&(20_079..=20_082), &host(EPHEMERAL, []), &cluster);
     assert_eq!(usable, set([20_079, 20_082]));
 }
 
 #[test]
 fn nothing_is_left_of_a_range_that_is_all_in_use() {
-    let usable = usable(&(40_000..=41_000), &set(EPHEMERAL), &Cluster::default());
+    let usable = usable(&(40_000..=41_000), &host(EPHEMERAL, EPHEMERAL), &Cluster::default());
     assert!(usable.is_empty());
     assert!(usable.ring().iter().all(|next| *next == 0));
+}
+
+#[test]
+fn while_node_ports_are_not_known_only_what_was_taken_before_is() {
+    let (usable, before) = (set(1024..=2000), set((1024..=2000).filter(|port| *port != 1080).chain([5000])));
+    assert_eq!(usable_until_listed(usable.clone(), &before), set((1024..=2000).filter(|port| *port != 1080)));
+    assert_eq!(usable_until_listed(usable.clone(), &set([5000])), usable, "another range than before");
 }
 
 #[test]

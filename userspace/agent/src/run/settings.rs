@@ -11,7 +11,7 @@ use weir_abi::ticks::TickClock;
 use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
-use weir_core::source_ports::PortSet;
+use weir_core::source_ports::HostPorts;
 use weir_datapath::{AttachOptions, Datapath};
 
 use crate::args::{DatapathOptions, ExternalModeArg, Options, PodSocketsArg};
@@ -36,7 +36,7 @@ pub(super) fn of(
     cgroup: Option<PathBuf>,
     capacity: Capacity,
     datapath: &Datapath,
-    (host_ports, stage): (watch::Receiver<PortSet>, CurrentStage),
+    (host_ports, stage): (watch::Receiver<HostPorts>, CurrentStage),
 ) -> Result<Settings> {
     let DatapathOptions {
         pin_dir: _,

@@ -5,33 +5,51 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use tracing::{debug, info, warn};
 use weir_core::model::ObjectName;
-use weir_core::source_ports::usable;
+use weir_core::source_ports::{HostPorts, PortSet, usable, usable_until_listed};
 
 use super::Writer;
 
 impl Writer {
     /// Lets new flows take what is left, where that changed. Node ports of Services that are gone come back at the next change.
     pub(super) fn update_source_ports(&mut self) -> Result<()> {
-        let range = &self.settings.snat_ports;
-        let usable = usable(range, &self.settings.host_ports.borrow(), &self.cluster);
+        let host = self.settings.host_ports.borrow().clone();
+        let mut usable = usable(&self.settings.snat_ports, &host, &self.cluster);
+        if self.adopted && !self.cluster.synced() {
+            usable = usable_until_listed(usable, &self.datapath.source_ports()?);
+        }
         if self.source_ports.as_ref() == Some(&usable) {
             return Ok(());
         }
         self.datapath.set_source_ports(&usable)?;
+        self.metrics.source_ports(usable.len());
+        self.tell_source_ports(&host, &usable);
+        self.source_ports = Some(usable);
+        Ok(())
+    }
+
+    /// Says what new flows may take, where it is news.
+    fn tell_source_ports(&mut self, host: &HostPorts, usable: &PortSet) {
         let ports = usable.len();
-        self.metrics.source_ports(ports);
-        let (first, last) = (range.start(), range.end());
+        let shared = usable.iter().any(|port| host.ephemeral.contains(&port));
+        let was_shared = std::mem::replace(&mut self.shares_ports, shared);
+        let (first, last) = (self.settings.snat_ports.start(), self.settings.snat_ports.end());
         if usable.is_empty() {
             warn!(
                 "no source port is left of --snat-ports {first}-{last}: connections from outside to endpoints on other nodes \
                  are dropped; widen it, or narrow net.ipv4.ip_local_port_range"
             );
+        } else if shared {
+            if !was_shared {
+                warn!(
+                    ports,
+                    "net.ipv4.ip_local_port_range leaves few ports of --snat-ports {first}-{last}: connections to other nodes leave \
+                     from every second one of it, too, where a socket of the host may lose an answer to one of theirs; narrow it"
+                );
+            }
         } else if self.source_ports.is_none() {
             info!(ports, "connections to other nodes leave from ports that the host does not use");
         }
         debug!(ports, %usable, "source ports");
-        self.source_ports = Some(usable);
-        Ok(())
     }
 
     /// Takes ports away from new flows that have become node ports with services that were just written.

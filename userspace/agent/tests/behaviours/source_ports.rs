@@ -63,6 +63,16 @@ fn ports_that_the_host_comes_to_use_are_left_to_it_and_come_back() {
     await_usable(&node, "reserved ports to be left to the host", &[20_000, 20_012, 50_000, 50_010], false);
     node.write(&file(20_081));
     await_usable(&node, "a new node port to be left to its Service", &[20_081], false);
+    netns.sysctl("net/ipv4/ip_local_port_range", "1024 65535").unwrap();
+    await_usable(&node, "every second port of a host that has no others", &[1025, 20_083, 40_001, u16::MAX], true);
+    await_usable(&node, "ports that the host's connections get", &[1024, 20_082, 40_002], false);
+    node.agent.await_log("net.ipv4.ip_local_port_range leaves few ports");
+    let listener = netns.enter(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 20_083)).unwrap());
+    let to = listener.local_addr().unwrap();
+    let connections: Vec<_> = netns.enter(|| (0..100).map(|_| TcpStream::connect(to).unwrap()).collect());
+    let (ours, port) = (usable(&node), |one: &TcpStream| one.local_addr().unwrap().port());
+    let taken = connections.iter().map(port).find(|port| ours.contains(*port));
+    assert_eq!(taken, None, "a connection of the host's has one of ours");
     let gauge = || node.agent.metric(&node.world, "weir_source_ports");
     wait::until("the metric to follow", SOON, || gauge() == f64::from(usable(&node).len())).unwrap();
 }

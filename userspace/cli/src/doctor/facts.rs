@@ -206,6 +206,6 @@ fn maps(view: &View, dump: &Dump) -> Result<MapFacts> {
             .into_iter()
             .filter(|(table, _)| table.starts_with("flows"))
             .collect(),
-        source_ports: view.source_ports()?.len(),
+        source_ports: view.source_ports()?,
     })
 }

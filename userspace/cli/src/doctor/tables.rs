@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use weir_core::flow_pressure::TableUse;
+use weir_core::source_ports::{FEW, PortSet, local_port_range};
 
 use super::check::Check;
 use super::fix::Fix;
 use crate::maps::{NEARLY_FULL, is_nearly_full};
-
-/// So few source ports are a limit of concurrent flows to one endpoint that people notice.
-const FEW_PORTS: u32 = 4096;
 
 /// A map of a fixed number of entries that does not evict.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -29,8 +27,8 @@ pub(crate) struct MapFacts {
     pub(crate) fill: Vec<Fill>,
     /// Tables of flows that go on: these evict, which hurts where what they hold is open.
     pub(crate) flows: Vec<(&'static str, TableUse)>,
-    /// How many source ports flows to other nodes may take.
-    pub(crate) source_ports: u32,
+    /// Source ports that flows to other nodes may take.
+    pub(crate) source_ports: PortSet,
 }
 
 /// What was found.
@@ -121,11 +119,17 @@ fn flows(table: &str, used: &TableUse) -> Check {
 fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
     let what = "source ports";
     let range = facts.local_ports.as_deref().unwrap_or("unknown").split_whitespace().collect::<Vec<_>>().join("-");
-    let detail = format!("{} for flows to other nodes; the host's own are {range}", maps.source_ports);
+    let detail = format!("{} for flows to other nodes; the host's own are {range}", maps.source_ports.len());
     let fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'";
-    match maps.source_ports {
+    let ephemeral = facts.local_ports.as_deref().and_then(local_port_range);
+    if ephemeral.is_some_and(|mut ephemeral| ephemeral.any(|port| maps.source_ports.contains(port))) {
+        let shared =
+            format!("{detail}, and some are both: a socket of the host may lose an answer to a flow from its port");
+        return Check::warn(what, shared, fix);
+    }
+    match maps.source_ports.len() {
         0 => Check::fail(what, format!("{detail}: flows from outside to other nodes are dropped"), fix),
-        1..FEW_PORTS => Check::warn(what, format!("{detail}: so many flows to one endpoint at a time"), fix),
+        1..FEW => Check::warn(what, format!("{detail}: so many flows to one endpoint at a time"), fix),
         _ => Check::ok(what, detail),
     }
 }
@@ -140,7 +144,8 @@ mod tests {
         TableUse { open, over: 1000 - open, capacity: 1000 }
     }
 
-    fn facts(used: usize, source_ports: u32) -> TableFacts {
+    /// `source_ports`: how many, from 1024 on.
+    fn facts(used: usize, source_ports: u16) -> TableFacts {
         let services = Fill { map: "services", used, max: 100, option: Some("--max-services") };
         TableFacts {
             pin_dir: "/sys/fs/bpf/weir".into(),
@@ -149,7 +154,7 @@ mod tests {
                 abi_version: 4,
                 fill: vec![services],
                 flows: vec![("flows4", flows(899))],
-                source_ports,
+                source_ports: (1024..1024 + source_ports).collect(),
             })),
             others: Vec::new(),
             links: 12,
@@ -188,13 +193,27 @@ mod tests {
     }
 
     #[test]
+    fn source_ports_that_the_host_hands_out_as_well_are_told() {
+        let checks = checks(&TableFacts { local_ports: Some("1024\t65535\n".to_owned()), ..facts(0, 28_000) });
+        let check = find(&checks, "source ports");
+        assert_eq!(check.state, State::Warn);
+        assert!(check.detail.contains("the host's own are 1024-65535, and some are both"), "{}", check.detail);
+    }
+
+    #[test]
     fn absent_unreadable_foreign_and_unconfigured_pins_are_failures() {
         let state = |maps| {
             let checks = checks(&TableFacts { maps, ..facts(0, 28_000) });
             find(&checks, "pins").state
         };
-        let of_version =
-            |abi_version| Some(Ok(MapFacts { abi_version, fill: Vec::new(), flows: Vec::new(), source_ports: 1 }));
+        let of_version = |abi_version| {
+            Some(Ok(MapFacts {
+                abi_version,
+                fill: Vec::new(),
+                flows: Vec::new(),
+                source_ports: [1024].into_iter().collect(),
+            }))
+        };
         let all = [None, Some(Err("another layout".to_owned())), of_version(0), of_version(3), of_version(4)];
         assert_eq!(all.map(state), [State::Fail, State::Fail, State::Fail, State::Fail, State::Ok]);
     }
