@@ -364,7 +364,7 @@ ABI_SIZE(connection_peer, 36);
 ABI_SIZE(hooked_pod, 32);
 ABI_SIZE(network, 32);
 ABI_SIZE(tunnel, 24);
-ABI_SIZE(config, 392);
+ABI_SIZE(config, 400);
 ABI_SIZE(device, 8);
 ABI_SIZE(shortcut, 8);
 ABI_SIZE(service_name, 200);

@@ -7,7 +7,8 @@
 
 enum config_flags {
 	CONFIG_RESET_STALE = 1, /* answer TCP packets of vanished backends with a reset; else drop them */
-	CONFIG_HOLD = 2, /* flow tables are being replaced: the first packet of a new flow is dropped, to come again */
+	/* Flow tables are being replaced: until held_until the first packet of a new flow is dropped, to come again. */
+	CONFIG_HOLD = 2,
 	/* Another proxy serves other services here: a connection that begins in its middle is left to it, not adopted. */
 	CONFIG_BESIDE = 4,
 	/*
@@ -40,6 +41,7 @@ struct tunnel {
 struct config {
 	__u64 netns_cookie; /* HOST, network namespace of the node */
 	__u64 hash_seed;    /* HOST, drawn once per boot */
+	__u64 held_until;   /* HOST, ns of CLOCK_MONOTONIC: CONFIG_HOLD ends then, as its agent may have ended before */
 	struct addr node4;  /* source of SNAT; zero: no IPv4 */
 	struct addr node6;  /* source of SNAT; zero: no IPv6 */
 	struct tunnel tunnel4;

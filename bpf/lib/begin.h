@@ -175,7 +175,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 static __always_inline int turned_away(const struct packet *p, const struct config *config)
 {
 	/* Tables that are being filled may lack its flow. */
-	if (config->flags & CONFIG_HOLD)
+	if (config->flags & CONFIG_HOLD && bpf_ktime_get_ns() < config->held_until)
 		return -REASON_HELD;
 	if (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP && !p->syn)
 		return -REASON_MID_FLOW;

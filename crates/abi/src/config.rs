@@ -13,6 +13,7 @@ impl Config {
     pub const PLAIN: Self = Self {
         netns_cookie: 0,
         hash_seed: 0,
+        held_until: 0,
         node4: Addr::UNSET,
         node6: Addr::UNSET,
         tunnel4: Tunnel::NONE,

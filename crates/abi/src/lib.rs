@@ -305,6 +305,8 @@ pub struct Config {
     pub netns_cookie: u64,
     /// Drawn once per boot.
     pub hash_seed: u64,
+    /// Nanoseconds of `CLOCK_MONOTONIC`: [`CONFIG_HOLD`] ends then, as its agent may have ended before.
+    pub held_until: u64,
     /// Source of SNAT; zero: no IPv4.
     pub node4: Addr,
     /// Source of SNAT; zero: no IPv6.

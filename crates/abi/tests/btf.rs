@@ -89,7 +89,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         ConnectionPeer = "connection_peer" { frontend, backend, frontend_port, backend_port }
         HookedPod = "hooked_pod" { addr4, addr6 }
-        Config = "config" { netns_cookie, hash_seed, node4, node6, tunnel4, tunnel6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
+        Config = "config" { netns_cookie, hash_seed, held_until, node4, node6, tunnel4, tunnel6, flags, udp_idle, tcp_idle, abi_version, fragment_idle, service_networks, flood, tcp_half_closed, tcp_linger, held_pieces, service_network }
         Network = "network" { addr, mask }
         Tunnel = "tunnel" { addr, ifindex, pad }
         ServiceName = "service_name" { namespace, name, port_name, port, proto, family, created }

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, FrontendKey};
@@ -29,6 +31,10 @@ use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
+
+/// How long new flows are held back at most, where the agent ends in the midst of a switch: longer than the largest tables take to be copied. Whose
+/// SYN was dropped at first sends it again after 1, 3 and 7 seconds.
+const HOLD_MOST: Duration = Duration::from_secs(10);
 
 /// The programs and maps of one node, open for writing. Everything in it that is pinned outlives it.
 #[derive(Debug)]
@@ -167,8 +173,11 @@ impl Datapath {
     /// # Errors
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
-        let held = if self.resized.is_empty() { 0 } else { self.config.get(0)?.flags & abi::CONFIG_HOLD };
-        self.config.set(0, &abi::Config { flags: config.flags | held, ..*config })
+        if self.resized.is_empty() {
+            return self.config.set(0, config);
+        }
+        let abi::Config { flags, held_until, .. } = self.config.get(0)?;
+        self.config.set(0, &abi::Config { flags: config.flags | flags & abi::CONFIG_HOLD, held_until, ..*config })
     }
 
     /// Lets new flows to other nodes take these ports as their source and no others. Flows keep theirs, and get their
@@ -233,7 +242,7 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        set_hold(&self.config, true)?;
+        set_hold(&self.config, Some(HOLD_MOST))?;
         self.copy_flows(Moment::BeforeLinks)
     }
 
@@ -248,7 +257,7 @@ impl Datapath {
         let copied = self.copy_flows(Moment::BehindLinks);
         self.resized.clear();
         self.store.former_flows = Flows::default();
-        set_hold(&self.config, false)?;
+        set_hold(&self.config, None)?;
         copied.and(replaced::forget(&self.pins))
     }
 
@@ -264,17 +273,21 @@ impl Datapath {
     }
 }
 
-fn set_hold(config: &Mapped<abi::Config>, hold: bool) -> Result<()> {
+/// Holds new flows back for so long at most, or lets them in.
+fn set_hold(config: &Mapped<abi::Config>, hold: Option<Duration>) -> Result<()> {
     let known = config.get(0)?;
     let others = known.flags & !abi::CONFIG_HOLD;
-    let flags = if hold { others | abi::CONFIG_HOLD } else { others };
-    config.set(0, &abi::Config { flags, ..known })
+    let Some(most) = hold else { return config.set(0, &abi::Config { flags: others, held_until: 0, ..known }) };
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| Error::io("cannot read the clock", e.into()))?;
+    let until = (Duration::from(now) + most).as_nanos();
+    let held_until = u64::try_from(until).unwrap_or(u64::MAX);
+    config.set(0, &abi::Config { flags: others | abi::CONFIG_HOLD, held_until, ..known })
 }
 
 /// Lets new flows in that an agent has held back which ended in the midst of a switch: what serves is where it was.
 fn let_in(pins: &PinDir) -> Result<()> {
     // One of another layout is not ours to write.
-    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, false))
+    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, None))
 }
 
 enum Existing {

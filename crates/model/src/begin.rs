@@ -129,7 +129,8 @@ impl Model {
 
     /// What keeps a packet to one of our addresses from starting a flow.
     fn turned_away(&self, p: &Packet) -> Result<(), Reason> {
-        if self.has(abi::CONFIG_HOLD) {
+        // The clock of that begins when the machine does: here what is not zero is to come.
+        if self.has(abi::CONFIG_HOLD) && self.config.held_until != 0 {
             return Err(abi::REASON_HELD);
         }
         if self.has(abi::CONFIG_BESIDE) && p.protocol != UDP && !p.syn {

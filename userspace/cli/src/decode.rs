@@ -122,6 +122,7 @@ pub(crate) fn config(config: &abi::Config) -> Value {
     let abi::Config {
         netns_cookie,
         hash_seed,
+        held_until,
         node4,
         node6,
         tunnel4,
@@ -148,6 +149,7 @@ pub(crate) fn config(config: &abi::Config) -> Value {
         ("tunnel4", tunnel(*tunnel4)),
         ("tunnel6", tunnel(*tunnel6)),
         ("flags", flags(*bits, &CONFIG_FLAGS)),
+        ("heldUntilNanoseconds", number(*held_until)),
         ("udpIdleTicks", number(*udp_idle)),
         ("tcpIdleTicks", number(*tcp_idle)),
         ("tcpHalfClosedTicks", number(*tcp_half_closed)),

@@ -92,6 +92,8 @@ fn alone_a_connection_that_begins_in_its_middle_is_adopted() {
 #[test]
 fn while_tables_are_replaced_nothing_is_taken_for_the_other_proxys() {
     let Some(node) = node("a hold beside another proxy", abi::CONFIG_BESIDE | abi::CONFIG_HOLD) else { return };
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { held_until: u64::MAX, ..config }).unwrap();
     for case in cases(Protocol::Tcp) {
         let packet = case.later(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
         for (hook, device, _) in HOOKS {

@@ -2,14 +2,18 @@
 
 use std::mem::offset_of;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData};
+use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, MapOp};
-use weir_datapath::{AttachOptions, Attachment, Datapath, MapStore, View};
+use weir_datapath::{AttachOptions, Attachment, Datapath, Hook, MapStore, View};
 use weir_model::UNUSED_BACKEND;
+use weir_testbed::address::CLIENT;
 
-use crate::node::Node;
+use crate::case::{CASES, CLUSTER_IP, PORT};
+use crate::node::{Device, Node, web};
 use crate::pins::{Pins, SMALL};
 use crate::store::{all, flows, open_flow, open_flow_by, put_all};
 
@@ -178,12 +182,36 @@ fn new_flows_are_held_back_until_the_end_of_a_switch_or_of_the_agent_that_began_
     datapath.begin_switch().unwrap();
     datapath.configure(&abi::Config::PLAIN).unwrap();
     assert!(is_held(&datapath), "whatever else is written");
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
+    let until = Duration::from_nanos(datapath.config().unwrap().held_until);
+    assert!(until > now && until < now + Duration::from_secs(11), "{until:?}, and it is {now:?}");
     drop(datapath);
     let mut datapath = pins.open_with(&larger).unwrap();
     assert!(!is_held(&datapath));
     datapath.begin_switch().unwrap();
     datapath.finish_switch().unwrap();
     assert!(!is_held(&datapath));
+}
+
+/// Until when: nanoseconds of `CLOCK_MONOTONIC`.
+fn hold(node: &Node, held_until: u64) {
+    let config = node.datapath.config().unwrap();
+    node.datapath.configure(&abi::Config { flags: config.flags | abi::CONFIG_HOLD, held_until, ..config }).unwrap();
+}
+
+#[test]
+fn who_holds_new_flows_back_and_ends_has_them_let_in_after_a_while() {
+    let Some(mut node) = Node::new("a hold whose agent has ended") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        for hook in [Hook::Xdp, Hook::NicIn] {
+            let packet = case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT));
+            hold(&node, u64::MAX);
+            assert_eq!(node.send(hook, Device::Eth0, &packet).reason, abi::REASON_HELD, "{case:?} at {hook}");
+            hold(&node, 1);
+            assert_eq!(node.send(hook, Device::Eth0, &packet).reason, abi::REASON_TO_LOCAL, "{case:?} at {hook}");
+        }
+    }
 }
 
 #[test]

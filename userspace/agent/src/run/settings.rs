@@ -83,6 +83,7 @@ pub(super) fn of(
         config: abi::Config {
             netns_cookie: host::netns_cookie()?,
             hash_seed: hash_seed(datapath)?,
+            held_until: 0,
             node4: abi::Addr::UNSET,
             node6: abi::Addr::UNSET,
             tunnel4: abi::Tunnel::NONE,

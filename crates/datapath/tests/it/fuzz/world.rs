@@ -112,6 +112,7 @@ impl World {
         let has_tunnels = hash_seed & 2 != 0;
         let config = abi::Config {
             hash_seed,
+            held_until: if hash_seed & 12 == 12 { 0 } else { u64::MAX },
             node4: node(u, address::node(1).v4.into())?,
             node6: node(u, address::node(1).v6.into())?,
             flags: flags(u)? | settle | abi::CONFIG_UNWRAP,
