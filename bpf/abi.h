@@ -259,6 +259,8 @@ struct backend_counters {
 struct snat_counter {
 	__u32 next;    /* HOST, wraps: its lower half is the first port number that the next flow may get */
 	__u32 pressed; /* HOST, in ticks: when a flow that had only just begun lost its port to the next one */
+	__u32 in_vain; /* HOST, in ticks: when a search came to the last port that it may look at */
+	__u32 pad;
 };
 
 /* The node's source ports in a ring. Entry n is about the port numbers from 4n on. */
@@ -342,7 +344,7 @@ ABI_SIZE(affinity, 12);
 ABI_SIZE(source_range_key, 24);
 ABI_SIZE(source_range, 4);
 ABI_SIZE(backend_counters, 64);
-ABI_SIZE(snat_counter, 8);
+ABI_SIZE(snat_counter, 16);
 ABI_SIZE(first_syns, 256);
 ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);

@@ -10,7 +10,7 @@
 
 /*
  * Source ports whose turn it is that are tried for one new flow. Those that many connections have taken one after the other, and keep, are a
- * run of them; while a flood takes them, a collision means that most are taken.
+ * run of them; while a flood takes them, a collision means that most are taken, and so it does where one has just tried so many in vain.
  */
 #define SNAT_PROBES 512
 #define SNAT_PROBES_PRESSED 32
@@ -186,10 +186,19 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 	return reply_is_over(old, port, search->backend->proto, search->claim, v6);
 }
 
+/* Ticks after a search in vain in which others are spared that: where all ports are in use each would take as long. */
+#define IN_VAIN_IDLE 1
+
+/* Whether most ports of an endpoint are in use, as far as earlier searches tell. */
+static __always_inline bool is_short(const struct snat_counter *counter)
+{
+	return is_pressed(counter) || !is_idle(now_ticks(), counter->in_vain, IN_VAIN_IDLE);
+}
+
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
-	const bool pressed = is_pressed(search->counter);
+	const bool pressed = is_short(search->counter);
 	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
@@ -197,13 +206,11 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 
 	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed) {
 		/* What is behind a long run of ports in use has its turn no later for that. */
-		if (search->backend->proto == IPPROTO_UDP)
-			__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - SNAT_PROBES_PRESSED);
+		__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - SNAT_PROBES_PRESSED);
 		return 1;
 	}
-	/* Of datagrams no turn says that most are taken: who has looked at so many spares the next ones that. */
-	if (round == SNAT_PROBES - 1 && search->backend->proto == IPPROTO_UDP)
-		search->counter->pressed = now_ticks();
+	if (round == SNAT_PROBES - 1 + search->keeps)
+		search->counter->in_vain = now_ticks();
 	search->again = !round && search->keeps;
 	search->claim = round < SNAT_CHOICE + search->keeps		       ? CLAIM_TURN
 			: round < SNAT_PROBES_KEPT + search->keeps && !pressed ? CLAIM_NEED

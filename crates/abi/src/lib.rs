@@ -233,6 +233,10 @@ pub struct SnatCounter {
     pub next: u32,
     /// In ticks: when a flow that had only just begun lost its port to the next one.
     pub pressed: u32,
+    /// In ticks: when a search came to the last port that it may look at.
+    pub in_vain: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// The node's source ports in a ring; see `struct snat_next` in `bpf/abi.h`.

@@ -5,11 +5,13 @@ use weir_core::model::Family;
 
 use crate::Model;
 use crate::kept::turn_slot;
-use crate::packet::{Key, Packet, TCP, UDP};
+use crate::packet::{Key, Packet, TCP};
 use crate::tables::{Flow, Reply};
 
 /// Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered.
 const LAP: u32 = 1;
+/// Ticks after a search in vain in which others look at fewer ports.
+const IN_VAIN_IDLE: u32 = 1;
 
 impl Model {
     /// Notes that a flow takes its port from one that has only just begun.
@@ -18,13 +20,6 @@ impl Model {
         let is_its = flow.backend == old.backend && flow.snat == Some(port);
         let begins = is_its && flow.is_opening() && flow.ended.is_none() && !flow.closing && !old.closing;
         if backend.proto == TCP && begins && !self.now.is_idle(flow.created, LAP) {
-            self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
-        }
-    }
-
-    /// Notes that a flow of datagrams has looked at as many ports as it may: the next ones are spared that.
-    pub(crate) fn press_of_datagrams(&mut self, backend: &abi::Backend) {
-        if backend.proto == UDP {
             self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
         }
     }
@@ -38,6 +33,12 @@ impl Model {
     pub(crate) fn is_pressed(&self, backend: &abi::Backend) -> bool {
         let pressed = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.pressed);
         pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE))
+    }
+
+    /// Whether most source ports towards an endpoint are in use, as far as earlier searches tell.
+    pub(crate) fn is_short(&self, backend: &abi::Backend) -> bool {
+        let in_vain = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.in_vain);
+        self.is_pressed(backend) || in_vain.is_some_and(|then| !self.now.is_idle(then, IN_VAIN_IDLE))
     }
 
     /// The set, of each table of flows that begin, that has a key.

@@ -4,7 +4,7 @@ use weir_abi as abi;
 
 use crate::Model;
 use crate::over::Claim;
-use crate::packet::{End, Key, Packet, SCTP, TCP, UDP};
+use crate::packet::{End, Key, Packet, SCTP, TCP};
 use crate::place::reply_key;
 use crate::tables::{Flow, Reply, Stage};
 
@@ -43,12 +43,10 @@ impl Model {
         (port != 0).then_some(port)
     }
 
-    /// Gives up the turn of so many ports: who looks at few datagrams' in a long run that is in use comes to its end no later for that.
+    /// Gives up the turn of so many ports: who looks at few in a long run that is in use comes to its end no later for that.
     pub(crate) fn pass_over(&mut self, backend: &abi::Backend, ports: usize) {
-        if backend.proto == UDP {
-            let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
-            *turn = turn.wrapping_add(u32::try_from(ports).unwrap_or(u32::MAX));
-        }
+        let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
+        *turn = turn.wrapping_add(u32::try_from(ports).unwrap_or(u32::MAX));
     }
 
     /// Has a client's port keep the source port of a connection that goes on.

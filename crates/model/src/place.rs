@@ -5,6 +5,7 @@ use weir_abi as abi;
 use crate::Model;
 use crate::control::backend_end;
 use crate::going::SYN_AGAIN;
+use crate::kept::turn_slot;
 use crate::over::Claim;
 use crate::packet::{End, Key, Packet, SCTP, TCP};
 use crate::tables::{Flow, Reply, Stage};
@@ -79,13 +80,13 @@ impl Model {
         }
         let probes = if p.protocol == SCTP { 1 } else { PROBES };
         for probe in 0..probes {
-            let pressed = self.is_pressed(backend);
+            let pressed = self.is_short(backend);
             if probe >= PROBES_PRESSED && pressed {
                 self.pass_over(backend, PROBES - PROBES_PRESSED);
                 return None;
             }
             if probe == PROBES - 1 {
-                self.press_of_datagrams(backend);
+                self.tables.turns.entry(turn_slot(backend)).or_default().in_vain = Some(self.now.ticks);
             }
             let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {

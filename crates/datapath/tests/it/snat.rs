@@ -237,54 +237,55 @@ fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
 
 /// A search is an atomic operation and some memory for each port. Who comes while it is noted looks at few of them.
 #[test]
-fn datagrams_that_have_looked_at_as_many_ports_as_they_may_spare_the_next_ones_that() {
-    let Some(mut node) = Node::new("searches for ports of datagrams") else { return };
+fn who_has_looked_at_as_many_ports_as_it_may_spares_the_next_ones_that() {
+    let Some(mut node) = Node::new("searches for ports") else { return };
     node.configure((50000, 50009), true);
-    for case in cases(Protocol::Udp) {
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
         node.serve_anew(web(), &[(2, 1)]);
-        let sent = || {
-            let sent = to_service(&node, case);
-            (sent.clone(), node.send(Hook::NicIn, Device::Eth0, &sent))
-        };
-        let before = pressed(&node);
+        let searched = || searches_in_vain(&node);
+        let before = searched();
         for _ in 0..10 {
-            let (sent, outcome) = sent();
-            go_on(&node, case, &sent, &outcome.packet());
+            go_on_in_the_nodes_name(&node, case);
         }
-        assert_eq!(pressed(&node), before, "each of them has found one");
-        sent().1.is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
-        assert_eq!(pressed(&node), before + 1, "{case:?}");
+        assert_eq!(searched(), before, "each of them has found one");
+        let sent = || node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+        sent().is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        assert_eq!(searched(), before + 1, "{case:?}");
+        sent().is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
     }
 }
 
 /// Many flows that go on have ports side by side, as those of clients that have all come at once.
 #[test]
-fn datagrams_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_lost() {
+fn new_flows_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_lost() {
     let Some(mut node) = Node::new("a run of ports in use") else { return };
     node.configure((50000, 51999), true);
-    for case in cases(Protocol::Udp) {
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
         node.serve_anew(web(), &[(2, 1)]);
-        let sent = || {
-            let sent = to_service(&node, case);
-            (sent.clone(), node.send(Hook::NicIn, Device::Eth0, &sent))
-        };
         for number in 0..1100 {
             // So many may move in a tick.
             if number % 16 == 0 {
                 calm(&node);
             }
-            let (sent, outcome) = sent();
-            go_on(&node, case, &sent, &outcome.packet());
+            go_on_in_the_nodes_name(&node, case);
         }
-        (0..900).for_each(|_| sent().1.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE));
-        let lost = (0..20).find(|_| sent().1.reason == abi::REASON_TO_REMOTE);
+        let sent = || node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+        (0..900).for_each(|_| sent().is_for(TC_REDIRECT, abi::REASON_TO_REMOTE));
+        let lost = (0..20).find(|_| sent().reason == abi::REASON_TO_REMOTE);
         assert!(lost.is_some_and(|lost| lost <= 3), "{case:?}: {lost:?}");
     }
 }
 
-/// Of how many endpoints it is noted that ports are short.
-fn pressed(node: &Node) -> usize {
+/// A flow in the node's name that begins, and goes on.
+fn go_on_in_the_nodes_name(node: &Node, case: Case) {
+    let sent = to_service(node, case);
+    let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+    go_on(node, case, &sent, &outcome.packet());
+}
+
+/// Of how many endpoints all ports were looked at in vain.
+fn searches_in_vain(node: &Node) -> usize {
+    let at = offset_of!(abi::SnatCounter, in_vain);
     let counters = node.view.raw("snat_counters").unwrap().unwrap();
-    let at = offset_of!(abi::SnatCounter, pressed);
     counters.iter().filter(|(_, counter)| counter[at..at + size_of::<u32>()] != [0; size_of::<u32>()]).count()
 }

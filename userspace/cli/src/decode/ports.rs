@@ -8,11 +8,15 @@ use weir_datapath::RawEntry;
 
 use super::{Value, number, word};
 
-/// Key and value of `snat_counters`, from bytes: the index; the running number, and the tick in which a port was taken too soon.
+/// Key and value of `snat_counters`, from bytes: the index; the running number, and the ticks in which a port was taken too soon, and none was found.
 pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
     let word = |bytes: &[u8]| bytes.first_chunk().map_or(u32::MAX, |bytes| u32::from_ne_bytes(*bytes));
-    let pressed = word(&counter[offset_of!(abi::SnatCounter, pressed)..]);
-    (number(word(index)), Value::Fields(vec![("next", number(word(counter))), ("pressed", number(pressed))]))
+    let fields = [
+        ("next", offset_of!(abi::SnatCounter, next)),
+        ("pressed", offset_of!(abi::SnatCounter, pressed)),
+        ("inVain", offset_of!(abi::SnatCounter, in_vain)),
+    ];
+    (number(word(index)), Value::Fields(fields.map(|(name, at)| (name, number(word(&counter[at..])))).into()))
 }
 
 /// Key and value of `first_syns`, from bytes: the index, and how many SYNs are noted there.

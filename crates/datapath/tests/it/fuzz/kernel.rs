@@ -215,7 +215,7 @@ pub(super) fn reset(node: &mut Node) {
         clear(node, name);
     }
     clear(node, "socket_peers");
-    zero::<8>(node, "snat_counters");
+    zero::<{ size_of::<abi::SnatCounter>() }>(node, "snat_counters");
     zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
     zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
     zero::<{ size_of::<abi::Displaced>() }>(node, "displaced");
