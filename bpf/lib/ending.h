@@ -22,18 +22,25 @@ static __always_inline void balance_add(const struct flow *flow, const int chang
 		__sync_fetch_and_add(&counters->balance, change);
 }
 
+/* Who says the last word of a connection, which acknowledges the end that came second: FLOW_LAST is noted on that side. */
+enum last_word {
+	LAST_OF_CLIENT = 1,
+	LAST_OF_BACKEND = 2,
+	LAST_OF_EITHER = LAST_OF_CLIENT | LAST_OF_BACKEND, /* a reset needs no acknowledgement */
+};
+
 /*
- * Notes at a flow and at the entry of its answers, if there is one, that it has ended, and who acknowledges the end that came second
- * (enum flow_flags: here FLOW_LAST is of the client's side, or of the backend's). Takes it out of the balance of its backend, once: both sides may say so at
- * the same time.
+ * Notes at a flow and at the entry of its answers, if there is one, that it has ended. Takes it out of the balance of its backend, once: both sides
+ * may say so at the same time.
  */
-static __always_inline void flow_end(struct flow *flow, struct reply *reply, bool client_is_last, bool backend_is_last)
+static __always_inline void flow_end(struct flow *flow, struct reply *reply, enum last_word last)
 {
 	const bool again = flow->flags & FLOW_ENDED;
 
 	if (reply)
-		set_bits(&reply->flags, backend_is_last && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED);
-	if (!(set_bits(&flow->flags, client_is_last && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED) & FLOW_ENDED))
+		set_bits(&reply->flags, last & LAST_OF_BACKEND && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED);
+	if (!(set_bits(&flow->flags, last & LAST_OF_CLIENT && !again ? FLOW_ENDED | FLOW_LAST : FLOW_ENDED) &
+	      FLOW_ENDED))
 		balance_add(flow, -1);
 }
 
@@ -116,7 +123,7 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 	if (p->reset)
 		flow = client_closes(p, flow, v6);
 	if (p->reset || flow->flags & FLOW_DIRECT || (reply && reply->flags & FLOW_CLOSING))
-		flow_end(flow, reply, p->reset || flow->flags & FLOW_DIRECT, true);
+		flow_end(flow, reply, p->reset || flow->flags & FLOW_DIRECT ? LAST_OF_EITHER : LAST_OF_BACKEND);
 	return 0;
 }
 
@@ -146,7 +153,7 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 		balance_add(flow, 1);
 	/* Meanwhile its backend may have reset it, too. */
 	if (reply->flags & FLOW_CLOSING)
-		flow_end(flow, reply, true, true);
+		flow_end(flow, reply, LAST_OF_EITHER);
 	return 0;
 }
 
@@ -186,7 +193,7 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 	flow = flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 	if (!is_answered_by(flow, p, reply, v6) || !(p->reset || flow->flags & FLOW_CLOSING))
 		return 0;
-	flow_end(flow, reply, true, p->reset);
+	flow_end(flow, reply, p->reset ? LAST_OF_EITHER : LAST_OF_CLIENT);
 	if (moved)
 		set_bits(&moved->flags, reply->flags & (FLOW_ENDED | FLOW_LAST));
 	ends = flow->flags & (FLOW_ENDED | FLOW_LAST);

@@ -90,7 +90,7 @@ MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow6, 131072);
 MAP(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
 MAP(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
 MMAPABLE_ARRAY(going_filter, going_filter, 1);
-/* Flows that begin: nobody has answered them so far. A flood fills these and evicts no other. */
+/* Flows that begin, have settled, or have ended. A flood fills these and evicts no other. */
 MMAPABLE_ARRAY(openings4, opening_set4, 65536 / OPENING_WAYS);
 MMAPABLE_ARRAY(openings6, opening_set6, 65536 / OPENING_WAYS);
 MMAPABLE_ARRAY(awaited4, awaited_set4, 65536 / OPENING_WAYS);

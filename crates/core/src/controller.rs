@@ -9,7 +9,7 @@ use crate::ejection::{Ejections, Outcome};
 use crate::plan::TierPlan;
 use crate::policies::{Decision, Endpoint, Inputs, Kind, Policy, Reason};
 
-/// Part of its share with which a new endpoint starts: 10 % (design, section 6, point 7).
+/// Part of its share with which a new endpoint starts: 10 %.
 pub const RAMP_START: f64 = 0.1;
 /// Time after which it has all of it: 10 s (point 7).
 pub const RAMP: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ pub const REFUSAL: u32 = 2;
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// How long it is out at most: Envoy's `max_ejection_time`, 300 s.
 pub const LONGEST_BACKOFF: Duration = Duration::from_secs(300);
-/// How long an endpoint must hold after its return to be forgiven: as long as its share grows (design, section 6).
+/// How long an endpoint must hold after its return to be forgiven: as long as its share grows.
 pub const TRIAL: Duration = Duration::from_secs(10);
 
 /// What became of an endpoint's flows in a tick.

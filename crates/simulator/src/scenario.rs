@@ -12,7 +12,7 @@ use crate::world::World;
 
 /// Steps of the simulation: 50 ms, a fifth of a controller's tick, so that agents have phases.
 pub const STEP: Duration = Duration::from_millis(50);
-/// A controller's tick: 250 ms (design, section 6).
+/// A controller's tick: 250 ms.
 pub const TICK: Duration = Duration::from_millis(250);
 /// Steps of a tick.
 pub const STEPS_PER_TICK: u64 = 5;

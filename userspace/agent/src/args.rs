@@ -248,8 +248,8 @@ pub(crate) struct DatapathOptions {
     // kube-proxy's --conntrack-tcp-timeout-close-wait.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = seconds())]
     pub(crate) tcp_half_closed: u32,
-    /// New flows in a second on one CPU that are a flood: above it no SYN is remembered whose answer tells as much.
-    /// 0: never
+    /// New flows in a second on one CPU that are a flood: above it no flow is written for a SYN whose client keeps its
+    /// address, only in short where it goes. 0: never
     // Katran's bound, and far more than a node serves.
     #[arg(long, value_name = "N", default_value_t = 125_000)]
     pub(crate) flood_rate: u32,

@@ -198,7 +198,7 @@ fn complain(events: &Events, node: &str, table: &'static str, used: TableUse) {
 /// What a table is full of, what comes of it, and what to do.
 fn cause_of(table: &str) -> &'static str {
     if table.starts_with("openings") {
-        "flows that nobody has answered, as in a flood: the oldest are forgotten, and begin anew when their client comes again; \
+        "flows that begin, as in a flood: the oldest are forgotten, and begin anew when their client comes again; \
          see --max-openings"
     } else if table == AFFINITIES {
         "clients that keep their endpoint by session affinity: those whose last new flow was longest ago may get another one; give \

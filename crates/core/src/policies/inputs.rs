@@ -135,11 +135,11 @@ pub enum Reading {
 }
 
 impl Parameters {
-    /// Of the mesh: "under 1 s" (design, section 5).
+    /// Of the mesh: under 1 s.
     pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-    /// Intervals without a report until a node gets no more than it has: 3 (design, section 6).
+    /// Intervals without a report until a node gets no more than it has: 3.
     pub const FROZEN_AFTER_INTERVALS: u32 = 3;
-    /// Age at which a node gets nothing any more: 10 s (design, section 6).
+    /// Age at which a node gets nothing any more: 10 s.
     pub const INELIGIBLE_AFTER: Duration = Duration::from_secs(10);
     /// The same for a feed that is slower: one interval more than frozen.
     pub const INELIGIBLE_AFTER_INTERVALS: u32 = 4;

@@ -14,8 +14,10 @@ const MAPS: u32 = 41;
 const FILLED: u32 = 7;
 /// Pairs of a map and what is done to it.
 const OPS: u32 = 18;
-/// Programs, and places where they are attached.
-const PROGRAMS: u32 = 13;
+/// Programs: of XDP, of tc at interfaces with and without link headers, of sockets.
+const PROGRAMS: u32 = 15;
+/// Places where they are attached.
+const LINKS: u32 = 13;
 /// Nodes that have series of their own, and one for all others.
 const NODES: u32 = 33;
 /// Signals of a node, the sources that they come from, and how those fail.
@@ -106,7 +108,7 @@ metrics! {
         Gauge CONFIG_GOOD = "weir_config_good", "Whether the configuration file is in force as it stands (1) or refused (0), so that what it said before is; 1 without a file";
         Gauge ATTACHED_INTERFACES = "weir_attached_interfaces", "Interfaces with programs attached";
         Gauge UNATTACHED_INTERFACES = "weir_unattached_interfaces", "Interfaces that programs could not be attached to: their clients are not served";
-        Gauge ATTACHED_LINKS = "weir_attached_links" ["hook"] Most(PROGRAMS), "Links of programs; without those of kernels before 6.6, whose tc has filters in their place";
+        Gauge ATTACHED_LINKS = "weir_attached_links" ["hook"] Most(LINKS), "Links of programs; without those of kernels before 6.6, whose tc has filters in their place";
         Counter PROGRAM_RUN_SECONDS = "weir_program_run_seconds_total" ["program"] Most(PROGRAMS), "Time in which a program ran since the agent's start, while the kernel measures it: `sysctl kernel.bpf_stats_enabled=1`";
         Counter PROGRAM_RUNS = "weir_program_runs_total" ["program"] Most(PROGRAMS), "How often it ran meanwhile";
         Counter EVENTS_DROPPED = "weir_events_dropped_total", "Kubernetes events that were lost because too many waited";
@@ -122,7 +124,7 @@ metrics! {
         Gauge AFFINITY_ENTRIES = "weir_affinity_entries" ["state"] Most(2), "Entries of session affinity, counted every 30 s to 5 min: clients that keep an endpoint (open), and those whose time or endpoint is gone (over); weir_map_max_entries of affinities is the room for both, in which those go first whose last new flow was longest ago";
         Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
         Counter OPENING_EVICTIONS = "weir_opening_evictions_total" ["map"] Most(4), "Entries of flows that begin, and of the answers that they await, that lost their place to others within 8 ticks of their last packet, counted every 30 s to 5 min: in a flood its own, as a rule";
-        Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, of which no table knew, and got an endpoint by their hash, or by what a flood had left of them: another one than before resets them. In a flood of SYNs, none of which is remembered, all that begin";
+        Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, of which no table knew, and got an endpoint by their hash, or by what a flood had left of them: another one than before resets them. In a flood of SYNs, for which no flow is written, all that begin";
         Gauge SOURCE_PORTS = "weir_source_ports", "Ports that new connections to an endpoint on another node may take as their source";
         Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went";
         Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s";

@@ -29,8 +29,8 @@ pub(crate) struct SizeOptions {
     /// below [default: by the machine's memory, 16384 for 1 GiB, 131072 for 8 GiB, 524288 from 32 GiB on]
     #[arg(long, value_name = "N", value_parser = size())]
     max_flows: Option<u32>,
-    /// Flows in each family that nobody has answered yet, which is what a flood of SYNs is made of [default: half of
-    /// --max-flows, at most 65536]
+    /// Flows in each family that begin, short connections, and what has ended: a flood of SYNs fills these alone
+    /// [default: half of --max-flows, at most 65536]
     #[arg(long, value_name = "N", value_parser = size())]
     max_openings: Option<u32>,
     /// Addresses that sockets of processes on the host send datagrams to, two for each Service [default: half of

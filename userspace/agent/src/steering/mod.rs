@@ -54,7 +54,7 @@ use pods::PodReader;
 use selections::Selections;
 use world::{Feeds, World};
 
-/// How often shares are decided (design, section 6).
+/// How often shares are decided.
 const TICK: Duration = Duration::from_millis(250);
 /// Decisions that wait for the writer. A writer that is behind gets newer ones instead.
 const WAITING: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Utilisation up to which flows stay: 80 % (design, section 6, point 3).
+/// Utilisation up to which flows stay: 80 %.
 pub const TARGET: f64 = 0.8;
 /// Time constant of what is measured: 5 s (point 1).
 pub const SMOOTHING: Duration = Duration::from_secs(5);

@@ -1,5 +1,4 @@
-//! `waterfill`: local until the level, then exactly the excess over to the nodes that can take it, nearest first
-//! (design, section 6).
+//! `waterfill`: local until the level, then exactly the excess over to the nodes that can take it, nearest first.
 //!
 //! It is feed-forward: the share follows from the node's own offered load, which is counted and has no age, and from
 //! what a flow costs. Feedback only trims it, slower than its data are old. That is why it does not swing, where
