@@ -259,7 +259,7 @@ struct backend_counters {
 struct snat_counter {
 	__u32 next;    /* HOST, wraps: its lower half is the first port number that the next flow may get */
 	__u32 pressed; /* HOST, in ticks: when a flow that had only just begun lost its port to the next one */
-	__u32 in_vain; /* HOST, in ticks: when a search came to the last port that it may look at */
+	__u32 in_vain; /* HOST, in ticks: when a search for a port was in vain */
 	__u32 pad;
 };
 

@@ -10,10 +10,14 @@
 
 /*
  * Source ports whose turn it is that are tried for one new flow. Those that many connections have taken one after the other, and keep, are a
- * run of them; while a flood takes them, a collision means that most are taken, and so it does where one has just tried so many in vain.
+ * run of them; while a flood takes them, a collision means that most are taken. Where all are in use each search would take as long: who
+ * comes soon after one in vain tries fewer.
  */
 #define SNAT_PROBES 512
+#define SNAT_PROBES_SHORT 128
 #define SNAT_PROBES_PRESSED 32
+/* Ticks after a search in vain in which that is so. */
+#define SNAT_SHORT 1
 /* After so many a port that another client's port keeps is taken: before, there may be free ones behind all of those. */
 #define SNAT_PROBES_KEPT 256
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
@@ -115,6 +119,7 @@ struct snat_search {
 	const struct backend *backend;
 	struct snat_counter *counter; /* of the backend */
 	__be16 port;		      /* BE, what was found; 0 so far */
+	__u16 probes;		      /* ports whose turn it is that are tried */
 	bool keeps;		      /* the first round is for the port that was kept */
 	bool begins;		      /* with a SYN */
 	/* Of this round, here for the stack's sake: whether the port is that one, and who asks for it. */
@@ -186,31 +191,17 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 	return reply_is_over(old, port, search->backend->proto, search->claim, v6);
 }
 
-/* Ticks after a search in vain in which others are spared that: where all ports are in use each would take as long. */
-#define IN_VAIN_IDLE 1
-
-/* Whether most ports of an endpoint are in use, as far as earlier searches tell. */
-static __always_inline bool is_short(const struct snat_counter *counter)
-{
-	return is_pressed(counter) || !is_idle(now_ticks(), counter->in_vain, IN_VAIN_IDLE);
-}
-
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
-	const bool pressed = is_short(search->counter);
+	const bool pressed = is_pressed(search->counter);
 	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
 	__be16 port;
 
-	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed) {
-		/* What is behind a long run of ports in use has its turn no later for that. */
-		__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - SNAT_PROBES_PRESSED);
+	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed)
 		return 1;
-	}
-	if (round == SNAT_PROBES - 1 + search->keeps)
-		search->counter->in_vain = now_ticks();
 	search->again = !round && search->keeps;
 	search->claim = round < SNAT_CHOICE + search->keeps		       ? CLAIM_TURN
 			: round < SNAT_PROBES_KEPT + search->keeps && !pressed ? CLAIM_NEED
@@ -255,6 +246,28 @@ static long snat_try6(__u32 round, struct snat_search *search)
 	return snat_try(round, search, true);
 }
 
+/* Ports that a search for one protocol's flow tries; counter: of the endpoint. */
+static __always_inline __u32 snat_probes(const struct snat_counter *counter, __u8 proto)
+{
+	if (proto == IPPROTO_SCTP)
+		return 1;
+	return is_idle(now_ticks(), counter->in_vain, SNAT_SHORT) ? SNAT_PROBES : SNAT_PROBES_SHORT;
+}
+
+/*
+ * Notes that a search was in vain. What is behind a long run of ports in use has its turn hardly later for one that was short, and no later where
+ * new flows may take every number.
+ */
+static __always_inline void snat_searched(const struct snat_search *search)
+{
+	const __u32 tried = is_pressed(search->counter) ? SNAT_PROBES_PRESSED : search->probes;
+
+	if (tried == SNAT_PROBES)
+		search->counter->in_vain = now_ticks();
+	else if (search->probes > 1)
+		__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - tried);
+}
+
 /*
  * Takes a free source port of the node for a flow and stores its reply entry. asked: when the answer began to be awaited. Returns the
  * port (BE), or 0.
@@ -264,7 +277,6 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 					       const bool v6)
 {
 	struct snat_search search;
-	__u32 rounds;
 
 	search.backend = backend;
 	search.counter = counter;
@@ -272,9 +284,14 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	reply_of(&search.reply, p, flow, asked);
 	search.keeps = backend->proto == IPPROTO_TCP;
 	search.begins = p->syn;
-	rounds = backend->proto == IPPROTO_SCTP ? 1 : SNAT_PROBES + search.keeps;
+	/* From here on all of it is there alone, for the stack's sake. */
+	in_memory(&search);
+	search.probes = snat_probes(search.counter, search.backend->proto);
+	in_memory(&search);
 	/* A loop of the kernel's: the verifier walks one round of it. */
-	bpf_loop(rounds, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	bpf_loop(search.probes + search.keeps, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	if (!search.port)
+		snat_searched(&search);
 	return search.port;
 }
 

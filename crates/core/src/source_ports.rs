@@ -155,6 +155,13 @@ impl HostPorts {
     }
 }
 
+/// Whether a host whose ephemeral ports are these leaves [`FEW`] others, so that new flows share some with it.
+#[must_use]
+pub fn leaves_few(wanted: &RangeInclusive<u16>, ephemeral: &RangeInclusive<u16>) -> bool {
+    let others = wanted.clone().filter(|port| !ephemeral.contains(port) && !NODE_PORTS.contains(port));
+    others.count() < FEW as usize
+}
+
 /// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], and node ports of Services
 /// outside of these. Where these are [`FEW`], the ephemeral ones that the host's own connections spare are added: a host with all of its
 /// ports ephemeral leaves none else.
@@ -174,11 +181,11 @@ pub fn usable(wanted: &RangeInclusive<u16>, host: &HostPorts, cluster: &Cluster)
 }
 
 /// What an agent that takes over from another one lets new flows take while it does not know all node ports: of those that are usable
-/// as far as it knows, the ones that were `before`. All, if that leaves none.
+/// as far as it knows, the ones that were `before`. All, if that leaves less than half: other ports were asked for then.
 #[must_use]
 pub fn usable_until_listed(usable: PortSet, before: &PortSet) -> PortSet {
     let common = usable.common(before);
-    if common.is_empty() { usable } else { common }
+    if common.len() < usable.len() / 2 { usable } else { common }
 }
 
 /// The ports of `net.ipv4.ip_local_port_range`, which holds for both families: two numbers. `None` if it says something else.

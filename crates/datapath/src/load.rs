@@ -32,8 +32,8 @@ use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
 
-/// How long new flows are held back at most, where the agent ends in the midst of a switch: longer than the largest tables take to be copied. Whose
-/// SYN was dropped at first sends it again after 1, 3 and 7 seconds.
+/// How long new flows are held back at most, where the agent ends in the midst of a switch: longer than the largest table takes to be copied, before
+/// each of which it begins anew. Whose SYN was dropped at first sends it again after 1, 3 and 7 seconds.
 const HOLD_MOST: Duration = Duration::from_secs(10);
 
 /// The programs and maps of one node, open for writing. Everything in it that is pinned outlives it.
@@ -186,7 +186,15 @@ impl Datapath {
     /// # Errors
     /// Never in practice; the slots exist.
     pub fn set_source_ports(&self, usable: &PortSet) -> Result<()> {
-        self.source_ports.set(usable)
+        self.source_ports.set(usable, &PortSet::default())
+    }
+
+    /// The same, where the host may come to use the ports of `shared` among them: what begins there with a packet from outside may be its own.
+    ///
+    /// # Errors
+    /// Never in practice; the slots exist.
+    pub fn share_source_ports(&self, usable: &PortSet, shared: &PortSet) -> Result<()> {
+        self.source_ports.set(usable, shared)
     }
 
     /// The ports that new flows to other nodes may take as their source.
@@ -242,7 +250,6 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        set_hold(&self.config, Some(HOLD_MOST))?;
         self.copy_flows(Moment::BeforeLinks)
     }
 
@@ -267,7 +274,11 @@ impl Datapath {
         let (begin, others): (Vec<_>, Vec<_>) =
             self.resized.iter().partition(|(spec, _)| flow_table::is_opening(spec.name));
         let mut all = others.into_iter().chain(begin);
-        let copied = all.try_for_each(|(spec, old)| resize::copy(&self.pins, spec, old.as_fd(), moment, seed));
+        let copied = all.try_for_each(|(spec, old)| {
+            set_hold(&self.config, Some(HOLD_MOST))?;
+            resize::copy(&self.pins, spec, old.as_fd(), moment, seed)
+        });
+        set_hold(&self.config, Some(HOLD_MOST))?;
         // Nobody has noted what was copied, nor in the filter that was made in between.
         GoingFilter::forget(&self.pins).and(copied)
     }

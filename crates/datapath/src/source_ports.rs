@@ -23,19 +23,21 @@ impl SourcePorts {
         Ok(Self { next: pins.mapped("snat_next", flags)?, arrivals: pins.mapped("snat_ports", flags)? })
     }
 
-    /// Lets new flows take these ports and no others. Answers to others that flows have still arrive.
-    pub(crate) fn set(&self, usable: &PortSet) -> Result<()> {
+    /// Lets new flows take these ports and no others. Answers to others that flows have still arrive. The host may come to use those that are
+    /// `shared`, too, as those which have left.
+    pub(crate) fn set(&self, usable: &PortSet, shared: &PortSet) -> Result<()> {
         // Whoever takes a port must get its answers, so those come first; and who has left, last.
-        for (slot, word) in (0..).zip(usable.words()) {
+        for (slot, (word, shared)) in (0..).zip(usable.words().zip(shared.words())) {
             let abi::SnatPorts { answers, left } = self.arrivals.get(slot)?;
-            self.arrivals.set(slot, &abi::SnatPorts { answers: answers | word, left: left & !word })?;
+            let left = left & !word | word & shared;
+            self.arrivals.set(slot, &abi::SnatPorts { answers: answers | word, left })?;
         }
         for (slot, ports) in (0..).zip(usable.ring().as_chunks::<TO_NEXT>().0) {
             self.next.set(slot, &abi::SnatNext { port: *ports })?;
         }
-        for (slot, word) in (0..).zip(usable.words()) {
+        for (slot, (word, shared)) in (0..).zip(usable.words().zip(shared.words())) {
             let abi::SnatPorts { answers, left: _ } = self.arrivals.get(slot)?;
-            self.arrivals.set(slot, &abi::SnatPorts { answers, left: answers & !word })?;
+            self.arrivals.set(slot, &abi::SnatPorts { answers, left: answers & !word | word & shared })?;
         }
         Ok(())
     }
@@ -43,11 +45,14 @@ impl SourcePorts {
     /// The ports that new flows may take.
     pub(crate) fn usable(&self) -> Result<PortSet> {
         let mut usable = PortSet::default();
-        for slot in 0..self.arrivals.len() {
-            let abi::SnatPorts { answers, left } = self.arrivals.get(slot)?;
-            let first = slot << abi::SNAT_WORD_BITS;
-            let bits = (0..u64::BITS).filter(|bit| (answers & !left) >> bit & 1 != 0);
-            usable.extend(bits.filter_map(|bit| u16::try_from(first + bit).ok()));
+        for slot in 0..self.next.len() {
+            let abi::SnatNext { port: next } = self.next.get(slot)?;
+            let numbers = (slot << abi::SNAT_NEXT_BITS..).map(u16::try_from);
+            // 0 is none.
+            let ports = numbers
+                .zip(next)
+                .filter_map(|(number, next)| number.ok().filter(|number| *number == next && next != 0));
+            usable.extend(ports);
         }
         Ok(usable)
     }

@@ -11,7 +11,7 @@ use crate::tables::{Flow, Reply};
 /// Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered.
 const LAP: u32 = 1;
 /// Ticks after a search in vain in which others look at fewer ports.
-const IN_VAIN_IDLE: u32 = 1;
+const SHORT: u32 = 1;
 
 impl Model {
     /// Notes that a flow takes its port from one that has only just begun.
@@ -35,10 +35,10 @@ impl Model {
         pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE))
     }
 
-    /// Whether most source ports towards an endpoint are in use, as far as earlier searches tell.
-    pub(crate) fn is_short(&self, backend: &abi::Backend) -> bool {
+    /// Whether a search for a source port towards an endpoint was in vain of late.
+    pub(crate) fn was_in_vain(&self, backend: &abi::Backend) -> bool {
         let in_vain = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.in_vain);
-        self.is_pressed(backend) || in_vain.is_some_and(|then| !self.now.is_idle(then, IN_VAIN_IDLE))
+        in_vain.is_some_and(|then| !self.now.is_idle(then, SHORT))
     }
 
     /// The set, of each table of flows that begin, that has a key.

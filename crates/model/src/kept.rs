@@ -43,7 +43,7 @@ impl Model {
         (port != 0).then_some(port)
     }
 
-    /// Gives up the turn of so many ports: who looks at few in a long run that is in use comes to its end no later for that.
+    /// Gives up the turn of so many numbers: who looks at few in a long run that is in use comes to its end no later for that.
     pub(crate) fn pass_over(&mut self, backend: &abi::Backend, ports: usize) {
         let turn = &mut self.tables.turns.entry(turn_slot(backend)).or_default().next;
         *turn = turn.wrapping_add(u32::try_from(ports).unwrap_or(u32::MAX));

@@ -12,6 +12,8 @@ use crate::tables::{Flow, Reply, Stage};
 
 /// Source ports that are tried for a flow.
 const PROBES: usize = 512;
+/// The same soon after a search in vain.
+const PROBES_SHORT: usize = 128;
 /// The same while a flood takes them.
 const PROBES_PRESSED: usize = 32;
 /// After so many one is taken that another client's port keeps.
@@ -78,15 +80,15 @@ impl Model {
         if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
             return Some(port);
         }
-        let probes = if p.protocol == SCTP { 1 } else { PROBES };
+        let probes = match p.protocol {
+            SCTP => 1,
+            _ if self.was_in_vain(backend) => PROBES_SHORT,
+            _ => PROBES,
+        };
         for probe in 0..probes {
-            let pressed = self.is_short(backend);
+            let pressed = self.is_pressed(backend);
             if probe >= PROBES_PRESSED && pressed {
-                self.pass_over(backend, PROBES - PROBES_PRESSED);
-                return None;
-            }
-            if probe == PROBES - 1 {
-                self.tables.turns.entry(turn_slot(backend)).or_default().in_vain = Some(self.now.ticks);
+                break;
             }
             let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {
@@ -115,6 +117,14 @@ impl Model {
                 self.tables.replies.put(Stage::Opening, key, reply);
                 return Some(port);
             }
+        }
+        match (probes, self.is_pressed(backend)) {
+            (1, _) => {}
+            (_, true) => self.pass_over(backend, PROBES - PROBES_PRESSED),
+            (PROBES, false) => {
+                self.tables.turns.entry(turn_slot(backend)).or_default().in_vain = Some(self.now.ticks);
+            }
+            (tried, false) => self.pass_over(backend, PROBES - tried),
         }
         None
     }

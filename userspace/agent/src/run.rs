@@ -119,8 +119,9 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     let pressure =
         PressureWatch::new(View::open(pins.clone())?, GoingFilter::open(&pins)?, pressure, events.clone(), &node);
     let (stage_file, stage) = StageFile::open(&options.stage, !options.source.service_proxy_name.is_empty())?;
+    let wanted = options.datapath.snat_ports.0..=options.datapath.snat_ports.1;
     let (port_watch, host_ports) =
-        PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node, stage.clone());
+        PortWatch::begin(Counters::open(pins.clone())?, events.clone(), &node, wanted, stage.clone());
     let settings = settings::of(&options, &node, cgroup, capacity, &datapath, (host_ports, stage))?;
     let all = options.steering.mesh_key_file.is_some() || options.service.config.is_some();
     let series = options.process.metrics.metrics_services;

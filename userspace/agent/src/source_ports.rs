@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use weir_abi as abi;
 use weir_core::conntrack::masquerade_ports;
-use weir_core::source_ports::{HostPorts, PortSet, local_port_range, reserved_ports};
+use weir_core::source_ports::{HostPorts, PortSet, leaves_few, local_port_range, reserved_ports};
 use weir_datapath::Counters;
 use weir_kube_watch::events::{Events, Regarding};
 
@@ -23,7 +23,8 @@ use crate::sockets::diag::Diag;
 use crate::stage::CurrentStage;
 
 /// From one look to the next. Nobody tells of bound ports, and until the next look only a process suffers that speaks to an
-/// endpoint from the port that it has just bound. A look takes two small files and four listings of a host's few sockets.
+/// endpoint from the port that it has just bound. A look takes two small files and four listings of a host's few sockets; of its connections,
+/// too, only where new flows share ports with these.
 const LOOK: Duration = Duration::from_secs(5);
 /// How often it is told that ports have run out, while they do.
 const REPEAT: Duration = Duration::from_secs(60);
@@ -72,12 +73,12 @@ struct Look {
 impl Look {
     /// Reads files of /proc and asks for sockets, all of our network namespace. What cannot be seen is taken to be as before: who has a
     /// port of ours keeps it, so that a set which shrinks for one look is in the way for as long as connections last.
-    fn now(before: Seen, beside: bool) -> Self {
+    fn now(before: Seen, wanted: &RangeInclusive<u16>, beside: bool) -> Self {
         let mut seen = before;
         let troubles = [
             update(&mut seen.ephemeral, ephemeral()),
             update(&mut seen.reserved, reserved()),
-            update(&mut seen.bound, bound()),
+            update(&mut seen.bound, bound(leaves_few(wanted, &seen.ephemeral))),
             update(&mut seen.masqueraded, if beside { masqueraded() } else { Ok(PortSet::default()) }),
         ];
         Self { seen, troubles: troubles.into_iter().flatten().collect() }
@@ -105,9 +106,10 @@ fn reserved() -> Result<PortSet> {
     reserved_ports(&text).ok_or_else(|| anyhow!("{name} is {text:?}, and not a list of ports"))
 }
 
-fn bound() -> Result<PortSet> {
+/// Of sockets; of connections only where asked for.
+fn bound(connections: bool) -> Result<PortSet> {
     let diag = Diag::open().context("cannot open a sock_diag socket")?;
-    Ok(diag.bound_ports().context("cannot list the ports of sockets")?.into_iter().collect())
+    Ok(diag.bound_ports(connections).context("cannot list the ports of sockets")?.into_iter().collect())
 }
 
 /// Of connections that another proxy has begun; ours are not tracked at ports of ours.
@@ -155,6 +157,8 @@ impl Shortage {
 #[derive(Debug)]
 pub(crate) struct PortWatch {
     used: watch::Sender<HostPorts>,
+    /// What new flows may take at most.
+    wanted: RangeInclusive<u16>,
     seen: Seen,
     /// Told already.
     troubles: Vec<String>,
@@ -172,13 +176,14 @@ impl PortWatch {
         counters: Counters,
         events: Events,
         node: &str,
+        wanted: RangeInclusive<u16>,
         stage: CurrentStage,
     ) -> (Self, watch::Receiver<HostPorts>) {
-        let Look { seen, troubles } = Look::now(Seen::default(), stage.is_beside());
+        let Look { seen, troubles } = Look::now(Seen::default(), &wanted, stage.is_beside());
         let (used, receiver) = watch::channel(seen.ports());
         let shortage = Shortage { counted: dropped(&counters), told: None };
         let mut watch =
-            Self { used, seen, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
+            Self { used, wanted, seen, troubles: Vec::new(), counters, shortage, events, node: node.to_owned(), stage };
         watch.tell(troubles);
         (watch, receiver)
     }
@@ -193,9 +198,9 @@ impl PortWatch {
                     _ = look.tick() => {}
                     () = self.stage.changed() => {}
                 }
-                let (before, beside) = (self.seen.clone(), self.stage.is_beside());
+                let (before, wanted, beside) = (self.seen.clone(), self.wanted.clone(), self.stage.is_beside());
                 if let Ok(Look { seen, troubles }) =
-                    tokio::task::spawn_blocking(move || Look::now(before, beside)).await
+                    tokio::task::spawn_blocking(move || Look::now(before, &wanted, beside)).await
                 {
                     self.tell(troubles);
                     publish(&self.used, seen.ports());
@@ -245,14 +250,22 @@ mod tests {
             let connected = UdpSocket::bind(address).unwrap();
             connected.connect(udp.local_addr().unwrap()).unwrap();
             let addresses = [tcp.local_addr(), udp.local_addr(), connected.local_addr()];
-            let bound = bound().unwrap();
+            let bound = bound(false).unwrap();
             assert!(addresses.into_iter().all(|address| bound.contains(address.unwrap().port())), "{bound}");
         }
     }
 
     #[test]
+    fn so_is_that_of_a_connection_where_ports_are_shared_with_these() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connection = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let port = connection.local_addr().unwrap().port();
+        assert_eq!([false, true].map(|connections| bound(connections).unwrap().contains(port)), [false, true]);
+    }
+
+    #[test]
     fn what_the_kernel_hands_out_by_itself_is_used() {
-        let Look { seen, troubles } = Look::now(Seen::default(), true);
+        let Look { seen, troubles } = Look::now(Seen::default(), &(1024..=u16::MAX), true);
         assert_eq!(troubles, Vec::<String>::new());
         let (ephemeral, port) =
             (seen.ports().ephemeral, UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());

@@ -4,6 +4,7 @@
 
 mod harness;
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use harness::busy::Busy;
@@ -93,10 +94,17 @@ fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
     let mut busy = Busy::start(&[]);
     let traffic = busy.traffic();
     traffic.goes_on();
+    // A port may be a node port as long as nobody knows of all: none is taken that was not before.
+    let port = 20_000;
+    let listener =
+        busy.cluster.world.node(1).netns().enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap());
+    let is_taken = |agent: &Agent| agent.view().source_ports().unwrap().contains(port);
+    wait::until("a bound port to be the host's", SOON, || !is_taken(&busy.cluster.agents[0])).unwrap();
     let seen =
         |agent: &Agent| (agent.view().dump().unwrap(), weir_datapath::PinDir::new(&agent.pins).link_names().unwrap());
     let before: Vec<_> = busy.cluster.agents.iter().map(seen).collect();
     busy.cluster.agents.iter_mut().for_each(Agent::kill);
+    drop(listener);
     busy.cluster.api.stop().unwrap();
     for agent in &mut busy.cluster.agents {
         agent.start_again(&busy.cluster.world);
@@ -105,12 +113,14 @@ fn an_agent_that_starts_while_the_api_server_is_away_deletes_nothing() {
     traffic.goes_on();
     let after: Vec<_> = busy.cluster.agents.iter().map(seen).collect();
     assert_eq!(after, before);
+    assert!(!is_taken(&busy.cluster.agents[0]));
     for agent in &busy.cluster.agents {
         assert_eq!(agent.map_ops(&busy.cluster.world), 0.0);
     }
     busy.cluster.api.start_again().unwrap();
     let back = Instant::now();
     await_ready(&busy, BACK_OFF);
+    wait::until("the port to be free for new flows", SOON, || is_taken(&busy.cluster.agents[0])).unwrap();
     println!("a start without an API server: ready {:?} after it was back", back.elapsed());
     traffic.unharmed_by("a start without an API server");
 }

@@ -1,11 +1,11 @@
 //! The node's source ports.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::offset_of;
 
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::Protocol;
+use weir_core::source_ports::PortSet;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
@@ -239,19 +239,21 @@ fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
 #[test]
 fn who_has_looked_at_as_many_ports_as_it_may_spares_the_next_ones_that() {
     let Some(mut node) = Node::new("searches for ports") else { return };
-    node.configure((50000, 50009), true);
+    // Who looks at a port has come by two numbers, and who passes over numbers by one.
+    let (first, last) = (50_001, 52_199);
+    let ports: PortSet = (first..=last).step_by(2).collect();
+    node.datapath.set_source_ports(&ports).unwrap();
     for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
         node.serve_anew(web(), &[(2, 1)]);
-        let searched = || searches_in_vain(&node);
-        let before = searched();
-        for _ in 0..10 {
-            go_on_in_the_nodes_name(&node, case);
-        }
-        assert_eq!(searched(), before, "each of them has found one");
-        let sent = || node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
-        sent().is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
-        assert_eq!(searched(), before + 1, "{case:?}");
-        sent().is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+        take(&node, case, ports.len());
+        let search = || {
+            let before = turns(&node);
+            node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case)).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+            turns(&node) - before
+        };
+        // It was at the end of the ports, and has begun anew.
+        assert_eq!(search(), i64::from(first) - i64::from(last) + 2 * 511, "{case:?}");
+        assert_eq!(search(), 2 * 128 + 512 - 128, "{case:?}");
     }
 }
 
@@ -262,13 +264,7 @@ fn new_flows_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_
     node.configure((50000, 51999), true);
     for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
         node.serve_anew(web(), &[(2, 1)]);
-        for number in 0..1100 {
-            // So many may move in a tick.
-            if number % 16 == 0 {
-                calm(&node);
-            }
-            go_on_in_the_nodes_name(&node, case);
-        }
+        take(&node, case, 1100);
         let sent = || node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
         (0..900).for_each(|_| sent().is_for(TC_REDIRECT, abi::REASON_TO_REMOTE));
         let lost = (0..20).find(|_| sent().reason == abi::REASON_TO_REMOTE);
@@ -276,16 +272,21 @@ fn new_flows_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_
     }
 }
 
-/// A flow in the node's name that begins, and goes on.
-fn go_on_in_the_nodes_name(node: &Node, case: Case) {
-    let sent = to_service(node, case);
-    let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
-    go_on(node, case, &sent, &outcome.packet());
+/// So many flows in the node's name begin, and go on.
+fn take(node: &Node, case: Case, ports: u32) {
+    for number in 0..ports {
+        // So many may move in a tick.
+        if number % 16 == 0 {
+            calm(node);
+        }
+        let sent = to_service(node, case);
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+        go_on(node, case, &sent, &outcome.packet());
+    }
 }
 
-/// Of how many endpoints all ports were looked at in vain.
-fn searches_in_vain(node: &Node) -> usize {
-    let at = offset_of!(abi::SnatCounter, in_vain);
-    let counters = node.view.raw("snat_counters").unwrap().unwrap();
-    counters.iter().filter(|(_, counter)| counter[at..at + size_of::<u32>()] != [0; size_of::<u32>()]).count()
+/// The turns of all endpoints' ports, added up.
+fn turns(node: &Node) -> i64 {
+    let next = |counter: &[u8]| counter.first_chunk().map_or(0, |bytes| i64::from(u32::from_ne_bytes(*bytes)));
+    node.view.raw("snat_counters").unwrap().unwrap().iter().map(|(_, counter)| next(counter)).sum()
 }

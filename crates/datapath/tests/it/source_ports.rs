@@ -1,6 +1,7 @@
 //! The node's source ports: which ones flows take, in which order, and what becomes of those that the host comes to use.
 
 use std::collections::BTreeSet;
+use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Barrier;
@@ -17,7 +18,7 @@ use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases, tcp};
-use crate::entries::calm;
+use crate::entries::{age, calm};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A node with one endpoint, on another node, to which flows may take these ports.
@@ -184,6 +185,32 @@ fn when_that_flow_is_over_the_host_has_the_port_for_itself() {
             for (hook, verdict) in [(Hook::Xdp, XDP_PASS), (Hook::NicIn, TC_UNSPEC)] {
                 node.run(hook, Device::Eth0, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
             }
+        }
+    }
+}
+
+#[test]
+fn at_a_port_that_the_host_hands_out_as_well_it_has_what_is_for_no_flow_that_goes_on() {
+    let Some(node) = node("a source port that the host hands out as well", []) else { return };
+    let port = || [50_000].into_iter().collect();
+    node.datapath.share_source_ports(&port(), &port()).unwrap();
+    assert_eq!(node.datapath.source_ports().unwrap(), port());
+    for case in cases(Protocol::Udp) {
+        let flow = Forwarded::open(&node, case);
+        assert_eq!(flow.port(), 50_000);
+        flow.assert_goes_on(&node);
+        let idle = node.view.config().unwrap().udp_idle + 1;
+        for family in ['4', '6'] {
+            for table in ["flows", "openings"] {
+                age(&node, &format!("{table}{family}"), offset_of!(abi::Flow, last_seen), idle);
+            }
+            for table in ["replies", "awaited"] {
+                age(&node, &format!("{table}{family}"), offset_of!(abi::Reply, last_seen), idle);
+            }
+        }
+        let frame = flow.answer().to_bytes();
+        for (hook, verdict) in [(Hook::Xdp, XDP_PASS), (Hook::NicIn, TC_UNSPEC)] {
+            node.run(hook, Device::Eth0, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
         }
     }
 }

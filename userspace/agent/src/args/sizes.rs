@@ -33,8 +33,8 @@ pub(crate) struct SizeOptions {
     /// [default: half of --max-flows, at most 65536]
     #[arg(long, value_name = "N", value_parser = size())]
     max_openings: Option<u32>,
-    /// Addresses that sockets of processes on the host send datagrams to, two for each Service [default: half of
-    /// --max-flows]
+    /// Entries for sockets of processes on the host that send datagrams, two for each socket and Service [default: half
+    /// of --max-flows]
     #[arg(long, value_name = "N", value_parser = size())]
     max_sockets: Option<u32>,
     /// Clients that session affinity remembers; beyond it the least recently used are forgotten [default: half of

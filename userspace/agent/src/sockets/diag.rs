@@ -60,13 +60,15 @@ impl Diag {
         Ok(found)
     }
 
-    /// Ports of TCP sockets that listen and of all UDP sockets, of both families, those of the kernel itself (VXLAN) included;
-    /// in no order, some of them twice. Fails with `ENOENT` on kernels without `CONFIG_INET_TCP_DIAG` or
+    /// Ports of TCP sockets that listen, or of all that are not over, and of all UDP sockets, of both families, those of the kernel itself
+    /// (VXLAN) included; in no order, some of them twice. Fails with `ENOENT` on kernels without `CONFIG_INET_TCP_DIAG` or
     /// `CONFIG_INET_UDP_DIAG`.
-    pub(crate) fn bound_ports(&self) -> io::Result<Vec<u16>> {
+    pub(crate) fn bound_ports(&self, connections: bool) -> io::Result<Vec<u16>> {
         let mut found = Vec::new();
         let mut note = |socket: InetResponseHeader| found.push(socket.socket_id.source_port);
-        self.list(IPPROTO_TCP, &StateFlags::LISTEN, &mut note)?;
+        let over = StateFlags::TIME_WAIT | StateFlags::CLOSE;
+        let states = if connections { StateFlags::all() - over } else { StateFlags::LISTEN };
+        self.list(IPPROTO_TCP, &states, &mut note)?;
         // A UDP socket that is bound and not connected is "closed".
         self.list(IPPROTO_UDP, &(StateFlags::ESTABLISHED | StateFlags::CLOSE), &mut note)?;
         Ok(found)

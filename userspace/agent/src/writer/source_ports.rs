@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use tracing::{debug, info, warn};
 use weir_core::model::ObjectName;
-use weir_core::source_ports::{HostPorts, PortSet, usable, usable_until_listed};
+use weir_core::source_ports::{PortSet, usable, usable_until_listed};
 
 use super::Writer;
 
@@ -20,17 +20,17 @@ impl Writer {
         if self.source_ports.as_ref() == Some(&usable) {
             return Ok(());
         }
-        self.datapath.set_source_ports(&usable)?;
+        let shared = usable.common(&host.ephemeral.clone().collect());
+        self.datapath.share_source_ports(&usable, &shared)?;
         self.metrics.source_ports(usable.len());
-        self.tell_source_ports(&host, &usable);
+        self.tell_source_ports(&usable, !shared.is_empty());
         self.source_ports = Some(usable);
         Ok(())
     }
 
     /// Says what new flows may take, where it is news.
-    fn tell_source_ports(&mut self, host: &HostPorts, usable: &PortSet) {
+    fn tell_source_ports(&mut self, usable: &PortSet, shared: bool) {
         let ports = usable.len();
-        let shared = usable.iter().any(|port| host.ephemeral.contains(&port));
         let was_shared = std::mem::replace(&mut self.shares_ports, shared);
         let (first, last) = (self.settings.snat_ports.start(), self.settings.snat_ports.end());
         if usable.is_empty() {

@@ -122,14 +122,13 @@ fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
     let detail = format!("{} for flows to other nodes; the host's own are {range}", maps.source_ports.len());
     let fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'";
     let ephemeral = facts.local_ports.as_deref().and_then(local_port_range);
-    if ephemeral.is_some_and(|mut ephemeral| ephemeral.any(|port| maps.source_ports.contains(port))) {
-        let shared =
-            format!("{detail}, and some are both: a socket of the host may lose an answer to a flow from its port");
-        return Check::warn(what, shared, fix);
-    }
+    let shared = ephemeral.is_some_and(|mut ephemeral| ephemeral.any(|port| maps.source_ports.contains(port)));
     match maps.source_ports.len() {
         0 => Check::fail(what, format!("{detail}: flows from outside to other nodes are dropped"), fix),
         1..FEW => Check::warn(what, format!("{detail}: so many flows to one endpoint at a time"), fix),
+        _ if shared => {
+            Check::warn(what, format!("{detail}, and some are both: a socket of its may lose an answer"), fix)
+        }
         _ => Check::ok(what, detail),
     }
 }
