@@ -118,6 +118,16 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
     (interface.kind == "veth" && interface.peer_elsewhere && !carries_node).then_some(Attachment::Pod)
 }
 
+/// What an interface that has been attached to stays, whatever it would be if it came now: the node's card is that while its address or
+/// its default route are away, as when a link or a BGP session is down for a moment, or when a driver begins anew because XDP has come or gone. Who
+/// gives it away, to a bond or a bridge, or takes it down has it back.
+#[must_use]
+pub fn stays(interface: &Interface, before: Attachment, patterns: &Patterns) -> Option<Attachment> {
+    let is_free = interface.up && interface.master.is_none();
+    let is_named = [&patterns.ignored, &patterns.pods].iter().any(|names| matches(names, &interface.name));
+    (before == Attachment::Nic && patterns.nics.is_empty() && is_free && !is_named).then_some(before)
+}
+
 /// The tunnel by which pods of other nodes are reached in a family, and its address. `sources` are the addresses that the kernel itself
 /// would send from to such pods. The tunnel of before, by its index, stays for as long as one of them is its address, as open
 /// connections have it. Else it is the one whose address most of them are, the one of before, one with Ethernet headers, as that is
@@ -142,11 +152,15 @@ pub fn tunnel<'a>(
     })
 }
 
-/// Whether XDP may run on an interface. Packets that reach a veth from the same machine carry partial checksums, as if a card
-/// were to complete them; XDP cannot tell, and what it sends on is broken. `on_veth`: the peers' offloads are known to be off.
+/// Driver of the cards of Xen's guests (`xen-netfront`), as the bus calls it.
+const XEN: &str = "vif";
+
+/// Whether XDP may run on an interface. Packets that reach a veth from the same machine, or a guest of Xen from another one there, carry partial
+/// checksums, as if a card were to complete them; XDP cannot tell, and what it sends on is broken. `driver`: of hardware; `on_veth`: the peers' offloads
+/// are known to be off.
 #[must_use]
-pub fn runs_xdp(interface: &Interface, on_veth: bool) -> bool {
-    on_veth || interface.kind != "veth"
+pub fn runs_xdp(interface: &Interface, driver: Option<&str>, on_veth: bool) -> bool {
+    (on_veth || interface.kind != "veth") && driver != Some(XEN)
 }
 
 #[cfg(test)]
@@ -186,9 +200,36 @@ mod tests {
 
     #[test]
     fn xdp_keeps_away_from_veths_unless_it_is_told_that_their_checksums_are_complete() {
-        assert!(!runs_xdp(&veth("eth0"), false));
-        assert!(runs_xdp(&veth("eth0"), true));
-        assert!(runs_xdp(&Interface::default(), false));
+        assert!(!runs_xdp(&veth("eth0"), None, false));
+        assert!(runs_xdp(&veth("eth0"), None, true));
+        assert!(runs_xdp(&Interface::default(), None, false));
+    }
+
+    #[test]
+    fn xdp_keeps_away_from_guests_of_xen() {
+        let on = |driver| runs_xdp(&Interface::default(), Some(driver), false);
+        assert_eq!(["vif", "virtio_net", "ixgbe"].map(on), [false, true, true]);
+    }
+
+    #[test]
+    fn the_nodes_card_stays_while_its_address_and_route_are_away() {
+        let bare = Interface { name: "eth1".to_owned(), up: true, ..Interface::default() };
+        let is = |interface: &Interface, before, patterns: &Patterns| {
+            stays(interface, before, patterns).or_else(|| attachment(interface, &node(), patterns))
+        };
+        let found = Patterns::default();
+        assert_eq!(is(&bare, Attachment::Nic, &found), Some(Attachment::Nic));
+        assert_eq!(is(&bare, Attachment::Tunnel, &found), None, "its address is what a tunnel is known by");
+        for gone in [Interface { up: false, ..bare.clone() }, Interface { master: Some(7), ..bare.clone() }] {
+            assert_eq!(is(&gone, Attachment::Nic, &found), None, "{gone:?}");
+        }
+        let ignored = Patterns { ignored: vec!["eth*".to_owned()], ..Patterns::default() };
+        let others = Patterns { nics: vec!["eth0".to_owned()], ..Patterns::default() };
+        assert_eq!([ignored, others].map(|patterns| is(&bare, Attachment::Nic, &patterns)), [None, None]);
+        let container = Interface { up: true, ..veth("eth1") };
+        assert_eq!(is(&container, Attachment::Nic, &found), Some(Attachment::Nic), "a node's that is a container");
+        let pods = Patterns { pods: vec!["eth1".to_owned()], ..Patterns::default() };
+        assert_eq!(is(&container, Attachment::Nic, &pods), Some(Attachment::Pod));
     }
 
     #[test]

@@ -13,7 +13,7 @@ const PAIRS: [&str; 2] = ["veth", "netkit"];
 /// of pods among them.
 ///
 /// An interface without programs is none: the answers that come by it would go the host's way. So do those that come by one
-/// without link headers.
+/// without link headers. Nor is a pod's that is a port of anything but a bridge, as of Open vSwitch: packets to the pod are routed elsewhere.
 #[must_use]
 pub fn shortcuts(
     interfaces: &[Interface],
@@ -28,6 +28,9 @@ pub fn shortcuts(
     for interface in interfaces {
         let Some(attachment) = attached(interface.index) else { continue };
         if interface.header != LinkHeader::Ethernet {
+            continue;
+        }
+        if attachment == Attachment::Pod && is_port_of_others(interface, interfaces) {
             continue;
         }
         let bridge = bridge_of(interface);
@@ -49,9 +52,26 @@ pub fn shortcuts(
     all
 }
 
+/// Whether it belongs to a device that packets to it do not come by. A VRF is a table of routes, which lead to it.
+fn is_port_of_others(port: &Interface, interfaces: &[Interface]) -> bool {
+    let kind_of = |master| interfaces.iter().find(|other| other.index == master).map(|other| other.kind.as_str());
+    port.master.is_some_and(|master| !matches!(kind_of(master), Some("bridge" | "vrf")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_at_a_virtual_switch_is_none() {
+        for (kind, listed) in [("openvswitch", true), ("bridge", false)] {
+            let mut all = vec![interface(6, "veth", Some(5), true)];
+            if listed {
+                all.push(interface(5, kind, None, false));
+            }
+            assert_eq!(shortcuts(&all, |index| (index == 6).then_some(Attachment::Pod)), BTreeMap::new(), "{kind}");
+        }
+    }
 
     fn interface(index: u32, kind: &str, master: Option<u32>, peer_elsewhere: bool) -> Interface {
         Interface { index, kind: kind.to_owned(), master, peer_elsewhere, ..Interface::default() }

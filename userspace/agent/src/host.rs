@@ -79,6 +79,12 @@ pub(crate) fn uptime_seconds() -> u32 {
     u32::try_from(uptime().as_secs()).unwrap_or(u32::MAX)
 }
 
+/// The driver of a card, as its bus calls it; none of what is no hardware.
+pub(crate) fn driver(interface: &str) -> Option<String> {
+    let driver = fs::read_link(format!("/sys/class/net/{interface}/device/driver")).ok()?;
+    Some(driver.file_name()?.to_string_lossy().into_owned())
+}
+
 /// The clock of flows.
 pub(crate) fn tick_clock() -> Result<TickClock> {
     let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;

@@ -39,8 +39,12 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
     tokio::spawn(connection);
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
-        publish(&sink, interfaces);
         let listed = Instant::now();
+        let Some(interfaces) = interfaces else {
+            sleep_until(listed + PAUSE).await;
+            continue;
+        };
+        publish(&sink, interfaces);
         tokio::select! {
             message = messages.next() => {
                 message.context("the netlink socket was closed")?;
@@ -53,14 +57,18 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
     }
 }
 
-/// Reads all interfaces of our network namespace.
-pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
+/// Reads all interfaces of our network namespace. None: some may be missing, and from these programs would be detached.
+async fn list(handle: &Handle) -> Result<Option<Vec<Interface>>> {
     let mut interfaces = BTreeMap::new();
     let links = dump(handle, RouteNetlinkMessage::GetLink(LinkMessage::default()), |message| match message {
         RouteNetlinkMessage::NewLink(link) => vec![interface(&link)],
         _ => Vec::new(),
     });
-    for interface in links.await? {
+    let (links, is_whole) = links.await?;
+    if !is_whole {
+        return Ok(None);
+    }
+    for interface in links {
         interfaces.insert(interface.index, interface);
     }
     let addresses = dump(handle, RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| match message {
@@ -69,7 +77,7 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
         }
         _ => Vec::new(),
     });
-    for (index, ip) in addresses.await? {
+    for (index, ip) in addresses.await?.0 {
         if let Some(interface) = interfaces.get_mut(&index) {
             interface.addresses.push(ip);
         }
@@ -84,7 +92,7 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
             }
             _ => Vec::new(),
         });
-        for (index, gateway, main) in routes.await? {
+        for (index, gateway, main) in routes.await?.0 {
             // Without a gateway only as by PPP. Elsewhere such a route is of somebody's own rules.
             if let Some(interface) = interfaces.get_mut(&index)
                 && (gateway || (interface.header == LinkHeader::None && main))
@@ -93,16 +101,16 @@ pub(crate) async fn list(handle: &Handle) -> Result<Vec<Interface>> {
             }
         }
     }
-    Ok(interfaces.into_values().collect())
+    Ok(Some(interfaces.into_values().collect()))
 }
 
 /// Asks for all objects of a kind, of which there may be a million, and keeps what is made of them. A list that a change has interrupted may
-/// lack some, as `NLM_F_DUMP_INTR` says: of an interface that it lacks, the programs would be detached.
+/// lack some, as `NLM_F_DUMP_INTR` says. Returns what was found, and whether it is all.
 async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
     keep: impl Fn(RouteNetlinkMessage) -> Vec<T>,
-) -> Result<Vec<T>> {
+) -> Result<(Vec<T>, bool)> {
     let mut found = Vec::new();
     for _ in 0..TRIES {
         found.clear();
@@ -119,10 +127,10 @@ async fn dump<T>(
             }
         }
         if is_whole {
-            break;
+            return Ok((found, true));
         }
     }
-    Ok(found)
+    Ok((found, false))
 }
 
 fn interface(link: &LinkMessage) -> Interface {

@@ -167,6 +167,28 @@ fn bpftool_prints_maps_with_the_names_of_their_fields() {
 }
 
 #[test]
+fn a_card_whose_address_and_routes_are_away_for_a_while_keeps_its_programs() {
+    if !standalone::can_run("a card without its address") {
+        return;
+    }
+    let node = Standalone::start(1, &yaml(&[Web::new("stays", 1, &[1])]), &[]);
+    let links = || PinDir::new(&node.agent.pins).link_names().unwrap();
+    let before = links();
+    let netns = node.world.node(1).netns();
+    netns.ip("addr flush dev eth0").unwrap();
+    for family in ["-4", "-6"] {
+        assert!(netns.command("ip").args([family, "route", "flush", "dev", "eth0"]).status().unwrap().success());
+    }
+    // What comes later is attached to when that was seen, and what comes after it when that is done.
+    for tunnel in ["tun8", "tun9"] {
+        netns.ip(&format!("tuntap add dev {tunnel} mode tun\nlink set {tunnel} up")).unwrap();
+        node.agent.await_log(&format!("attached interface=\"{tunnel}\""));
+    }
+    assert!(before.iter().all(|link| links().contains(link)), "{before:?}, then {:?}", links());
+    assert!(!node.agent.log().contains("detached"), "{}", node.agent.log());
+}
+
+#[test]
 fn a_pods_interface_that_vanishes_is_cleaned_up_after_and_the_others_are_served() {
     if !standalone::can_run("an interface that vanishes") {
         return;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use tracing::{debug, error, info, warn};
-use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp};
+use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp, stays};
 use weir_core::kernel_features::missing;
 use weir_datapath::AttachOptions;
 
@@ -84,7 +84,7 @@ impl Writer {
         let Settings { attach, xdp_on_veth, .. } = self.settings;
         let found = self.interfaces.iter().find(|interface| interface.index == index);
         AttachOptions {
-            xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, xdp_on_veth)),
+            xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, host::driver(&i.name).as_deref(), xdp_on_veth)),
             headerless: found.is_some_and(|i| i.header == LinkHeader::None),
             ..attach
         }
@@ -100,8 +100,13 @@ impl Writer {
         let before = if self.synced { BTreeMap::new() } else { self.datapath.attachments()? };
         let decide = |i: &Interface| {
             let addresses = if leads_to_pods(i, &self.interfaces) { &node } else { &served };
-            let known = before.get(&i.index).copied();
-            Some((i.index, (i.name.clone(), known.or_else(|| attachment(i, addresses, &self.settings.patterns))?)))
+            let patterns = &self.settings.patterns;
+            let kind = before
+                .get(&i.index)
+                .copied()
+                .or_else(|| stays(i, self.attached.get(&i.index)?.1, patterns))
+                .or_else(|| attachment(i, addresses, patterns))?;
+            Some((i.index, (i.name.clone(), kind)))
         };
         Ok(self.interfaces.iter().filter_map(decide).collect())
     }
