@@ -194,7 +194,7 @@ fn a_table_that_is_full_of_open_flows_is_told_of_on_the_node_with_the_option_tha
     agents[0].kill();
     agents[0].start_again(world);
     assert_eq!(cluster.await_event_about("Node", "node1", "FlowTablePressure").type_.as_deref(), Some("Warning"));
-    let unanswered = "table openings6 is full, 64 of 64 entries are flows that nobody has answered, as in a flood";
+    let unanswered = "table openings6 is full, 64 of 64 entries are flows that begin, as in a flood";
     for (beginning, option) in [("table flows4 is full, ", "--max-flows"), (unanswered, "--max-openings")] {
         let told = || {
             let notes = cluster.events_about("Node", "node1").into_iter().filter_map(|event| event.note);
