@@ -179,6 +179,10 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
+	/* It may answer what its client has just said. */
+	if (!p->syn_ack && p->proto != IPPROTO_UDP && flow &&
+	    !is_idle(now_ticks(), flow->last_seen, config->tcp_linger))
+		return false;
 	/* What it says to a SYN that has gone to another backend in a flood, where nothing was left to note that at. */
 	if (p->syn_ack && !port && flow && flow->backend != reply->backend &&
 	    !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&

@@ -90,6 +90,11 @@ impl Model {
         }
         let port = reply.snat.then_some(p.dport);
         let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
+        // It may answer what its client has just said.
+        let is_heard = |flow: &Flow| !self.now.is_idle(flow.last_seen, self.config.tcp_linger);
+        if !begins && flow.as_ref().is_some_and(is_heard) {
+            return false;
+        }
         // To a SYN that has gone to another backend in a flood, where nothing was left to note that at.
         let elsewhere = flow.as_ref().is_some_and(|flow| flow.backend != reply.backend);
         let is_late = p.syn_ack && reply.opening && !reply.replied && !self.now.is_idle(reply.last_seen, MOVED_IDLE);

@@ -163,8 +163,9 @@ fn one_answer_in_pieces_is_one_answer() {
     }
 }
 
-/// Makes all answers look as if the last one had come so many ticks ago.
-fn answered_before(talk: &Talk<'_>, ticks: u32) {
+/// Makes it look as if nothing had been said for so many ticks.
+fn silent_since(talk: &Talk<'_>, ticks: u32) {
+    age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), ticks);
     age(talk.node, talk.replies(), offset_of!(abi::Reply, last_seen), ticks);
 }
 
@@ -190,7 +191,7 @@ fn who_asks_an_endpoint_itself_from_a_port_of_an_earlier_connection_to_the_servi
                 if is_lost {
                     evict(talk.node, talk.flows());
                 }
-                answered_before(talk, talk.node.view.config().unwrap().tcp_linger + 1);
+                silent_since(talk, talk.node.view.config().unwrap().tcp_linger + 1);
                 is_of_the_endpoint_itself(talk, &talk.endpoint_tcp(answer.clone()));
             });
         }
@@ -206,7 +207,7 @@ fn datagrams_of_an_endpoint_long_after_those_of_a_flow_that_was_lost_are_its_own
         talk.endpoint_goes_on();
         evict(talk.node, talk.flows());
         talk.endpoint_goes_on();
-        answered_before(talk, talk.node.view.config().unwrap().udp_idle + 1);
+        silent_since(talk, talk.node.view.config().unwrap().udp_idle + 1);
         is_of_the_endpoint_itself(talk, &talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket()));
     });
 }
