@@ -163,7 +163,7 @@ __noinline int take_back(const struct packet *p)
 	return v6 ? retire_answered6(reply, p->proto) : retire_answered4(reply, p->proto);
 }
 
-/* Whether packets to the pod that a packet comes from may go past the host: if not, what it says goes by it, too. */
+/* Whether packets to the pod that a packet comes from may go past the host: if not, what it says and asks goes by it, too. */
 __noinline int has_shortcut(ctx_t *ctx)
 {
 	__u32 own = ctx->ifindex;
@@ -198,11 +198,10 @@ static __always_inline int pass_by(ctx_t *ctx, struct packet *p, int reason, con
 	/* By an interface without link headers no answer goes past the host. */
 	if (!bypasses_host() || is_headerless(p))
 		return reason;
-	if (hook == HOOK_POD_INGRESS && reason == REASON_NO_FRONTEND) {
-		if (!has_shortcut(ctx))
-			return reason;
+	if (hook == HOOK_POD_INGRESS && !has_shortcut(ctx))
+		return reason;
+	if (hook == HOOK_POD_INGRESS && reason == REASON_NO_FRONTEND)
 		return v6 ? from_pod6(ctx, p) : from_pod4(ctx, p);
-	}
 	if (p->hand_over != HANDOVER_TO_POD || (reason != REASON_TO_LOCAL && reason != REASON_XDP_DONE))
 		return reason;
 	return v6 ? to_pod6(ctx, p, reason) : to_pod4(ctx, p, reason);

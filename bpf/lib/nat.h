@@ -319,7 +319,8 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
 	begins = p->syn_ack || (p->reset && reply->flags & FLOW_ENDED) ||
 		 (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle)) ||
-		 (reply->flags & FLOW_ENDED && is_idle(now, reply->last_seen, config->tcp_linger));
+		 (reply->flags & FLOW_ENDED && is_opening(reply->flags) && !p->ending &&
+		  is_idle(now, reply->last_seen, config->tcp_linger));
 	if (begins && is_anothers(p, v6))
 		return REASON_NO_REPLY;
 	if (!moved && reply->flags & FLOW_MOVED)

@@ -175,13 +175,17 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	if (!config || !reply)
 		return false;
 	if (!p->syn_ack && p->proto != IPPROTO_UDP &&
-	    !(reply->flags & FLOW_CLOSING && is_idle(now_ticks(), reply->last_seen, config->tcp_linger)))
+	    !(reply->flags & FLOW_CLOSING && (p->reset || is_opening(reply->flags)) &&
+	      is_idle(now_ticks(), reply->last_seen, config->tcp_linger)))
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
-	/* It may answer what its client has just said. */
+	/* It may answer what its client has just said; or its flow may have lost its place in a flood while it awaits that answer. */
 	if (!p->syn_ack && p->proto != IPPROTO_UDP && flow &&
 	    !is_idle(now_ticks(), flow->last_seen, config->tcp_linger))
+		return false;
+	if (p->syn_ack && !flow && (reply->flags & (FLOW_OPENING | FLOW_REPLIED | FLOW_ENDED)) == FLOW_OPENING &&
+	    !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE))
 		return false;
 	/* What it says to a SYN that has gone to another backend in a flood, where nothing was left to note that at. */
 	if (p->syn_ack && !port && flow && flow->backend != reply->backend &&

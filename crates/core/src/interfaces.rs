@@ -123,9 +123,11 @@ pub fn attachment(interface: &Interface, node: &[IpAddr], patterns: &Patterns) -
 /// gives it away, to a bond or a bridge, or takes it down has it back.
 #[must_use]
 pub fn stays(interface: &Interface, before: Attachment, patterns: &Patterns) -> Option<Attachment> {
+    // What else these may be is told by their ports and addresses alone.
+    let is_card = interface.kind != "bridge" && !OVERLAYS.contains(&interface.kind.as_str());
     let is_free = interface.up && interface.master.is_none();
     let is_named = [&patterns.ignored, &patterns.pods].iter().any(|names| matches(names, &interface.name));
-    (before == Attachment::Nic && patterns.nics.is_empty() && is_free && !is_named).then_some(before)
+    (before == Attachment::Nic && patterns.nics.is_empty() && is_card && is_free && !is_named).then_some(before)
 }
 
 /// The tunnel by which pods of other nodes are reached in a family, and its address. `sources` are the addresses that the kernel itself
@@ -220,7 +222,8 @@ mod tests {
         let found = Patterns::default();
         assert_eq!(is(&bare, Attachment::Nic, &found), Some(Attachment::Nic));
         assert_eq!(is(&bare, Attachment::Tunnel, &found), None, "its address is what a tunnel is known by");
-        for gone in [Interface { up: false, ..bare.clone() }, Interface { master: Some(7), ..bare.clone() }] {
+        let bridge = Interface { kind: "bridge".to_owned(), ..bare.clone() };
+        for gone in [Interface { up: false, ..bare.clone() }, Interface { master: Some(7), ..bare.clone() }, bridge] {
             assert_eq!(is(&gone, Attachment::Nic, &found), None, "{gone:?}");
         }
         let ignored = Patterns { ignored: vec!["eth*".to_owned()], ..Patterns::default() };

@@ -155,11 +155,12 @@ impl HostPorts {
     }
 }
 
-/// Whether a host whose ephemeral ports are these leaves [`FEW`] others, so that new flows share some with it.
+/// Whether a host leaves less than twice [`FEW`] ports that are not ephemeral, so that new flows may share some with it: node ports of Services
+/// are not known here.
 #[must_use]
-pub fn leaves_few(wanted: &RangeInclusive<u16>, ephemeral: &RangeInclusive<u16>) -> bool {
-    let others = wanted.clone().filter(|port| !ephemeral.contains(port) && !NODE_PORTS.contains(port));
-    others.count() < FEW as usize
+pub fn leaves_few(wanted: &RangeInclusive<u16>, host: &HostPorts) -> bool {
+    let hosts = |port: &u16| host.ephemeral.contains(port) || host.used.contains(*port) || NODE_PORTS.contains(port);
+    wanted.clone().filter(|port| !hosts(port)).count() < 2 * FEW as usize
 }
 
 /// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], and node ports of Services

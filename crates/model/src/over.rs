@@ -84,7 +84,9 @@ impl Model {
         let key = p.key();
         let Some((stage, reply)) = self.tables.replies.find(&key) else { return false };
         let begins = p.syn_ack || p.protocol == UDP;
-        let done = reply.closing && self.now.is_idle(reply.last_seen, self.config.tcp_linger);
+        let done = reply.closing
+            && (p.reset || reply.is_opening())
+            && self.now.is_idle(reply.last_seen, self.config.tcp_linger);
         if !begins && !done {
             return false;
         }
@@ -93,6 +95,11 @@ impl Model {
         // It may answer what its client has just said.
         let is_heard = |flow: &Flow| !self.now.is_idle(flow.last_seen, self.config.tcp_linger);
         if !begins && flow.as_ref().is_some_and(is_heard) {
+            return false;
+        }
+        // Its flow may have lost its place in a flood while it awaits that answer.
+        let awaits = reply.opening && !reply.replied && reply.ended.is_none();
+        if p.syn_ack && flow.is_none() && awaits && !self.now.is_idle(reply.last_seen, abi::OPENING_IDLE) {
             return false;
         }
         // To a SYN that has gone to another backend in a flood, where nothing was left to note that at.

@@ -168,7 +168,8 @@ impl Model {
         }
         // A client may talk to the endpoint itself, from a port that it once used for the service.
         let idle = p.protocol == UDP && self.now.is_idle(reply.last_seen, self.config.udp_idle);
-        let over = reply.ended.is_some() && (p.reset || self.now.is_idle(reply.last_seen, self.config.tcp_linger));
+        let silent = self.now.is_idle(reply.last_seen, self.config.tcp_linger);
+        let over = reply.ended.is_some() && (p.reset || (reply.is_opening() && !p.ending && silent));
         if (p.syn_ack || idle || over) && self.is_anothers(p) {
             return Err(abi::REASON_NO_REPLY);
         }

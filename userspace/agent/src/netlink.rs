@@ -77,7 +77,11 @@ async fn list(handle: &Handle) -> Result<Option<Vec<Interface>>> {
         }
         _ => Vec::new(),
     });
-    for (index, ip) in addresses.await?.0 {
+    let (addresses, is_whole) = addresses.await?;
+    if !is_whole {
+        return Ok(None);
+    }
+    for (index, ip) in addresses {
         if let Some(interface) = interfaces.get_mut(&index) {
             interface.addresses.push(ip);
         }

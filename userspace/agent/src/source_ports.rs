@@ -75,13 +75,14 @@ impl Look {
     /// port of ours keeps it, so that a set which shrinks for one look is in the way for as long as connections last.
     fn now(before: Seen, wanted: &RangeInclusive<u16>, beside: bool) -> Self {
         let mut seen = before;
-        let troubles = [
-            update(&mut seen.ephemeral, ephemeral()),
-            update(&mut seen.reserved, reserved()),
-            update(&mut seen.bound, bound(leaves_few(wanted, &seen.ephemeral))),
+        let settings = [update(&mut seen.ephemeral, ephemeral()), update(&mut seen.reserved, reserved())];
+        let connections = leaves_few(wanted, &seen.ports());
+        let sockets = [
+            update(&mut seen.bound, bound(connections)),
             update(&mut seen.masqueraded, if beside { masqueraded() } else { Ok(PortSet::default()) }),
         ];
-        Self { seen, troubles: troubles.into_iter().flatten().collect() }
+        let troubles = settings.into_iter().chain(sockets);
+        Self { seen, troubles: troubles.flatten().collect() }
     }
 }
 

@@ -198,6 +198,43 @@ fn who_asks_an_endpoint_itself_from_a_port_of_an_earlier_connection_to_the_servi
     }
 }
 
+/// The ACK of a TIME_WAIT stands in the way of such a connection: its client has to see who says so.
+#[test]
+fn what_an_endpoint_says_at_a_connection_that_is_over_is_its_own_unless_its_client_was_heard_of_lately() {
+    each_way("a TIME_WAIT that stands in the way", Protocol::Tcp, |talk| {
+        if talk.seen.source != talk.first.source {
+            return;
+        }
+        let silence = talk.node.view.config().unwrap().tcp_linger + 1;
+        establish(talk);
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        talk.client_sends(&talk.client_tcp(ack(1)));
+        silent_since(talk, silence);
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(ack(1)));
+        silent_since(talk, silence);
+        // It may not have got the last ACK.
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        silent_since(talk, silence);
+        is_of_the_endpoint_itself(talk, &talk.endpoint_tcp(ack(1)));
+    });
+}
+
+/// It goes on sending what its client has not acknowledged, with longer and longer pauses.
+#[test]
+fn what_an_endpoint_sends_again_after_both_ends_is_translated_as_long_as_its_end_was_not_acknowledged() {
+    each_way("a last answer that is sent again", Protocol::Tcp, |talk| {
+        establish(talk);
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        for _ in 0..3 {
+            silent_since(talk, talk.node.view.config().unwrap().tcp_linger + 1);
+            talk.endpoint_goes_on();
+        }
+    });
+}
+
 #[test]
 fn datagrams_of_an_endpoint_long_after_those_of_a_flow_that_was_lost_are_its_own() {
     each_way("datagrams of a flow that was lost", Protocol::Udp, |talk| {

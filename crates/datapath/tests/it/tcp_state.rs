@@ -10,7 +10,7 @@ use weir_testbed::address::Pair;
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, EXTERNAL_IP, PORT};
 use crate::entries::{age, evict};
-use crate::node::{SNAT_PORTS, TC_UNSPEC};
+use crate::node::SNAT_PORTS;
 use crate::talk::{Talk, each_way};
 
 /// Ticks, as [`Node::configure`](crate::node::Node::configure) has them.
@@ -314,28 +314,6 @@ fn a_client_that_resets_what_is_for_an_earlier_connection_goes_on_asking_the_sam
         client_sends(talk, rst());
         pass(talk, LINGER + 1);
         assert_eq!(begins_anew(talk), !in_the_nodes_name(talk), "who was accepted and resets ends it");
-    });
-}
-
-/// A client that asks the endpoint itself, from a port of an earlier connection by a Service, may be answered by what that has left there. It has to see who
-/// says so, or it is its port that is in use for as long as the endpoint remembers.
-#[test]
-fn what_an_endpoint_says_at_a_connection_that_is_over_is_translated_if_its_client_was_heard_of_lately() {
-    each_way("a TIME_WAIT that stands in the way", Protocol::Tcp, |talk| {
-        if in_the_nodes_name(talk) {
-            return;
-        }
-        establish(talk);
-        client_sends(talk, fin());
-        endpoint_sends(talk, fin());
-        client_sends(talk, ack());
-        pass(talk, LINGER + 1);
-        client_sends(talk, fin());
-        endpoint_sends(talk, ack());
-        pass(talk, LINGER + 1);
-        let (hook, device) = talk.way.back;
-        let frame = talk.endpoint_tcp(ack()).to_bytes();
-        talk.node.run(hook, device, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
     });
 }
 
