@@ -65,6 +65,11 @@ const fn lpm<K, V>(name: &'static str, size: fn(&Capacity) -> u32, option: &'sta
     MapSpec { kind: bpf_map_type::BPF_MAP_TYPE_LPM_TRIE, ..hash::<K, V>(name, size, option) }
 }
 
+/// Of a size that no option sets.
+const fn fixed<K, V>(name: &'static str, kind: bpf_map_type, flags: u32) -> MapSpec {
+    MapSpec { name, kind, key: size_of::<K>(), value: size_of::<V>(), flags, size: None, option: "", ways: 1 }
+}
+
 /// Flows that begin, a few in each element.
 const fn sets<K, V>(name: &'static str) -> MapSpec {
     MapSpec { ways: WAYS, ..array::<abi::OpeningSet<K, V>>(name, Some(SETS.0), SETS.1) }
@@ -116,62 +121,17 @@ pub(crate) const MAPS: [MapSpec; 42] = [
     array::<abi::HeldPiece>("held_pieces", Some(|c| c.held_pieces.max(1)), "--max-held-pieces"),
     per_cpu::<abi::HeldPiece>("first_pieces"),
     lru::<abi::SocketKey, abi::SocketPeer>("socket_peers", Some(|c| c.sockets), "--max-sockets"),
-    MapSpec {
-        name: "connection_peers",
-        kind: bpf_map_type::BPF_MAP_TYPE_SK_STORAGE,
-        key: size_of::<i32>(),
-        value: size_of::<abi::ConnectionPeer>(),
-        flags: NO_PREALLOC,
-        size: None,
-        option: "",
-        ways: 1,
-    },
-    MapSpec {
-        name: "hooked_pods",
-        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
-        key: size_of::<u64>(),
-        value: size_of::<abi::HookedPod>(),
-        flags: NO_PREALLOC,
-        size: None,
-        option: "",
-        ways: 1,
-    },
-    MapSpec {
-        name: "shortcuts",
-        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
-        key: size_of::<u32>(),
-        value: size_of::<abi::Shortcut>(),
-        flags: NO_PREALLOC,
-        size: None,
-        option: "",
-        ways: 1,
-    },
+    fixed::<i32, abi::ConnectionPeer>("connection_peers", bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, NO_PREALLOC),
+    fixed::<u64, abi::HookedPod>("hooked_pods", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
+    fixed::<u32, abi::Shortcut>("shortcuts", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
     hash::<abi::LocalKey, abi::LocalEndpoint>("local_endpoints", |c| c.backends.min(MAX_LOCAL), BACKENDS.1),
     hash::<abi::Addr, abi::OtherNode>("other_nodes", |c| c.nodes.saturating_mul(2), "--max-nodes"),
-    MapSpec {
-        name: "nics",
-        kind: bpf_map_type::BPF_MAP_TYPE_HASH,
-        key: size_of::<u32>(),
-        value: size_of::<u32>(),
-        flags: NO_PREALLOC,
-        size: None,
-        option: "",
-        ways: 1,
-    },
+    fixed::<u32, u32>("nics", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
     lru::<u64, u32>("pod_macs", None, ""),
     per_cpu::<abi::Counter>("counters"),
     per_cpu::<abi::Pace>("paces"),
-    MapSpec {
-        name: "devices",
-        kind: bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH,
-        key: size_of::<u32>(),
-        value: size_of::<abi::Device>(),
-        // The kernel adds BPF_F_RDONLY_PROG to every device map.
-        flags: 1 << 7,
-        size: None,
-        option: "",
-        ways: 1,
-    },
+    // The kernel adds BPF_F_RDONLY_PROG to every device map.
+    fixed::<u32, abi::Device>("devices", bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH, 1 << 7),
 ];
 
 /// The definition of a map by name.

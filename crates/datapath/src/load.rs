@@ -264,7 +264,7 @@ impl Datapath {
         let copied = self.copy_flows(Moment::BehindLinks);
         self.resized.clear();
         self.store.former_flows = Flows::default();
-        set_hold(&self.config, None)?;
+        set_hold(&self.config, false)?;
         copied.and(replaced::forget(&self.pins))
     }
 
@@ -275,30 +275,31 @@ impl Datapath {
             self.resized.iter().partition(|(spec, _)| flow_table::is_opening(spec.name));
         let mut all = others.into_iter().chain(begin);
         let copied = all.try_for_each(|(spec, old)| {
-            set_hold(&self.config, Some(HOLD_MOST))?;
+            set_hold(&self.config, true)?;
             resize::copy(&self.pins, spec, old.as_fd(), moment, seed)
         });
-        set_hold(&self.config, Some(HOLD_MOST))?;
+        set_hold(&self.config, true)?;
         // Nobody has noted what was copied, nor in the filter that was made in between.
         GoingFilter::forget(&self.pins).and(copied)
     }
 }
 
-/// Holds new flows back for so long at most, or lets them in.
-fn set_hold(config: &Mapped<abi::Config>, hold: Option<Duration>) -> Result<()> {
+/// Holds new flows back from now on, or lets them in.
+fn set_hold(config: &Mapped<abi::Config>, hold: bool) -> Result<()> {
     let known = config.get(0)?;
-    let others = known.flags & !abi::CONFIG_HOLD;
-    let Some(most) = hold else { return config.set(0, &abi::Config { flags: others, held_until: 0, ..known }) };
+    let flags = known.flags & !abi::CONFIG_HOLD;
+    if !hold {
+        return config.set(0, &abi::Config { flags, held_until: 0, ..known });
+    }
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| Error::io("cannot read the clock", e.into()))?;
-    let until = (Duration::from(now) + most).as_nanos();
-    let held_until = u64::try_from(until).unwrap_or(u64::MAX);
-    config.set(0, &abi::Config { flags: others | abi::CONFIG_HOLD, held_until, ..known })
+    let held_until = u64::try_from((Duration::from(now) + HOLD_MOST).as_nanos()).unwrap_or(u64::MAX);
+    config.set(0, &abi::Config { flags: flags | abi::CONFIG_HOLD, held_until, ..known })
 }
 
 /// Lets new flows in that an agent has held back which ended in the midst of a switch: what serves is where it was.
 fn let_in(pins: &PinDir) -> Result<()> {
     // One of another layout is not ours to write.
-    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, None))
+    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, false))
 }
 
 enum Existing {

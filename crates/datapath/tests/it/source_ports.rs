@@ -18,7 +18,7 @@ use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases, tcp};
-use crate::entries::{age, calm};
+use crate::entries::{age, calm, evict};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 
 /// A node with one endpoint, on another node, to which flows may take these ports.
@@ -212,6 +212,21 @@ fn at_a_port_that_the_host_hands_out_as_well_it_has_what_is_for_no_flow_that_goe
         for (hook, verdict) in [(Hook::Xdp, XDP_PASS), (Hook::NicIn, TC_UNSPEC)] {
             node.run(hook, Device::Eth0, &frame).is_untouched(verdict, abi::REASON_NO_FRONTEND, &frame);
         }
+    }
+}
+
+#[test]
+fn there_a_syns_answer_is_awaited_although_a_flood_has_taken_its_flows_place() {
+    let Some(node) = node("a source port that the host hands out as well, in a flood", []) else { return };
+    let port = || [50_000].into_iter().collect();
+    node.datapath.share_source_ports(&port(), &port()).unwrap();
+    for (case, flows) in cases(Protocol::Tcp).zip(["openings4", "openings6"]) {
+        let flow = Forwarded::open(&node, case);
+        evict(&node, flows);
+        let accepted = TcpHeader { syn: true, ack: true, ..TcpHeader::default() };
+        let accepted = tcp(flow.seen.destination_socket(), flow.seen.source_socket(), accepted);
+        node.send(Hook::NicIn, Device::Eth0, &accepted).is_for(TC_REDIRECT, abi::REASON_BACK);
+        flow.assert_goes_on(&node);
     }
 }
 

@@ -127,7 +127,7 @@ fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
         0 => Check::fail(what, format!("{detail}: flows from outside to other nodes are dropped"), fix),
         1..FEW => Check::warn(what, format!("{detail}: so many flows to one endpoint at a time"), fix),
         _ if shared => {
-            Check::warn(what, format!("{detail}, and some are both: a socket of its may lose an answer"), fix)
+            Check::warn(what, format!("{detail}, and some are both: a socket of the host may lose an answer"), fix)
         }
         _ => Check::ok(what, detail),
     }
