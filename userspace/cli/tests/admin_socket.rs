@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-use node::text;
 use node::told::Told;
+use node::{program_for_all, text};
 use weir_telemetry::weights::{Node, Weights};
 
 /// `nobody`, on every system.
@@ -44,14 +44,6 @@ fn ask(program: &Path, args: &[&str], socket: &Path, uid: u32) -> Output {
     let mut command = Command::new(program);
     command.args(args).args(["-o", "json", "--socket"]).arg(socket).current_dir("/").uid(uid).gid(uid);
     command.output().unwrap()
-}
-
-/// The program where everybody may start it: a checkout may be in a home directory.
-fn program_for_all(dir: &Path) -> PathBuf {
-    fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
-    let program = dir.join("weir");
-    fs::copy(env!("CARGO_BIN_EXE_weir"), &program).unwrap();
-    program
 }
 
 #[test]

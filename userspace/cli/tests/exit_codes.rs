@@ -3,13 +3,14 @@
 
 mod node;
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::pipe;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use node::{Pins, fill, text};
+use node::{Pins, fill, program_for_all, text};
 use tempfile::TempDir;
 
 /// `nobody`, on every system.
@@ -48,20 +49,21 @@ fn a_reader_that_goes_away_is_no_error_whatever_the_command() {
 const OF_ROOT: [&[&str]; 3] = [&["cleanup", "--yes"], &["migrate", "--dry-run"], &["mount", "--bpffs-at", "/tmp"]];
 
 /// The program as `nobody` runs it.
-struct Nobodys(TempDir);
+struct Nobodys {
+    program: PathBuf,
+    _dir: TempDir,
+}
 
 impl Nobodys {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-        // A checkout may be in a home directory.
-        fs::copy(env!("CARGO_BIN_EXE_weir"), dir.path().join("weir")).unwrap();
-        Self(dir)
+        let program = program_for_all(dir.path());
+        Self { program, _dir: dir }
     }
 
     #[track_caller]
     fn is_refused(&self, pins: &Pins, args: &[&str]) {
-        let mut command = Command::new(self.0.path().join("weir"));
+        let mut command = Command::new(&self.program);
         command.args(args).env("WEIR_PIN_DIR", &pins.0).current_dir("/").uid(NOBODY).gid(NOBODY);
         let output = command.output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "{args:?}: {output:?}");

@@ -1,8 +1,8 @@
 //! `kubectl weir`, with a kubectl that writes down what it is asked, and with the real one before a real API server.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -14,25 +14,9 @@ use tempfile::TempDir;
 use weir_testbed::apiserver::{ApiServer, User};
 use weir_testbed::{process, role, wait};
 
-/// Notes its words, a line for each call, and answers from files: `pods.json`, and what the program in a pod answers and
-/// ends with. What there is no file of is forbidden.
-const KUBECTL: &str = r#"#!/bin/sh
-here=$(dirname "$0")
-printf '%s|' "$@" >> "$here/calls"
-echo >> "$here/calls"
-case " $* " in
-*" get pods "*)
-    [ -f "$here/pods.json" ] || { echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1; }
-    cat "$here/pods.json" ;;
-*)
-    while [ "$1" != --namespace ]; do shift; done
-    [ -f "$here/$3.answer" ] || { echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1; }
-    cat "$here/$3.answer"
-    code=$(cat "$here/$3.code")
-    [ "$code" = 0 ] || echo "command terminated with exit code $code" >&2
-    exit "$code" ;;
-esac
-"#;
+/// A kubectl that notes its words and answers from files. It is never written by this process: what another test's thread
+/// forks in that moment would hold it open, and nobody can execute a file that is open for writing (`ETXTBSY`).
+const KUBECTL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubectl.sh");
 
 /// A directory with the plug-in and its kubectl.
 struct Plugin {
@@ -43,8 +27,7 @@ impl Plugin {
     fn new() -> Self {
         let plugin = Self { dir: tempfile::tempdir().unwrap() };
         symlink(env!("CARGO_BIN_EXE_weir"), plugin.path("kubectl-weir")).unwrap();
-        fs::write(plugin.path("kubectl"), KUBECTL).unwrap();
-        fs::set_permissions(plugin.path("kubectl"), Permissions::from_mode(0o755)).unwrap();
+        symlink(KUBECTL, plugin.path("kubectl")).unwrap();
         plugin
     }
 

@@ -6,7 +6,9 @@ pub(crate) mod serving;
 pub(crate) mod told;
 
 use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -198,4 +200,15 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
     };
     datapath.configure(&config).unwrap();
     datapath.set_source_ports(&(40_000..=40_099).collect()).unwrap();
+}
+
+/// The program where everybody may start it: a checkout may be in a home directory.
+pub(crate) fn program_for_all(dir: &Path) -> PathBuf {
+    fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+    let program = dir.join("weir");
+    // A process of its own writes it: what another test's thread forks while this one has the file open for writing would
+    // hold it open, and nobody can execute such a file (`ETXTBSY`).
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_weir")).arg(&program).status().unwrap();
+    assert!(copied.success(), "cannot copy the program to {}", program.display());
+    program
 }
