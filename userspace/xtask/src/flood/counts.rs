@@ -1,4 +1,4 @@
-//! What the kernel has counted of TCP in a namespace, and the programs of a node of packets that they did not let through:
+//! What the kernel has counted of TCP in namespaces, and the programs of a node of packets that they did not let through:
 //! whence failures come.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use weir_testbed::Netns;
 /// Counters by name.
 pub(super) type Counts = BTreeMap<String, u64>;
 
-/// Counters of the namespace that reads them: proc_pid_net(5).
+/// Counters of the namespace whose thread reads them: proc_pid_net(5).
 const FILES: [&str; 2] = ["/proc/thread-self/net/snmp", "/proc/thread-self/net/netstat"];
 /// Those that say what became of SYNs, of their answers and of those who got these: networking/snmp_counter of the kernel's
 /// documentation.
@@ -29,14 +29,26 @@ const NAMES: [&str; 9] = [
     "TCPSynRetrans",
 ];
 
-/// What the kernel has counted in a namespace so far.
+/// What the kernel has counted in namespaces so far, all together.
 ///
 /// # Errors
 /// When /proc cannot be read.
-pub(super) fn of_kernel(netns: &Netns) -> Result<Counts> {
+pub(super) fn of_kernel<'a>(all: impl IntoIterator<Item = &'a Netns>) -> Result<Counts> {
     let read = || FILES.iter().map(fs::read_to_string).collect::<io::Result<Vec<_>>>();
-    let texts = netns.enter(read).with_context(|| format!("cannot read the counters of {}", netns.name()))?;
-    Ok(texts.iter().flat_map(|text| counters(text)).collect())
+    let mut texts = Vec::new();
+    for netns in all {
+        texts.extend(netns.enter(read).with_context(|| format!("cannot read the counters of {}", netns.name()))?);
+    }
+    Ok(sum(&texts))
+}
+
+/// The counters in all of these texts, those of one name added up.
+fn sum(texts: &[String]) -> Counts {
+    let mut counts = Counts::new();
+    for (name, count) in texts.iter().flat_map(|text| counters(text)) {
+        *counts.entry(name).or_default() += count;
+    }
+    counts
 }
 
 /// A line of names and one of values for each protocol.
@@ -77,6 +89,13 @@ mod tests {
         let text = "Tcp: MaxConn AttemptFails\nTcp: -1 7\nTcpExt: SyncookiesSent TCPFastOpen\nTcpExt: 12 3\n";
         let found = counters(text);
         assert_eq!(found, [("AttemptFails".to_owned(), 7), ("SyncookiesSent".to_owned(), 12)]);
+    }
+
+    #[test]
+    fn several_namespaces_are_told_of_as_one() {
+        let text = |cookies: u64| format!("TcpExt: SyncookiesSent ListenDrops\nTcpExt: {cookies} 1\n");
+        let all = sum(&[12, 30].map(text));
+        assert_eq!(all, Counts::from([("ListenDrops".to_owned(), 2), ("SyncookiesSent".to_owned(), 42)]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::counts::Counts;
-use super::{Case, Figures};
+use super::{Case, Figures, PODS};
 use crate::claim::{self, Claim};
 use crate::section::Section;
 
@@ -17,11 +17,12 @@ impl Section for Figures {
     fn write(&self, text: &mut String) -> fmt::Result {
         let Self { origin, cases, claims } = self;
         writeln!(text, "## Beside a flood of SYNs\n")?;
-        writeln!(text, "{origin}. One CPU sends SYNs of random sources to the service as")?;
+        writeln!(text, "{origin}. One CPU sends SYNs of random sources to a service of")?;
         writeln!(
             text,
-            "fast as it can. A client has connections to it that stay open, and makes new ones with a request each."
+            "{PODS} endpoints as fast as it can. A client has connections to it that stay open: each must be answered by the same endpoint"
         )?;
+        writeln!(text, "before and after. It makes new ones meanwhile, with a request each.")?;
         claim::table(text, claims)?;
         writeln!(text, "\n| | SYNs | a second | open, broken | new, failed | median | 99 % |")?;
         writeln!(text, "| --- | --- | --- | --- | --- | --- | --- |")?;
@@ -29,8 +30,8 @@ impl Section for Figures {
         stateless(text, cases)?;
         writeln!(text, "\n| | what was counted meanwhile |\n| --- | --- |")?;
         for case in cases {
-            let Case { reasons, client, endpoint, node, .. } = case;
-            for (who, counts) in [("failures", reasons), ("client", client), ("endpoint", endpoint), ("node", node)] {
+            let Case { reasons, client, endpoints, node, .. } = case;
+            for (who, counts) in [("failures", reasons), ("client", client), ("endpoints", endpoints), ("node", node)] {
                 if !counts.is_empty() {
                     writeln!(text, "| {}, {who} | {} |", case.name(), list(counts))?;
                 }
@@ -90,7 +91,7 @@ mod tests {
             p99_ms: 40.0,
             reasons: Counts::from([("timed out".into(), 1)]),
             client: Counts::new(),
-            endpoint: Counts::from([("SyncookiesFailed".into(), 2), ("SyncookiesSent".into(), 3)]),
+            endpoints: Counts::from([("SyncookiesFailed".into(), 2), ("SyncookiesSent".into(), 3)]),
             node: Counts::new(),
         }
     }
@@ -106,7 +107,7 @@ mod tests {
         for line in [
             "| IPv6, remote | 1000 | 1000 | 10, 0 | 100, 1 | 1.2 ms | 40 ms |",
             "| IPv6, remote, failures | timed out 1 |",
-            "| IPv6, remote, endpoint | SyncookiesFailed 2, SyncookiesSent 3 |",
+            "| IPv6, remote, endpoints | SyncookiesFailed 2, SyncookiesSent 3 |",
             "| percent of the new connections that succeed, in the worst case | at least 99.00 | 99.00 | holds |",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -1,8 +1,8 @@
-//! Connections that stay open while shares change all the time.
+//! Connections that stay open, each at the endpoint that it began at, while shares change all the time.
 //!
 //! They are held by a process of its own: no process may have that many files and those of everything else, too.
 
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStdout, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use clap::Args;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use weir_testbed::Netns;
+use weir_testbed::ask::Answer;
 
 use super::step;
 use crate::demo::stage::{ADDRESSES, Stage};
@@ -51,7 +52,7 @@ pub(crate) struct Held {
     count: usize,
 }
 
-/// Opens connections, changes the load, and counts those that do not answer any more.
+/// Opens connections, changes the load, and counts those that are not answered by the same endpoint any more.
 ///
 /// # Errors
 /// When a part of the world fails.
@@ -92,7 +93,7 @@ impl Holder {
     /// Opens so many connections from a namespace.
     ///
     /// # Errors
-    /// When one of them cannot be made.
+    /// When one of them cannot be made, or is not answered.
     pub(crate) fn start(netns: &Netns, server: SocketAddr, count: usize) -> Result<Self> {
         let own = std::env::current_exe().context("cannot tell where this program lies")?;
         let mut command = netns.command(own);
@@ -102,11 +103,11 @@ impl Holder {
         let answers = BufReader::new(child.stdout.take().context("it has no output")?).lines();
         let mut holder = Self { child, answers };
         let missing = holder.answer()?;
-        ensure!(missing == 0, "{missing} of {count} connections could not be made");
+        ensure!(missing == 0, "{missing} of {count} connections to {server} could not be made, or were not answered");
         Ok(holder)
     }
 
-    /// How many do not answer any more.
+    /// How many are not answered any more by the endpoint that has answered first.
     ///
     /// # Errors
     /// When the process has ended.
@@ -130,32 +131,101 @@ impl Drop for Holder {
     }
 }
 
-/// Holds connections; says how many could not be made, and at each line of input how many do not answer.
+/// Holds connections; says how many could not be made, and at each line of input how many have broken.
 pub(crate) fn hold(options: &Held) -> Result<ExitCode> {
     let Held { server, count } = options;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    let open = |_| {
-        let stream = TcpStream::connect_timeout(server, PATIENCE).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        Some(stream)
-    };
-    let mut streams: Vec<TcpStream> = (0..*count).filter_map(open).collect();
-    println!("{}", count - streams.len());
-    for line in std::io::stdin().lines() {
+    let open = |_| Connection::open(*server).ok();
+    let mut connections: Vec<Connection> = (0..*count).filter_map(open).collect();
+    println!("{}", count - connections.len());
+    for line in io::stdin().lines() {
         line?;
-        let answering = streams.iter_mut().filter_map(|stream| ask(stream).ok()).count();
-        println!("{}", count - answering);
+        connections.retain_mut(Connection::goes_on);
+        println!("{}", count - connections.len());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
+/// A connection, and who has answered first, with the client that it has seen: nobody else may answer later.
+struct Connection {
+    stream: TcpStream,
+    first: Answer,
+}
+
+impl Connection {
+    /// Opens one. A client takes it for open before its endpoint knows that it is: only an answer says so.
+    fn open(server: SocketAddr) -> io::Result<Self> {
+        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let first = ask(&mut stream)?;
+        Ok(Self { stream, first })
+    }
+
+    /// Whether it is still answered by the same.
+    fn goes_on(&mut self) -> bool {
+        ask(&mut self.stream).is_ok_and(|answer| answer == self.first)
+    }
+}
+
+/// Who answers a request.
+fn ask(stream: &mut (impl Read + Write)) -> io::Result<Answer> {
     stream.write_all(REQUEST)?;
-    let mut buffer = [0; 1024];
-    // One small answer is one segment.
-    match stream.read(&mut buffer)? {
-        0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
-        _ => Ok(()),
+    let (mut text, mut buffer) = (Vec::new(), [0; 1024]);
+    loop {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        text.extend_from_slice(&buffer[..length]);
+        if let Some(answer) = answer_in(&String::from_utf8_lossy(&text)) {
+            return Ok(answer);
+        }
+    }
+}
+
+/// What an answer says, in the line that is its body; None as long as that is not there.
+fn answer_in(text: &str) -> Option<Answer> {
+    let (_, body) = text.split_once("\r\n\r\n")?;
+    body.strip_suffix('\n')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// A server that answers the requests of a connection in these names, one after the other, and closes it.
+    fn server(names: &'static [&'static str]) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut stream, client) = listener.accept().unwrap();
+            for name in names {
+                stream.read_exact(&mut [0; REQUEST.len()]).unwrap();
+                write!(stream, "HTTP/1.1 200 OK\r\nServer-Name: {name}\r\n\r\n{name} {client}\n").unwrap();
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_connection_goes_on_as_long_as_the_same_endpoint_answers() {
+        let mut same = Connection::open(server(&["pod1", "pod1"])).unwrap();
+        assert_eq!([same.goes_on(), same.goes_on()], [true, false], "it is closed then");
+        let mut moved = Connection::open(server(&["pod1", "pod2"])).unwrap();
+        assert!(!moved.goes_on());
+        assert!(Connection::open(server(&[])).is_err());
+    }
+
+    #[test]
+    fn an_answer_is_read_to_its_end() {
+        let whole = "HTTP/1.1 200 OK\r\nServer-Name: pod1\r\n\r\npod1 10.0.0.1:4711\n";
+        assert_eq!(answer_in(whole).map(|answer| answer.name).as_deref(), Some("pod1"));
+        for end in 0..whole.len() {
+            assert_eq!(answer_in(&whole[..end]), None, "{end}");
+        }
     }
 }
