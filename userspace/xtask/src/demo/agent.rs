@@ -101,7 +101,7 @@ impl Agent {
         let (program, services) = (program.to_owned(), services.to_owned());
         let cgroup = Cgroup::create(&format!("demo-node{node}"))?;
         let start = Start { node, program, services, log: logs.join(format!("node{node}.log")), cgroup, tables };
-        start.launch(world, spread)
+        start.launch(world, spread, &[])
     }
 
     /// Stops it as an operator would and starts it with another spread. Returns when the new one is ready.
@@ -109,9 +109,17 @@ impl Agent {
     /// # Errors
     /// When it does not end or the new one does not get ready; the error quotes its log.
     pub(crate) fn restart(self, world: &World, spread: &Spread) -> Result<Self> {
+        self.restart_with(world, spread, &[])
+    }
+
+    /// The same, where the new one gets more arguments.
+    ///
+    /// # Errors
+    /// As [`Agent::restart`].
+    pub(crate) fn restart_with(self, world: &World, spread: &Spread, arguments: &[&str]) -> Result<Self> {
         let Self { process, start } = self;
         process.terminate(SOON)?;
-        let mut agent = start.launch(world, spread)?;
+        let mut agent = start.launch(world, spread, arguments)?;
         agent.await_ready(world)?;
         Ok(agent)
     }
@@ -141,14 +149,14 @@ impl Agent {
 }
 
 impl Start {
-    fn launch(self, world: &World, spread: &Spread) -> Result<Agent> {
+    fn launch(self, world: &World, spread: &Spread, arguments: &[&str]) -> Result<Agent> {
         let mut command = world.node(self.node).netns().command(&self.program);
         command.arg("--static").arg(&self.services);
         command.arg("--node-name").arg(world.node(self.node).name());
         command.args(spread.arguments());
         command.arg("--pin-dir").arg(guard::pin_dir(self.node).root());
         command.arg("--cgroup").arg(self.cgroup.path());
-        command.args(self.tables.arguments());
+        command.args(self.tables.arguments()).args(arguments);
         Ok(Agent { process: Process::start(command, "weir-agent", &self.log)?, start: self })
     }
 }

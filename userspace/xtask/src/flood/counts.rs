@@ -29,6 +29,9 @@ const NAMES: [&str; 9] = [
     "TCPSynRetrans",
 ];
 
+/// Connections that the programs met in their middle: nothing was remembered of their SYN, or their flow was forgotten.
+pub(super) const ADOPTED: &str = "adopted";
+
 /// What the kernel has counted in namespaces so far, all together.
 ///
 /// # Errors
@@ -59,12 +62,12 @@ fn counters(text: &str) -> Vec<(String, u64)> {
     wanted.filter_map(|(name, value)| Some(((*name).to_owned(), value.parse().ok()?))).collect()
 }
 
-/// Packets that the programs of a node have answered themselves or dropped so far, by reason.
+/// Packets that the programs of a node have answered themselves or dropped so far, by reason, and connections that are [`ADOPTED`].
 ///
 /// # Errors
-/// When the map cannot be read.
+/// When a map cannot be read.
 pub(super) fn of_programs(view: &View) -> Result<Counts> {
-    let mut counts = Counts::new();
+    let mut counts = Counts::from([(ADOPTED.to_owned(), view.counters().adopted()?)]);
     for reason in (0..abi::REASON_COUNT).filter(|reason| matches!(verdict_name(*reason), "answered" | "dropped")) {
         for hook in 0..abi::HOOK_COUNT {
             *counts.entry(reason_name(reason).to_owned()).or_default() +=

@@ -4,7 +4,7 @@ mod counts;
 mod report;
 pub(crate) mod source;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,8 +32,13 @@ use counts::Counts;
 /// Where endpoints are, seen from the node that connections come to.
 const LOCAL: &str = "local";
 const REMOTE: &str = "remote";
+/// Families: there is a case of each kind for each.
+const FAMILIES: f64 = 2.0;
 /// Endpoints of a service: with one alone, a connection whose flow was forgotten would have no other one to go to.
 const PODS: u8 = 2;
+/// The agent's argument for the last cases: a bound that the CPU of a small machine floods several times over. To the default it takes a
+/// large one.
+const STATELESS: &str = "--flood-rate=10000";
 /// SYNs of a whole run.
 const SYNS: u64 = 1 << 24;
 /// Open connections.
@@ -69,9 +74,11 @@ struct Case {
     family: u8,
     /// `local` or `remote`: where the endpoints are.
     backend: &'static str,
+    /// Whether the flood was to be above what the node remembers: its agent had the bound of [`STATELESS`].
+    stateless: bool,
     syns: u64,
     syns_per_second: f64,
-    /// Above so many new flows a second on a CPU the node remembers no SYN of an endpoint of its own; 0: it remembers all.
+    /// Above so many new flows a second on a CPU the node remembers no SYN to an endpoint of its own; 0: it remembers all.
     stateless_above: f64,
     open: usize,
     /// Of the open ones, those that the endpoint which they began at does not answer any more.
@@ -87,7 +94,7 @@ struct Case {
     /// What the client's kernel and those of the endpoints have counted meanwhile.
     client: Counts,
     endpoints: Counts,
-    /// Packets that the node has answered itself or dropped.
+    /// Packets that the node has answered itself or dropped, and connections that it met in their middle.
     node: Counts,
 }
 
@@ -117,7 +124,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 impl Case {
     fn name(&self) -> String {
-        format!("IPv{}, {}", self.family, self.backend)
+        let stateless = if self.stateless { ", stateless" } else { "" };
+        format!("IPv{}, {}{stateless}", self.family, self.backend)
     }
 
     /// Of the new connections that were due during the flood, the part that was begun meanwhile.
@@ -125,14 +133,23 @@ impl Case {
         (self.answered + self.failed) as f64 / self.due.max(1) as f64
     }
 
-    /// Whether the flood was so fast that the node remembered none of its SYNs.
-    fn is_stateless(&self) -> bool {
-        let bound = self.stateless_above;
-        self.backend == LOCAL && bound > 0.0 && self.syns_per_second > bound
+    /// Above so many of the flood's SYNs a second on a CPU the node remembers none; None: it remembers all.
+    fn bound(&self) -> Option<f64> {
+        (self.backend == LOCAL && self.stateless_above > 0.0).then_some(self.stateless_above)
+    }
+
+    /// Whether the flood was so fast that the node did not remember all of its SYNs.
+    fn is_above_bound(&self) -> bool {
+        self.bound().is_some_and(|bound| self.syns_per_second > bound)
+    }
+
+    /// Whether a stateless case was one: of connections whose SYN is not remembered the node meets the middle first.
+    fn was_stateless(&self) -> bool {
+        self.stateless && self.is_above_bound() && self.node.contains_key(counts::ADOPTED)
     }
 }
 
-/// No open connection breaks, and of the new ones at most one in a hundred fails, of all that were to be.
+/// No open connection breaks, and of the new ones at most one in a hundred fails, of all that were to be, also where no SYN is remembered.
 fn claims(cases: &[Case]) -> Vec<Claim> {
     let succeeded = |case: &Case| 100.0 * case.answered as f64 / (case.answered + case.failed).max(1) as f64;
     vec![
@@ -151,6 +168,11 @@ fn claims(cases: &[Case]) -> Vec<Claim> {
             seen: cases.iter().map(Case::tried).fold(f64::INFINITY, f64::min),
             bound: Bound::AtLeast(TRIED),
         },
+        Claim {
+            text: "stateless cases: flood above what is remembered, new connections met in their middle".into(),
+            seen: cases.iter().filter(|case| case.was_stateless()).count() as f64,
+            bound: Bound::AtLeast(FAMILIES),
+        },
     ]
 }
 
@@ -167,18 +189,24 @@ fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop
     }
     // Nobody has the addresses that the flood comes from, and nobody says so.
     world.router().ip("route add blackhole 11.0.0.0/8\nroute add blackhole 2001:db8:ffff::/48")?;
+    let flood = |node: u8, ip: IpAddr| -> Result<Case> {
+        let step = Step::begin("a flood");
+        let done = case(&world, node, SocketAddr::new(ip, PORT), options, stop)?;
+        step.done();
+        Ok(done)
+    };
     let mut cases = Vec::new();
-    for node in [1, 2] {
-        for ip in external(node) {
-            let step = Step::begin("a flood");
-            cases.push(case(&world, node, SocketAddr::new(ip, PORT), options, stop)?);
-            step.done();
-        }
+    for (node, ip) in [1, 2].into_iter().flat_map(|node| external(node).map(|ip| (node, ip))) {
+        cases.push(flood(node, ip)?);
+    }
+    let _agent = agent.restart_with(&world, &Spread::LocalFirst, &[STATELESS])?;
+    for ip in external(1) {
+        cases.push(Case { stateless: true, ..flood(1, ip)? });
     }
     Ok(cases)
 }
 
-/// One flood. The endpoints are on that node.
+/// One flood, beside the agent as it is. The endpoints are on that node.
 fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &Stop) -> Result<Case> {
     let (pods, view) = (world.node(node).pods(), View::open(guard::pin_dir(1))?);
     let count = || -> Result<[Counts; 3]> {
@@ -196,6 +224,7 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
     Ok(Case {
         family: if target.is_ipv4() { 4 } else { 6 },
         backend: if node == 1 { LOCAL } else { REMOTE },
+        stateless: false,
         syns: sent.packets,
         syns_per_second: sent.packets as f64 / sent.time.as_secs_f64(),
         stateless_above: stateless_above(&view)?,

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::counts::Counts;
-use super::{Case, Figures, PODS};
+use super::{Case, Figures, PODS, STATELESS};
 use crate::claim::{self, Claim};
 use crate::section::Section;
 
@@ -24,8 +24,8 @@ impl Section for Figures {
         )?;
         writeln!(text, "before and after. It makes new ones meanwhile, with a request each.")?;
         claim::table(text, claims)?;
-        writeln!(text, "\n| | SYNs | a second | open, broken | new, failed | median | 99 % |")?;
-        writeln!(text, "| --- | --- | --- | --- | --- | --- | --- |")?;
+        writeln!(text, "\n| | SYNs | a second | remembered, at most | open, broken | new, failed | median | 99 % |")?;
+        writeln!(text, "|{}", " --- |".repeat(8))?;
         cases.iter().try_for_each(|case| row(text, case))?;
         stateless(text, cases)?;
         writeln!(text, "\n| | what was counted meanwhile |\n| --- | --- |")?;
@@ -41,27 +41,27 @@ impl Section for Figures {
     }
 }
 
-/// Where the node remembered none of the flood.
+/// Where the node did not remember all of the flood.
 fn stateless(text: &mut String, cases: &[Case]) -> fmt::Result {
-    let Some(bound) = cases.iter().map(|case| case.stateless_above).reduce(f64::max).filter(|bound| *bound > 0.0)
-    else {
+    if cases.iter().all(|case| case.bound().is_none()) {
         return Ok(());
-    };
-    let where_it_was: Vec<String> = cases.iter().filter(|case| case.is_stateless()).map(Case::name).collect();
-    let where_it_was = if where_it_was.is_empty() { "nowhere".into() } else { where_it_was.join("; ") };
+    }
+    let above: Vec<String> = cases.iter().filter(|case| case.is_above_bound()).map(Case::name).collect();
+    let above = if above.is_empty() { "nowhere".into() } else { above.join("; ") };
     writeln!(
         text,
-        "\nAbove {bound:.0} new flows a second on a CPU no SYN to an endpoint of the node's own is remembered. So fast was the \
-         flood here: {where_it_was}."
+        "\nOf SYNs to an endpoint of the node's own no more is remembered than so many a second on a CPU (the third column: the agent's \
+         default, in stateless cases `{STATELESS}`). Faster than that was the flood here: {above}."
     )
 }
 
 fn row(text: &mut String, case: &Case) -> fmt::Result {
     let Case { syns, syns_per_second, open, broken, answered, failed, median_ms, p99_ms, .. } = case;
     let (name, new) = (case.name(), answered + failed);
+    let bound = case.bound().map_or_else(|| "all".into(), |bound| format!("{bound:.0}"));
     writeln!(
         text,
-        "| {name} | {syns} | {syns_per_second:.0} | {open}, {broken} | {new}, {failed} | {median_ms:.1} ms | {p99_ms:.0} ms |"
+        "| {name} | {syns} | {syns_per_second:.0} | {bound} | {open}, {broken} | {new}, {failed} | {median_ms:.1} ms | {p99_ms:.0} ms |"
     )
 }
 
@@ -72,6 +72,8 @@ fn list(counts: &Counts) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::claims;
+    use super::super::counts::ADOPTED;
     use super::*;
     use crate::origin::Origin;
 
@@ -79,6 +81,7 @@ mod tests {
         Case {
             family: 6,
             backend: super::super::REMOTE,
+            stateless: false,
             syns: 1000,
             syns_per_second: 1000.0,
             stateless_above: 900.0,
@@ -97,7 +100,7 @@ mod tests {
     }
 
     fn text(cases: Vec<Case>) -> String {
-        let claims = super::super::claims(&cases);
+        let claims = claims(&cases);
         Figures { origin: Origin::default(), cases, claims }.text()
     }
 
@@ -105,7 +108,7 @@ mod tests {
     fn a_case_has_a_row_and_a_line_for_each_who_counted_something() {
         let text = text(vec![case()]);
         for line in [
-            "| IPv6, remote | 1000 | 1000 | 10, 0 | 100, 1 | 1.2 ms | 40 ms |",
+            "| IPv6, remote | 1000 | 1000 | all | 10, 0 | 100, 1 | 1.2 ms | 40 ms |",
             "| IPv6, remote, failures | timed out 1 |",
             "| IPv6, remote, endpoints | SyncookiesFailed 2, SyncookiesSent 3 |",
             "| percent of the new connections that succeed, in the worst case | at least 99.00 | 99.00 | holds |",
@@ -123,13 +126,29 @@ mod tests {
     }
 
     #[test]
-    fn where_the_node_remembered_no_syn_is_told() {
+    fn where_the_flood_was_faster_than_what_is_remembered_is_told() {
         let local = Case { backend: super::super::LOCAL, ..case() };
         let slow = Case { family: 4, syns_per_second: 900.0, ..local.clone() };
         let end = |cases: &[Case]| text(cases.to_vec()).split("flood here: ").nth(1).map(str::to_owned);
         let told = |cases: &[Case]| end(cases).and_then(|end| end.split_once('.').map(|(here, _)| here.to_owned()));
         assert_eq!(told(&[local.clone(), slow.clone(), case()]).as_deref(), Some("IPv6, local"));
         assert_eq!(told(&[slow, case()]).as_deref(), Some("nowhere"));
+        let stateless = Case { stateless: true, ..local.clone() };
+        assert_eq!(told(&[stateless]).as_deref(), Some("IPv6, local, stateless"));
         assert_eq!(told(&[Case { stateless_above: 0.0, ..local }]), None);
+    }
+
+    #[test]
+    fn a_case_was_stateless_if_the_flood_was_fast_and_connections_were_met_in_their_middle() {
+        let node = Counts::from([(ADOPTED.to_owned(), 90)]);
+        let stateless = Case { backend: super::super::LOCAL, stateless: true, node, ..case() };
+        let slow = Case { syns_per_second: 900.0, ..stateless.clone() };
+        let remembered = Case { node: Counts::new(), ..stateless.clone() };
+        let by_default = Case { stateless: false, ..stateless.clone() };
+        let holds = |cases: [&Case; 2]| claims(&cases.map(Clone::clone)).last().is_some_and(Claim::holds);
+        assert!(holds([&stateless, &stateless]));
+        for other in [&slow, &remembered, &by_default] {
+            assert!(!holds([&stateless, other]), "{other:?}");
+        }
     }
 }
