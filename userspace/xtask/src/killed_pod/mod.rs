@@ -5,12 +5,14 @@
 //! another pod: its client sends the SYN again after Linux's first retransmission timeout, a second, and that one is sent
 //! elsewhere. So the slowest connection may take that second, and not two.
 //!
-//! Within a minute its node notices that nobody answers there any more, and sends ICMP errors for what is on its way to the
-//! pod. That minute is over at once in half of the cases.
+//! Within a minute its node looks for the pod anew, in vain, and sends ICMP errors for what is on its way there. That minute is over at once
+//! in half of the cases. A client gives up when it is told of such an error, so the node that it has asked drops those about SYNs that go
+//! elsewhere when they come again, as `stale`.
 
+mod cut;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,8 +22,8 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use weir_abi as abi;
-use weir_datapath::View;
-use weir_testbed::paced::{Failure, Paced, Report};
+use weir_datapath::{FlowEntry, View};
+use weir_testbed::paced::{Paced, Report};
 use weir_testbed::{Node, Pod, World, address, ask, wait};
 
 use crate::claim::{Bound, Claim};
@@ -33,20 +35,20 @@ use crate::requirements::{self, Programs};
 use crate::section;
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT};
+use cut::Cut;
 
 /// Repetitions of a whole run, their length in seconds, and new connections per second.
 const REPS: u32 = 3;
 const SECONDS: u32 = 20;
 const RATE: u32 = 1000;
-/// Pods on each of the two nodes.
+/// Nodes, and pods on each of them.
+const NODES: u8 = 2;
 const PODS: u8 = 3;
 /// The part of a repetition before the cut.
 const BEFORE: f64 = 0.25;
 /// Linux's first retransmission timeout (TCP_TIMEOUT_INIT, RFC 6298), and what timers and a busy machine may add to it.
 const TIMEOUT: Duration = Duration::from_secs(1);
 const MARGIN: Duration = Duration::from_millis(200);
-/// A program knows of its connection so much after the kernel, at most.
-const NOTICE: Duration = Duration::from_millis(50);
 /// Patience with a pod whose interface is up again.
 const SOON: Duration = Duration::from_secs(20);
 /// Time between two looks at the load.
@@ -87,7 +89,7 @@ impl Options {
 enum Known {
     /// Nothing: it goes on sending to where the pod was.
     Nothing,
-    /// That nobody answers there: it says so to whoever has sent something.
+    /// It looks for the pod at once, in vain, and says so of what was sent there.
     Unreachable,
 }
 
@@ -101,12 +103,14 @@ struct Repetition {
     opened: u64,
     /// Neither connected nor answered, those of `cut_off` apart.
     failed: u64,
-    /// Connected to the pod when it was killed, which nobody can mend.
+    /// At the pod when it was killed: [`Cut::excuses`].
     cut_off: u64,
     /// SYNs that came again and went to another pod.
     again: u64,
     /// ICMP errors that clients were told by the node that they came to.
     told: u64,
+    /// Packets that this node has dropped as `stale`: such errors about SYNs that go elsewhere are among them.
+    stale: u64,
     slowest_ms: f64,
     median_ms: f64,
     /// Of those that failed, by what the client was told.
@@ -131,13 +135,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         let Options { reps, seconds, rate, output, report } = options;
         let origin = Origin::of(format!("make bench-killed-pod REPS={reps} SECONDS={seconds} RATE={rate}"))?;
         let repetitions = measure(options, &programs, directory, stop)?;
-        let claims = claims(&repetitions);
+        let claims = claims(&repetitions, *rate);
         section::finish(&Figures { origin, repetitions, claims }, output, report, options.lacks().as_deref())
     })
 }
 
 fn measure(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -> Result<Vec<Repetition>> {
-    let world = World::builder().nodes(2).pods_per_node(PODS).build()?;
+    let world = World::builder().nodes(NODES).pods_per_node(PODS).build()?;
     let pods: Vec<Pod> = world.nodes().iter().flat_map(Node::pods).collect();
     let servers = pods.iter().map(|pod| serve_http::start(pod, TARGET_PORT, directory));
     let _servers = servers.collect::<Result<Vec<_>>>()?;
@@ -192,23 +196,40 @@ impl Bed<'_> {
     /// Makes connections, of which the pod gets none any more from a moment on, and lets it have them again afterwards.
     fn repeat(&self, pod: &Pod, known: Known, options: &Options, stop: &Stop) -> Result<Repetition> {
         let time = Duration::from_secs(options.seconds.into());
-        let (before, told) = (self.unanswered()?, self.told()?);
+        let before = self.counted()?;
         let load = Paced { target: self.target, per_second: options.rate, time }.start(self.world.client())?;
         stop.sleep(time.mul_f64(BEFORE))?;
+        let begun = Instant::now();
         self.set_interface(pod, "down")?;
+        let when = begun..=Instant::now();
         if known == Known::Unreachable {
             self.forget_neighbour(pod)?;
         }
-        let cut = Instant::now();
+        let cut = Cut { when, ports: self.ports_at(pod)? };
         while load.is_running() {
             stop.sleep(GLANCE)?;
         }
         let report = load.finish()?;
-        let (again, told) = (self.unanswered()? - before, self.told()? - told);
+        let after = self.counted()?;
+        let [again, told, stale] = std::array::from_fn(|what| after[what] - before[what]);
         self.set_interface(pod, "up")?;
         let family = if self.target.is_ipv4() { 4 } else { 6 };
         let place = if pod.node() == 1 { "local" } else { "remote" };
-        Ok(Repetition { family, pod: place, known, again, told, ..Repetition::of(&report, cut) })
+        Ok(Repetition { family, pod: place, known, again, told, stale, ..Repetition::of(&report, &cut) })
+    }
+
+    /// The client's ports whose connections are at a pod, by the tables of the node that they come to.
+    fn ports_at(&self, pod: &Pod) -> Result<BTreeSet<u16>> {
+        let (addresses, mut backends) = (pod.address().both(), BTreeSet::new());
+        self.view.visit_endpoints(|slot, backend, _| {
+            if addresses.contains(&backend.addr.ip()) {
+                backends.insert(slot);
+            }
+        })?;
+        let is_there =
+            |entry: &FlowEntry| entry.frontend.ip() == self.target.ip() && backends.contains(&entry.flow.backend);
+        let flows = self.view.flows()?.into_iter();
+        Ok(flows.filter(is_there).map(|entry| entry.client_port).collect())
     }
 
     /// Lets the node look for the pod at once, in vain.
@@ -221,10 +242,16 @@ impl Bed<'_> {
         Ok(self.world.node(pod.node()).netns().ip(&format!("link set {} {state}", pod.host_interface()))?)
     }
 
-    fn told(&self) -> Result<u64> {
+    /// SYNs that came again, ICMP errors that were told, and packets that were dropped as stale, so far.
+    fn counted(&self) -> Result<[u64; 3]> {
+        Ok([self.unanswered()?, self.of_reason(abi::REASON_ERROR_TOLD)?, self.of_reason(abi::REASON_STALE)?])
+    }
+
+    /// Packets from other machines and to them, by what became of them.
+    fn of_reason(&self, reason: u32) -> Result<u64> {
         let hooks = [abi::HOOK_NIC_INGRESS, abi::HOOK_NIC_EGRESS];
-        let told = hooks.map(|hook| self.view.counters().counter(hook as usize, abi::REASON_ERROR_TOLD as usize));
-        told.into_iter().map(|told| Ok(told?.packets)).sum()
+        let counted = hooks.map(|hook| self.view.counters().counter(hook as usize, reason as usize));
+        counted.into_iter().map(|counted| Ok(counted?.packets)).sum()
     }
 
     /// SYNs that came again, of all pods.
@@ -237,10 +264,10 @@ impl Bed<'_> {
 
 impl Repetition {
     /// Of which pod is for the caller to say.
-    fn of(report: &Report, cut: Instant) -> Self {
-        let cut_off = report.failures.iter().filter(|failure| is_cut_off(failure, cut)).count() as u64;
+    fn of(report: &Report, cut: &Cut) -> Self {
+        let cut_off = report.failures.iter().filter(|failure| cut.excuses(failure)).count() as u64;
         let mut reasons = BTreeMap::new();
-        for failure in report.failures.iter().filter(|failure| !is_cut_off(failure, cut)) {
+        for failure in report.failures.iter().filter(|failure| !cut.excuses(failure)) {
             let stage = if failure.connected.is_some() { "connected" } else { "connecting" };
             *reasons.entry(format!("{stage}: {}", failure.reason)).or_default() += 1;
         }
@@ -253,16 +280,12 @@ impl Repetition {
             cut_off,
             again: 0,
             told: 0,
+            stale: 0,
             slowest_ms: milliseconds(report.slowest()),
             median_ms: milliseconds(report.connect_quantile(0.5)),
             reasons,
         }
     }
-}
-
-/// Whether a connection was made before the pod was killed.
-fn is_cut_off(failure: &Failure, cut: Instant) -> bool {
-    failure.connected.is_some_and(|connected| connected <= cut + NOTICE)
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -280,12 +303,21 @@ fn await_pod(world: &World, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-fn claims(repetitions: &[Repetition]) -> Vec<Claim> {
+fn claims(repetitions: &[Repetition], per_second: u32) -> Vec<Claim> {
     let failed = repetitions.iter().map(|one| one.failed as f64).sum();
     let slowest = repetitions.iter().map(|one| one.slowest_ms).fold(0.0, f64::max);
     let least = repetitions.iter().map(|one| one.again as f64).fold(f64::INFINITY, f64::min);
+    let cut_off = repetitions.iter().map(|one| one.cut_off as f64).fold(0.0, f64::max);
     vec![
-        Claim { text: "connections that failed".into(), seen: failed, bound: Bound::AtMost(0.0) },
+        Claim { text: "connections that failed, and were not cut off".into(), seen: failed, bound: Bound::AtMost(0.0) },
+        Claim {
+            text: format!(
+                "connections of a repetition that were cut off, the most: all that a pod has within {:?}",
+                cut::LIFE
+            ),
+            seen: cut_off,
+            bound: Bound::AtMost(cut::most_at_once(per_second, NODES * PODS)),
+        },
         Claim {
             text: "ms to connect, the slowest: one retransmission of the SYN, after a second".into(),
             seen: slowest,
@@ -305,8 +337,8 @@ pub(super) mod tests {
 
     pub(super) fn repetition(failed: u64, slowest_ms: f64, again: u64) -> Repetition {
         let (reasons, family, pod, known) = (BTreeMap::new(), 4, "local", Known::Nothing);
-        let (opened, cut_off, told, median_ms) = (20_000, 1, 0, 0.2);
-        Repetition { family, pod, known, opened, failed, cut_off, again, told, slowest_ms, median_ms, reasons }
+        let (opened, cut_off, told, stale, median_ms) = (20_000, 1, 0, 0, 0.2);
+        Repetition { family, pod, known, opened, failed, cut_off, again, told, stale, slowest_ms, median_ms, reasons }
     }
 
     #[test]
@@ -321,17 +353,24 @@ pub(super) mod tests {
     }
 
     fn hold(repetitions: &[Repetition]) -> Vec<bool> {
-        claims(repetitions).iter().map(Claim::holds).collect()
+        claims(repetitions, RATE).iter().map(Claim::holds).collect()
     }
 
     #[test]
     fn a_connection_may_take_one_timeout_and_no_second_one() {
-        assert_eq!(hold(&[repetition(0, 1010.0, 2500)]), [true, true, true]);
-        assert_eq!(hold(&[repetition(0, 1010.0, 2500), repetition(0, 2010.0, 2500)]), [true, false, true]);
+        assert_eq!(hold(&[repetition(0, 1010.0, 2500)]), [true, true, true, true]);
+        assert_eq!(hold(&[repetition(0, 1010.0, 2500), repetition(0, 2010.0, 2500)]), [true, true, false, true]);
     }
 
     #[test]
     fn one_failure_anywhere_is_too_many_and_so_is_a_repetition_that_tried_nothing() {
-        assert_eq!(hold(&[repetition(1, 1010.0, 2500), repetition(0, 1.0, 0)]), [false, true, false]);
+        assert_eq!(hold(&[repetition(1, 1010.0, 2500), repetition(0, 1.0, 0)]), [false, true, true, false]);
+    }
+
+    #[test]
+    fn no_more_are_cut_off_than_a_pod_has_at_once() {
+        let cut_off = |cut_off| Repetition { cut_off, ..repetition(0, 1010.0, 2500) };
+        assert_eq!(hold(&[cut_off(17), cut_off(2)]), [true, true, true, true]);
+        assert_eq!(hold(&[cut_off(2), cut_off(18)]), [true, false, true, true]);
     }
 }

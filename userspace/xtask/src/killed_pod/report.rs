@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Figures, Known, PODS, Repetition};
+use super::{Figures, Known, NODES, PODS, Repetition};
 use crate::claim::{self, Claim};
 use crate::section::Section;
 
@@ -19,18 +19,22 @@ impl Section for Figures {
         writeln!(text, "{origin}. A client makes new connections, at a fixed rate, to a service of")?;
         writeln!(
             text,
-            "{PODS} pods on each of two nodes, by the first one. After a quarter of the time a pod's interface goes down, and nobody"
+            "{PODS} pods on each of {NODES} nodes, by the first one. After a quarter of the time a pod's interface goes down, and nobody"
         )?;
         writeln!(
             text,
-            "tells the agents. Its node goes on sending there, or knows that nobody answers, and says so by ICMP."
+            "tells the agents. Its node goes on sending there, or looks for the pod at once, in vain. ICMP errors by which it may say so"
+        )?;
+        writeln!(
+            text,
+            "are about SYNs that go elsewhere when they come again: the first node tells no client of them, but drops them as stale, among others."
         )?;
         claim::table(text, claims)?;
         writeln!(
             text,
-            "\n| | its node | new, failed | connected to it before | SYNs that went elsewhere | ICMP errors | median | slowest |"
+            "\n| | its node | new, failed | cut off | SYNs that went elsewhere | ICMP errors told | dropped as stale | median | slowest |"
         )?;
-        writeln!(text, "|{}", " --- |".repeat(8))?;
+        writeln!(text, "|{}", " --- |".repeat(9))?;
         repetitions.iter().try_for_each(|one| row(text, one))?;
         for one in repetitions {
             for (reason, count) in &one.reasons {
@@ -57,6 +61,7 @@ fn row(text: &mut String, one: &Repetition) -> fmt::Result {
         cut_off,
         again,
         told,
+        stale,
         slowest_ms,
         median_ms,
         reasons: _,
@@ -64,7 +69,7 @@ fn row(text: &mut String, one: &Repetition) -> fmt::Result {
     let (name, known) = (one.name(), known.name());
     writeln!(
         text,
-        "| {name} | {known} | {opened}, {failed} | {cut_off} | {again} | {told} | {median_ms:.2} ms | {slowest_ms:.0} ms |"
+        "| {name} | {known} | {opened}, {failed} | {cut_off} | {again} | {told} | {stale} | {median_ms:.2} ms | {slowest_ms:.0} ms |"
     )
 }
 
@@ -81,7 +86,7 @@ impl Known {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::{claims, tests::repetition};
+    use super::super::{RATE, claims, tests::repetition};
     use super::*;
     use crate::origin::Origin;
 
@@ -92,16 +97,17 @@ mod tests {
             pod: "remote",
             known: Known::Unreachable,
             told: 7,
+            stale: 98,
             reasons: BTreeMap::from([("connecting: timed out".into(), 2)]),
             ..repetition(2, 1010.4, 2500)
         };
         let repetitions = vec![repetition(0, 1003.0, 2400), failed];
-        let text = Figures { origin: Origin::default(), claims: claims(&repetitions), repetitions }.text();
+        let text = Figures { origin: Origin::default(), claims: claims(&repetitions, RATE), repetitions }.text();
         for line in [
-            "| IPv4, local pod | knows nothing | 20000, 0 | 1 | 2400 | 0 | 0.20 ms | 1003 ms |",
-            "| IPv6, remote pod | finds nobody | 20000, 2 | 1 | 2500 | 7 | 0.20 ms | 1010 ms |",
+            "| IPv4, local pod | knows nothing | 20000, 0 | 1 | 2400 | 0 | 0 | 0.20 ms | 1003 ms |",
+            "| IPv6, remote pod | finds nobody | 20000, 2 | 1 | 2500 | 7 | 98 | 0.20 ms | 1010 ms |",
             "* IPv6, remote pod: 2 connecting: timed out",
-            "| connections that failed | at most 0.00 | 2.00 | **does not hold** |",
+            "| connections that failed, and were not cut off | at most 0.00 | 2.00 | **does not hold** |",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
