@@ -76,7 +76,8 @@ const fn name(case: Case) -> &'static str {
     }
 }
 
-fn counted(number: u32, what: &str) -> String {
+/// A number of things, of which one is not many.
+pub(super) fn counted(number: u32, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
