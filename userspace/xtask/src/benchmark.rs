@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 pub(crate) fn run(
     report_only: bool,
     measure: impl FnOnce() -> Result<ExitCode>,
-    report: impl FnOnce() -> Result<()>,
+    report: impl FnOnce() -> Result<ExitCode>,
 ) -> Result<ExitCode> {
     if !report_only {
         let code = measure()?;
@@ -26,8 +26,7 @@ pub(crate) fn run(
             return Ok(code);
         }
     }
-    report()?;
-    Ok(ExitCode::SUCCESS)
+    report()
 }
 
 /// What an earlier run has kept; None if there was none.
@@ -99,6 +98,12 @@ mod tests {
     fn a_run_that_failed_leaves_the_report_as_it_is() {
         let failed = || Ok(ExitCode::FAILURE);
         assert_eq!(run(false, failed, || unreachable!("nothing was measured")).unwrap(), ExitCode::FAILURE);
-        assert_eq!(run(true, failed, || Ok(())).unwrap(), ExitCode::SUCCESS);
+        assert_eq!(run(true, failed, || Ok(ExitCode::SUCCESS)).unwrap(), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn a_run_fails_where_its_report_says_so() {
+        let measured = || Ok(ExitCode::SUCCESS);
+        assert_eq!(run(false, measured, || Ok(ExitCode::FAILURE)).unwrap(), ExitCode::FAILURE);
     }
 }

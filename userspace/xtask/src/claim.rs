@@ -1,6 +1,7 @@
 //! What must hold of figures, and whether it does.
 
 use std::fmt::{self, Write};
+use std::process::ExitCode;
 
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
@@ -76,6 +77,11 @@ pub(crate) fn table(text: &mut String, claims: &[Claim]) -> fmt::Result {
         let holds = if claim.holds() { "holds" } else { "**does not hold**" };
         writeln!(text, "| {} | {} | {:.2} | {holds} |", claim.text, claim.bound, claim.seen)
     })
+}
+
+/// What a program ends with: a claim that does not hold is a failure.
+pub(crate) fn exit_code(claims: &[Claim]) -> ExitCode {
+    if claims.iter().all(Claim::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use weir_testbed::figures;
 
-use crate::claim::Claim;
+use crate::claim::{self, Claim};
 
 /// What a benchmark has found: figures for programs, a section of a report for people.
 pub(crate) trait Section: Serialize {
@@ -47,8 +47,7 @@ pub(crate) fn finish<S: Section>(section: &S, output: &Path, report: &Path, lack
         None => put(report, S::NAME, &text)?,
         Some(lacks) => println!("{} is left as it is: {lacks}", report.display()),
     }
-    let holds = section.claims().iter().all(Claim::holds);
-    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(claim::exit_code(section.claims()))
 }
 
 /// Puts a section into a file, in place of the one that it has of this name, or at its end.

@@ -72,10 +72,11 @@ pub(crate) struct Options {
     /// File for the results
     #[arg(long, value_name = "FILE", default_value = "target/bench/world.json")]
     output: PathBuf,
-    /// The report
+    /// The report, which only a whole run writes
     #[arg(long, value_name = "FILE", default_value = "docs/performance.md")]
     report: PathBuf,
-    /// Go on with the results of a run that was ended: measure what they lack. The same programs must be measured
+    /// Go on with the results of a run that was ended: measure what they lack. Options, machine and the kernel's version must be the same;
+    /// of another build of the kernel or of Weir's programs the report says which figures they are
     #[arg(long, conflicts_with = "report_only")]
     resume: bool,
     /// Measure nothing: write the report from the results of the last run
@@ -83,7 +84,7 @@ pub(crate) struct Options {
     report_only: bool,
 }
 
-/// Measures, and writes results and report.
+/// Measures, and writes results and report. Fails where a claim does not hold.
 ///
 /// # Errors
 /// When this machine cannot run it, or a part of it fails. The error says what to do about it.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
@@ -17,21 +18,31 @@ use crate::spread::Spread;
 /// Fewer repetitions are no result.
 pub(super) const REPETITIONS: u32 = 5;
 
-/// Writes the report, if there were enough repetitions.
+/// Writes the report, if the results lack nothing of a whole run. Fails where a claim does not hold.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub(super) fn write(results: &Results, report: &Path) -> Result<()> {
+pub(super) fn write(results: &Results, report: &Path) -> Result<ExitCode> {
+    if let Some(lacks) = lacks(results) {
+        println!("{} is left as it is: {lacks}", report.display());
+    } else {
+        let kept = fs::read_to_string(report).map(|before| section::all(&before)).unwrap_or_default();
+        let text = format!("{INTRODUCTION}\n{}{kept}", tables(results)?);
+        fs::write(report, text).with_context(|| format!("cannot write {}", report.display()))?;
+        println!("{}", report.display());
+    }
+    Ok(claim::exit_code(&claims::of(results)))
+}
+
+/// What a whole run has and these results have not: of options, their command has those that were not as usual.
+fn lacks(results: &Results) -> Option<String> {
     let repetitions = results.repetitions();
     if repetitions < REPETITIONS {
-        println!("{} is left as it is: {repetitions} of {REPETITIONS} repetitions", report.display());
-        return Ok(());
+        return Some(format!("{repetitions} of {REPETITIONS} repetitions"));
     }
-    let kept = fs::read_to_string(report).map(|before| section::all(&before)).unwrap_or_default();
-    let text = format!("{INTRODUCTION}\n{}{kept}", tables(results)?);
-    fs::write(report, text).with_context(|| format!("cannot write {}", report.display()))?;
-    println!("{}", report.display());
-    Ok(())
+    let variables = results.origin.command.split(' ').filter(|word| word.contains('=') && !word.starts_with("REPS="));
+    let variables: Vec<&str> = variables.collect();
+    (!variables.is_empty()).then(|| format!("measured with {}", variables.join(" ")))
 }
 
 /// All tables, also for the terminal.
@@ -162,6 +173,25 @@ mod tests {
         assert!(text.contains(row), "{text}");
         assert!(text.contains("| ClusterIP | remote | IPv6 | 10 |") && text.contains("had no CPU time left"), "{text}");
         assert!(!text.contains("Gbit/s"), "{text}");
+    }
+
+    #[test]
+    fn only_a_whole_run_writes_the_report_and_any_fails_where_a_claim_does_not_hold() {
+        let directory = tempfile::tempdir().unwrap();
+        let report = directory.path().join("performance.md");
+        let way = Way { path: To::NodePort, services: 10, proxy: Proxy::Weir };
+        let end = |command: &str, repetition, value| {
+            let last = Record { repetition, ..record(Figure::Bulk, way, Backend::Local, value) };
+            let mut all = results(vec![last]);
+            all.origin.command = command.into();
+            write(&all, &report).unwrap()
+        };
+        assert_eq!(end("make bench-world", 4, 100.0), ExitCode::SUCCESS);
+        assert_eq!(end("make bench-world CASE=bulk SECONDS=2", 5, 100.0), ExitCode::SUCCESS);
+        assert_eq!(end("make bench-world REPS=6 SERVICES=10", 6, 96.0), ExitCode::FAILURE);
+        assert!(!report.exists());
+        assert_eq!(end("make bench-world REPS=6", 6, 96.0), ExitCode::FAILURE);
+        assert!(fs::read_to_string(&report).unwrap().contains("**does not hold**"));
     }
 
     #[test]
