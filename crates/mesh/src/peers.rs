@@ -75,7 +75,7 @@ pub struct PeerState {
     pub address: SocketAddr,
     /// Is it one of the nearest, which are probed all the time?
     pub near: bool,
-    /// Round-trip time, without the time that the peer held the probe.
+    /// Round-trip time, without the time that the peer held the probe; None if it does not answer.
     pub rtt: Option<Duration>,
     /// How long the peer held the last probe: its agent is busy if that is long.
     pub held: Duration,
@@ -229,7 +229,7 @@ impl Peer {
             node: Arc::clone(&self.name),
             address: self.address,
             near,
-            rtt: self.rtt(),
+            rtt: self.distance(),
             held: self.held,
             // The last one may still be on its way.
             unanswered: self.unanswered.saturating_sub(1),

@@ -72,7 +72,7 @@ pub struct Peer {
     pub near: bool,
     /// Whether it answered once and does not any more: it gets no new flows.
     pub silent: bool,
-    /// Round-trip time.
+    /// Round-trip time; none if it does not answer.
     pub rtt: Option<f64>,
     /// Age of what it told last.
     pub report_age: Option<f64>,

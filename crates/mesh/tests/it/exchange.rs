@@ -99,12 +99,13 @@ fn a_node_that_vanishes_stops_being_fresh_and_comes_back() {
     assert!(world.report(0, 1).expect("a report").age < millis(620));
     world.run(millis(2000));
     assert!(!world.peer(0, 2).near && world.peer(0, 2).unanswered >= 3);
+    assert_eq!(world.peer(0, 2).rtt, None, "nobody knows how far it is");
     assert!(world.nodes[0].mesh.counters().probes_lost > 0);
     world.run(millis(30_000));
     assert_eq!(world.report(0, 2), None);
     world.cut.clear();
     world.run(millis(2000));
-    assert!(world.report(0, 2).is_some() && world.peer(0, 2).near);
+    assert!(world.report(0, 2).is_some() && world.peer(0, 2).near && world.peer(0, 2).rtt.is_some());
 }
 
 #[test]

@@ -163,7 +163,7 @@ metrics! {
         Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * FAILURES), "Readings of a source that failed, and how";
     }
     "The mesh" {
-        Gauge PROBE_RTT = "weir_probe_rtt_seconds" ["peer"] Most(NODES), "Round-trip time to a node";
+        Gauge PROBE_RTT = "weir_probe_rtt_seconds" ["peer"] Most(NODES), "Round-trip time to a node; not told if it does not answer";
         Gauge REPORT_AGE = "weir_report_age_seconds" ["peer"] Most(NODES), "Age of what a node told last";
         Gauge MESH_PEERS = "weir_mesh_peers", "Nodes that may be probed";
         Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers", "Those of them that do not answer any more";
