@@ -93,11 +93,17 @@ pub struct PeerState {
 
 impl PeerState {
     /// Whether it was heard once and does not answer any more: 1.5 s after the last packet of one that is near, three
-    /// turns of another one; for a minute, by which Kubernetes knows of a dead node.
+    /// turns of another one. It stays so until it is heard again, for who is told of it has to know for longer than who decides.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        let missed = if self.near { 1 } else { 2 };
+        self.heard.is_some_and(|heard| heard > SILENCE) && self.unanswered >= missed
+    }
+
+    /// Whether it is missed and gets no new flows for that: for a minute, by which Kubernetes knows of a dead node.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        let missed = if self.near { 1 } else { 2 };
-        self.runs_agent() && self.heard.is_some_and(|heard| heard > SILENCE) && self.unanswered >= missed
+        self.runs_agent() && self.is_missed()
     }
 
     /// Whether something came from it within the last minute.

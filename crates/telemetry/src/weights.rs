@@ -70,7 +70,7 @@ pub struct Peer {
     pub address: String,
     /// Whether it is probed all the time, as one of the nearest.
     pub near: bool,
-    /// Whether it answered once and does not any more: it gets no new flows.
+    /// Whether it answered once and does not any more: for the first minute it gets no new flows.
     pub silent: bool,
     /// Round-trip time; none if it does not answer.
     pub rtt: Option<f64>,

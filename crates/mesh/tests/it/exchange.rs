@@ -131,6 +131,23 @@ fn a_node_that_vanishes_is_silent_within_two_seconds_and_nobody_else_ever_is() {
 }
 
 #[test]
+fn a_node_that_was_heard_is_missed_until_it_is_heard_again_and_one_that_never_was_is_not() {
+    let mut world = world(3);
+    world.cut = vec![2];
+    world.run(millis(5000));
+    assert!(!world.peer(0, 1).is_missed(), "{:?}", world.peer(0, 1));
+    world.cut = vec![1, 2];
+    for seconds in [3, 60, 600] {
+        world.run(millis(seconds * 1000));
+        assert!(world.peer(0, 1).is_missed(), "{:?}", world.peer(0, 1));
+        assert!(!world.peer(0, 2).is_missed(), "it may never have run an agent: {:?}", world.peer(0, 2));
+    }
+    world.cut.clear();
+    world.run(millis(8000));
+    assert!([1, 2].iter().all(|of| !world.peer(0, *of).is_missed()));
+}
+
+#[test]
 fn an_agent_that_stalls_is_not_believed_to_be_idle() {
     let mut world = world(2);
     world.nodes[1].tells = Some((busy(0.9), vec![]));

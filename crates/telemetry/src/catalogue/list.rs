@@ -166,7 +166,7 @@ metrics! {
         Gauge PROBE_RTT = "weir_probe_rtt_seconds" ["peer"] Most(NODES), "Round-trip time to a node; not told if it does not answer";
         Gauge REPORT_AGE = "weir_report_age_seconds" ["peer"] Most(NODES), "Age of what a node told last";
         Gauge MESH_PEERS = "weir_mesh_peers", "Nodes that may be probed";
-        Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers", "Those of them that do not answer any more";
+        Gauge MESH_SILENT_PEERS = "weir_mesh_silent_peers", "Those of them that were heard once and do not answer any more, until they do or leave the cluster; also those whose agent was taken away";
         Counter MESH_PACKETS = "weir_mesh_packets_total" ["kind"] Most(7), "Packets of the mesh, by what became of them";
         Counter MESH_SENT_BYTES = "weir_mesh_sent_bytes_total", "Bytes sent to other nodes";
         Counter MESH_REFUSED = "weir_mesh_refused_total" ["kind"] Most(REFUSALS), "Packets of the mesh that were dropped, and why";

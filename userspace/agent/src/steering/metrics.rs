@@ -246,9 +246,9 @@ fn mesh(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         }
     };
     let (mut peers, mut silent) = (0, 0);
-    for (peer, _, is_silent) in brain.world.peer_states() {
+    for (peer, _, is_missed) in brain.world.peer_states() {
         peers += 1;
-        silent += usize::from(is_silent);
+        silent += usize::from(is_missed);
         if own.contains(&*peer.node) {
             seconds(&rtts, &peer.node, peer.rtt);
             seconds(&ages, &peer.node, peer.report_age);

@@ -58,8 +58,9 @@ impl Source for Picture {
 
 /// This node, then all that the cluster has.
 fn nodes(brain: &Brain, traffic: &Traffic) -> Vec<NodeSample> {
+    let states = brain.world.peer_states();
     let peers: HashMap<&str, (&PeerState, bool)> =
-        brain.world.peer_states().map(|(peer, _, silent)| (&*peer.node, (peer, silent))).collect();
+        states.map(|(peer, ..)| (&*peer.node, (peer, brain.world.is_silent(&peer.node)))).collect();
     let here = brain.steering.here();
     let served = traffic.services.values().fold(0.0, |sum, service| sum + service.local + service.inbound);
     let own = NodeSample {

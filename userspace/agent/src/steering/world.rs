@@ -29,7 +29,9 @@ pub(super) struct World {
     reports: HashMap<Arc<str>, PeerReport>,
     peers: Vec<PeerState>,
     silent: HashSet<Arc<str>>,
-    /// They are others than at the tick before.
+    /// Those of whom people are told that they are.
+    missed: HashSet<Arc<str>>,
+    /// The silent ones are others than at the tick before.
     alarmed: bool,
     inbound: HashMap<ServiceId, Inbound>,
     // Of this tick: a lock for every endpoint would cost more than the copy of a pointer.
@@ -62,6 +64,7 @@ impl World {
             reports: HashMap::new(),
             peers: Vec::new(),
             silent: HashSet::new(),
+            missed: HashSet::new(),
             inbound: HashMap::new(),
             pod_use: PodReadings::default(),
             open_flows: None,
@@ -98,9 +101,10 @@ impl World {
         self.inbound = inbound;
         self.alarmed = false;
         if in_time {
-            let silent = peers.iter().filter(|peer| peer.is_silent()).map(|peer| Arc::clone(&peer.node)).collect();
+            let silent = names(&peers, PeerState::is_silent);
             self.alarmed = self.silent != silent;
             self.silent = silent;
+            self.missed = names(&peers, PeerState::is_missed);
         }
         self.peers = peers;
     }
@@ -126,9 +130,9 @@ impl World {
         self.peers.iter().filter(talks).map(|peer| &peer.node)
     }
 
-    /// Everything about them.
+    /// Everything about them, and whether they are missed.
     pub(super) fn peer_states(&self) -> impl Iterator<Item = (&PeerState, Option<&PeerReport>, bool)> {
-        self.peers.iter().map(|peer| (peer, self.report(&peer.node), self.silent.contains(&peer.node)))
+        self.peers.iter().map(|peer| (peer, self.report(&peer.node), self.missed.contains(&peer.node)))
     }
 
     /// How each source fared.
@@ -137,6 +141,10 @@ impl World {
         let pods = ("pods", self.pod_use.counts, self.pod_use.problem.clone());
         node.chain([pods, ("metrics-api", self.answer.counts, self.answer.problem.clone())])
     }
+}
+
+fn names(peers: &[PeerState], which: impl Fn(&PeerState) -> bool) -> HashSet<Arc<str>> {
+    peers.iter().filter(|peer| which(peer)).map(|peer| Arc::clone(&peer.node)).collect()
 }
 
 fn slow_report(node: &Arc<str>, load: NodeLoad) -> PeerReport {
