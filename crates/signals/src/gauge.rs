@@ -44,9 +44,15 @@ impl<S: Source> Gauge<S> {
     /// The last good sample; `None` if there was none, or none in the last [`FORGET_AFTER`].
     #[must_use]
     pub fn sample(&self, now: Instant) -> Option<Sample<S::Value>> {
-        let (value, at) = self.latest.as_ref()?;
-        let age = now.saturating_duration_since(*at);
+        let (value, _) = self.latest.as_ref()?;
+        let age = self.age(now)?;
         (age < FORGET_AFTER).then(|| Sample { value: value.clone(), age })
+    }
+
+    /// How long ago the last good sample was taken, told or not; `None` if there was none.
+    #[must_use]
+    pub fn age(&self, now: Instant) -> Option<Duration> {
+        self.latest.as_ref().map(|(_, at)| now.saturating_duration_since(*at))
     }
 
     pub(crate) const fn source(&self) -> &S {

@@ -1,7 +1,7 @@
 //! The load of this node, gauge by gauge.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weir_core::load::{NodeLoad, Sample};
 
@@ -92,6 +92,14 @@ impl Node {
             capacity: cpu.map_or(0.0, |cpu| cpu.value.capacity),
             bandwidth: network.source().rate(),
         }
+    }
+
+    /// How long ago each source said something last, [forgotten](crate::FORGET_AFTER) or not; of those that ever did.
+    pub fn ages(&self, now: Instant) -> impl Iterator<Item = (&'static str, Duration)> {
+        let Self { cpu, memory, network, pressure } = self;
+        let pressure = pressure.as_ref().map(|gauge| (gauge.name(), gauge.age(now)));
+        let all = [(cpu.name(), cpu.age(now)), (memory.name(), memory.age(now)), (network.name(), network.age(now))];
+        all.into_iter().chain(pressure).filter_map(|(name, age)| Some((name, age?)))
     }
 
     /// Each source with how it fared, and what is wrong with it now.

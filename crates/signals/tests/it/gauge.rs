@@ -69,6 +69,17 @@ fn a_sample_is_forgotten_after_ten_seconds() {
 }
 
 #[test]
+fn how_long_ago_the_last_one_was_is_told_when_it_is_forgotten_too() {
+    let mut gauge = gauge(vec![Err(missing()), Ok(Some(1)), Err(missing())]);
+    gauge.tick(at(0));
+    assert_eq!(gauge.age(at(60_000)), None, "there was none");
+    gauge.tick(at(60_000));
+    gauge.tick(at(90_000));
+    assert_eq!(gauge.age(at(100_000)), Some(millis(40_000)));
+    assert!(gauge.sample(at(100_000)).is_none());
+}
+
+#[test]
 fn a_problem_stays_until_a_value_comes() {
     let mut gauge = gauge(vec![Err(lie()), Ok(None), Ok(Some(1))]);
     gauge.tick(at(0));

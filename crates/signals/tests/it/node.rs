@@ -132,4 +132,7 @@ fn a_machine_that_vanishes_is_unknown_after_ten_seconds_and_never_idle() {
     let load = node.load(at(11_000));
     assert_eq!(shares(&load), [None; 4]);
     assert!(near(load.capacity, 0.0));
+    let ages = [("cpu", 59), ("memory", 59), ("network", 59), ("pressure", 59)];
+    let ages = ages.map(|(name, seconds)| (name, millis(seconds * 1000)));
+    assert_eq!(node.ages(at(60_000)).collect::<Vec<_>>(), ages, "since when is told all the same");
 }

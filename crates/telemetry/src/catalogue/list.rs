@@ -150,7 +150,7 @@ metrics! {
         Gauge STEERED_PORTS = "weir_steered_ports", "Service ports whose shares follow the load";
         Gauge WEIGHT = "weir_weight" ["peer"] Most(NODES), "Part of the new flows of steered services that is to go to a node";
         Counter WEIGHT_UPDATES = "weir_weight_updates_total", "Decisions that moved shares";
-        Gauge WEIGHT_STALENESS = "weir_weight_staleness_seconds", "Age of what is known of this node's own load at the last decision, and the time since then; not told while nothing is steered";
+        Gauge WEIGHT_STALENESS = "weir_weight_staleness_seconds", "Age of what is known of this node's own load: of its signals the one whose last good reading is longest ago; not told while nothing is steered";
         Gauge WEIGHT_INPUTS = "weir_weight_inputs" ["peer", "signal"] Most(NODES * SIGNALS), "How busy a node is, of what it has, as this agent knows it: 0 to 1; of `other` the mean";
         Gauge LEVEL = "weir_level_ratio" ["peer"] Most(NODES), "How full a node is: the highest of its CPU, memory and network in use; of `other` the mean";
         Gauge SPILL = "weir_spill_ratio", "Part of the new flows of steered services that is to leave the node, by the last decision";
@@ -158,7 +158,7 @@ metrics! {
         Counter SPILLS = "weir_spills_total", "Times that a Service began to spill";
         Gauge EJECTED_ENDPOINTS = "weir_ejected_endpoints", "Endpoints that failed, or whose node is silent, and get no new flows";
         Counter EJECTIONS = "weir_ejections_total", "Times that an endpoint was ejected";
-        Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of what is known of this node's load; what is not told is unknown";
+        Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of the last good reading of this node's load, which from 10 s on is not used any more; not told if there was none";
         Counter SIGNAL_READS = "weir_signal_reads_total" ["signal"] Most(SOURCES), "Readings of a source";
         Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * FAILURES), "Readings of a source that failed, and how";
     }

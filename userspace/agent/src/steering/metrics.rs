@@ -213,16 +213,16 @@ fn ratios(load: &NodeLoad) -> impl Iterator<Item = (&'static str, f64)> {
 }
 
 fn signals(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let own = brain.world.own();
+    // They grow where sources fail, and where nobody asks them.
+    let now = Instant::now();
     let ages = Family::<PerSignal, Number>::default();
-    for (signal, sample) in samples(&own) {
-        ages.get_or_create(&PerSignal { signal }).set(sample.age.as_secs_f64());
+    for (signal, age) in brain.world.ages(now) {
+        ages.get_or_create(&PerSignal { signal }).set(age.as_secs_f64());
     }
     catalogue::SIGNAL_AGE.encode(encoder, &ages)?;
-    let oldest = samples(&own).map(|(_, sample)| sample.age).max();
+    let oldest = brain.world.ages(now).map(|(_, age)| age).max();
     if let Some(age) = oldest.filter(|_| !brain.steering.is_empty()) {
-        let since = Instant::now().saturating_duration_since(brain.world.looked());
-        catalogue::WEIGHT_STALENESS.encode(encoder, &ConstGauge::new((age + since).as_secs_f64()))?;
+        catalogue::WEIGHT_STALENESS.encode(encoder, &ConstGauge::new(age.as_secs_f64()))?;
     }
     let (reads, failures) = (Family::<PerSignal, Counter>::default(), Family::<PerFailure, Counter>::default());
     for (signal, counts, _) in brain.world.sources() {

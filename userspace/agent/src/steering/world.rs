@@ -109,11 +109,6 @@ impl World {
         self.peers = peers;
     }
 
-    /// When everything was read last.
-    pub(super) const fn looked(&self) -> Instant {
-        self.now
-    }
-
     /// The nodes that are probed.
     pub(super) fn peers(&self) -> impl Iterator<Item = &str> {
         self.peers.iter().map(|peer| &*peer.node)
@@ -133,6 +128,11 @@ impl World {
     /// Everything about them, and whether they are missed.
     pub(super) fn peer_states(&self) -> impl Iterator<Item = (&PeerState, Option<&PeerReport>, bool)> {
         self.peers.iter().map(|peer| (peer, self.report(&peer.node), self.missed.contains(&peer.node)))
+    }
+
+    /// How long ago each source of this node's load said something last, used or too old to be.
+    pub(super) fn ages(&self, now: Instant) -> impl Iterator<Item = (&'static str, Duration)> {
+        self.node.ages(now)
     }
 
     /// How each source fared.
