@@ -110,12 +110,15 @@ impl Sample {
         let local = index.backends.values().find(|backend| backend.flags & abi::BACKEND_LOCAL != 0);
         let of_maps = local.map(|backend| index.node(backend.node)).filter(|name| !name.is_empty());
         let here = agent.as_ref().map_or_else(|_| of_maps.map(str::to_owned), |told| Some(told.node.name.clone()));
-        let services = index.ports.keys().filter_map(|id| Some((*id, service(*id, index, &counts)?))).collect();
+        // Sorted out once: a cluster may have tens of thousands of each.
+        let mut own = index.backends_by_service();
+        let sample = |id: &u32| Some((*id, service(*id, index, &own.remove(id).unwrap_or_default(), &counts)?));
+        let services = index.ports.keys().filter_map(sample).collect();
         Self { at, here, services, refusals: counts.refusals, agent }
     }
 }
 
-fn service(id: u32, index: &Index<'_>, counts: &Counts) -> Option<ServiceSample> {
+fn service(id: u32, index: &Index<'_>, own: &[(u32, &abi::Backend)], counts: &Counts) -> Option<ServiceSample> {
     let (port, service) = (index.ports.get(&id)?, index.services.get(&id)?);
     let spreads = index.spreads(service);
     let is_local = |id: &u32| index.backends.get(id).is_some_and(|backend| backend.flags & abi::BACKEND_LOCAL != 0);
@@ -125,13 +128,13 @@ fn service(id: u32, index: &Index<'_>, counts: &Counts) -> Option<ServiceSample>
         *shares.entry(node.to_owned()).or_default() += share.fraction();
     }
     let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
-    let own = index.backends.iter().filter(|(_, backend)| backend.service == id);
     Some(ServiceSample {
         name: format!("{}/{}", port.namespace, port.name),
         port: if port.family == 6 { format!("{} v6", port.number()) } else { port.number() },
         created: port.created,
         counters: counts.services.get(&id).copied().unwrap_or(none),
         failures: own
+            .iter()
             .map(|(slot, backend)| {
                 ((*slot, backend.generation), counts.failures.get(slot).copied().unwrap_or_default())
             })
@@ -140,4 +143,19 @@ fn service(id: u32, index: &Index<'_>, counts: &Counts) -> Option<ServiceSample>
         endpoints: (selectable(&spreads).iter().filter(|id| is_local(id)).count(), service.endpoints),
         shares,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::top::example;
+
+    #[test]
+    fn a_service_has_the_failures_of_its_own_backends_that_are_in_use() {
+        let sample = example::sample(2);
+        let of = |id: u32| -> Vec<_> {
+            sample.services[&id].failures.iter().map(|((slot, _), count)| (*slot, *count)).collect()
+        };
+        assert_eq!(of(1), [(1, 5), (2, 3), (3, 0), (4, 0)]);
+        assert_eq!((of(2), of(3)), (vec![(5, 0)], vec![]));
+    }
 }
