@@ -185,6 +185,23 @@ impl View {
         self.store.flows.visit(|_, Client { protocol, .. }, flow| visit(protocol, flow))
     }
 
+    /// Shows all flows to `visit` with both of their sides, as [`View::visit_flows`].
+    ///
+    /// # Errors
+    /// When a map cannot be read, after some flows were visited.
+    pub fn visit_flow_entries(&self, mut visit: impl FnMut(&FlowEntry)) -> Result<()> {
+        self.store.flows.visit(|_, Client { from, to, protocol }, flow| {
+            visit(&FlowEntry {
+                client: from.ip().into(),
+                client_port: from.port(),
+                frontend: to.ip().into(),
+                frontend_port: to.port(),
+                protocol,
+                flow: *flow,
+            });
+        })
+    }
+
     /// How long the programs take silent flows for open ones.
     ///
     /// # Errors
@@ -244,16 +261,7 @@ impl View {
     /// When a map cannot be read.
     pub fn flows(&self) -> Result<Vec<FlowEntry>> {
         let mut all = Vec::new();
-        self.store.flows.visit(|_, Client { from, to, protocol }, flow| {
-            all.push(FlowEntry {
-                client: from.ip().into(),
-                client_port: from.port(),
-                frontend: to.ip().into(),
-                frontend_port: to.port(),
-                protocol,
-                flow: *flow,
-            });
-        })?;
+        self.visit_flow_entries(|entry| all.push(*entry))?;
         all.sort_by_key(|e| (e.client.octets(), e.client_port, e.frontend.octets(), e.frontend_port, e.protocol));
         Ok(all)
     }

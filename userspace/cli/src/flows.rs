@@ -173,27 +173,50 @@ const fn is_going_direct(flags: u16) -> bool {
     flags & (abi::FLOW_DIRECT | abi::FLOW_OPENING) == abi::FLOW_DIRECT
 }
 
+/// A flow with what other tables have of it.
+struct Joined<'a> {
+    flags: u16,
+    /// The one that it began with, as long as nobody else has its slot.
+    backend: Option<&'a abi::Backend>,
+    is_live: bool,
+    /// What SNAT puts in place of the client's address.
+    node_address: abi::Addr,
+    reply: Option<&'a abi::Reply>,
+}
+
+impl<'a> Joined<'a> {
+    fn new(index: &Index<'a>, entry: &FlowEntry, replies: &'a Replies, config: &abi::Config) -> Self {
+        let abi::Flow { backend: id, generation, flags, .. } = entry.flow;
+        let live = index.backends.get(&id).copied().filter(|backend| backend.generation == generation);
+        // A slot keeps its address until its next owner comes, with a generation one higher.
+        let gone = || index.vacant.get(&id).copied().filter(|slot| slot.generation == generation.wrapping_add(1));
+        let backend = live.or_else(gone);
+        let node_address = source_of(config, entry.client.ip(), flags);
+        let reply = backend.and_then(|backend| replies.of(entry, backend, node_address));
+        Self { flags, backend, is_live: live.is_some(), node_address, reply }
+    }
+
+    fn state(&self) -> State {
+        let answers = self.reply.map_or(0, |reply| reply.flags);
+        if !self.is_live {
+            State::Stale
+        } else if self.flags & abi::FLOW_ENDED != 0 {
+            State::Closed
+        } else if (self.flags | answers) & abi::FLOW_CLOSING != 0 {
+            State::Closing
+        } else if answers & abi::FLOW_REPLIED != 0 || is_going_direct(self.flags) {
+            State::Replied
+        } else {
+            State::New
+        }
+    }
+}
+
 fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, config: &abi::Config, now: Now) -> FlowRow {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
-    let abi::Flow { backend: id, generation, service, flags, snat_port, created, last_seen, bytes: _, held: _ } = flow;
-    let live = index.backends.get(id).copied().filter(|backend| backend.generation == *generation);
-    // A slot keeps its address until its next owner comes, with a generation one higher.
-    let gone = || index.vacant.get(id).copied().filter(|slot| slot.generation == generation.wrapping_add(1));
-    let backend = live.or_else(gone);
-    let node_address = source_of(config, client.ip(), *flags);
-    let reply = backend.and_then(|backend| replies.of(entry, backend, node_address));
-    let answers = reply.map_or(0, |reply| reply.flags);
-    let state = if live.is_none() {
-        State::Stale
-    } else if flags & abi::FLOW_ENDED != 0 {
-        State::Closed
-    } else if (flags | answers) & abi::FLOW_CLOSING != 0 {
-        State::Closing
-    } else if answers & abi::FLOW_REPLIED != 0 || is_going_direct(*flags) {
-        State::Replied
-    } else {
-        State::New
-    };
+    let abi::Flow { service, snat_port, created, last_seen, .. } = flow;
+    let joined = Joined::new(index, entry, replies, config);
+    let Joined { flags, backend, is_live: _, node_address, reply } = joined;
     let port: Option<&Port> = index.ports.get(service);
     let last_packet = reply.map_or(*last_seen, |reply| reply.last_seen.max(*last_seen));
     FlowRow {
@@ -201,7 +224,7 @@ fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, config: &abi::Co
         client: SocketAddr::new(client.ip(), *client_port).to_string(),
         frontend: SocketAddr::new(frontend.ip(), *frontend_port).to_string(),
         backend: backend.map(|backend| socket(backend.addr.ip(), backend.port).to_string()),
-        state,
+        state: joined.state(),
         node: backend.map_or_else(String::new, |backend| index.node(backend.node).to_owned()),
         snat: (flags & abi::FLOW_SNAT != 0).then(|| socket(node_address.ip(), *snat_port).to_string()),
         age_seconds: now.seconds_since_tick(*created),
@@ -228,12 +251,12 @@ pub(crate) fn frame(view: &View, args: &FlowsArgs, output: &Output) -> Result<St
 
 /// How many flows there are in each state, for `status`.
 pub(crate) fn states(view: &View, index: &Index<'_>) -> Result<BTreeMap<&'static str, usize>> {
-    let config = view.config()?;
-    let rows = rows(index, None, &view.flows()?, &Replies::read(view)?, &config, Now::read()?);
+    let (config, replies) = (view.config()?, Replies::read(view)?);
     let mut states = BTreeMap::new();
-    for row in rows {
-        *states.entry(row.state.name()).or_default() += 1;
-    }
+    view.visit_flow_entries(|entry| {
+        let state = Joined::new(index, entry, &replies, &config).state();
+        *states.entry(state.name()).or_default() += 1;
+    })?;
     Ok(states)
 }
 

@@ -1,5 +1,7 @@
 //! `weir map list` and `weir map dump`.
 
+mod list;
+
 use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,55 +9,14 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use weir_abi as abi;
 use weir_abi::names::{hook_name, reason_name};
-use weir_core::ops::Dump;
-use weir_datapath::{FlowEntry, MapUse, RawEntry, View};
+use weir_core::ops::{Dump, FrontendKey};
+use weir_datapath::{FlowEntry, RawEntry, View};
 
 use crate::decode::{self, Value, number};
 use crate::exit::Answer;
-use crate::output::{Kind, Output, Row, Tone};
+use crate::output::{Kind, Output, Row};
 
-/// Above this many per cent a map that does not evict soon refuses entries.
-pub(crate) const NEARLY_FULL: u64 = 85;
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct MapRow {
-    name: &'static str,
-    r#type: &'static str,
-    used: usize,
-    max_entries: u32,
-    key_bytes: u32,
-    value_bytes: u32,
-}
-
-impl Row for MapRow {
-    const KIND: Kind = Kind::MapList;
-
-    fn headers(_wide: bool) -> Vec<&'static str> {
-        vec!["NAME", "TYPE", "USED", "MAX", "KEY-BYTES", "VALUE-BYTES"]
-    }
-
-    fn cells(&self, _wide: bool) -> Vec<String> {
-        let Self { name, r#type, used, max_entries, key_bytes, value_bytes } = self;
-        let numbers = [used.to_string(), max_entries.to_string(), key_bytes.to_string(), value_bytes.to_string()];
-        [(*name).to_owned(), (*r#type).to_owned()].into_iter().chain(numbers).collect()
-    }
-
-    fn name(&self) -> String {
-        format!("map/{}", self.name)
-    }
-
-    fn tone(&self) -> Tone {
-        let refuses = !matches!(self.r#type, "lru_hash" | "percpu_array")
-            && !matches!(self.name, "config" | "frontend_filter" | "going_filter" | "snat_next" | "snat_ports");
-        if refuses && is_nearly_full(self.used, self.max_entries) { Tone::Alert } else { Tone::Plain }
-    }
-}
-
-/// Whether entries are about to be refused.
-pub(crate) fn is_nearly_full(used: usize, max: u32) -> bool {
-    used as u64 * 100 >= u64::from(max) * NEARLY_FULL
-}
+pub(crate) use list::{NEARLY_FULL, is_nearly_full, list};
 
 #[derive(Clone, Debug, Serialize)]
 struct EntryRow {
@@ -87,25 +48,6 @@ fn slot<V>((id, value): &(u32, V), decode: impl Fn(&V) -> Value) -> EntryRow {
     EntryRow { key: number(*id), value: decode(value) }
 }
 
-/// Lists the maps.
-pub(crate) fn list(view: &View, output: &Output) -> Result<Answer> {
-    let dump = view.dump()?;
-    let row = |map: MapUse| {
-        let MapUse { name, kind, max_entries, key_size, value_size } = map;
-        Ok(MapRow {
-            name,
-            r#type: kind,
-            used: entries(view, &dump, name)?.map_or(0, |entries| entries.len()),
-            max_entries,
-            key_bytes: key_size,
-            value_bytes: value_size,
-        })
-    };
-    let rows = view.counters().maps()?.into_iter().map(row).collect::<Result<Vec<_>>>()?;
-    output.print(&output.list(&rows)?)?;
-    Ok(Answer::Yes)
-}
-
 /// Prints a map.
 pub(crate) fn dump(view: &View, name: &str, raw: bool, output: &Output) -> Result<Answer> {
     let entries = if raw { raw_entries(view, name)? } else { entries(view, &view.dump()?, name)? };
@@ -126,12 +68,17 @@ fn raw_entries(view: &View, name: &str) -> Result<Option<Vec<EntryRow>>> {
     Ok(used_raw(view, name)?.map(|entries| entries.into_iter().map(row).collect()))
 }
 
-/// The entries of a map as bytes, in order: by index, or by the bytes of the key. Those of an array are left out if they
-/// are zero. `None` if there is no such map.
-fn used_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
+/// The entries of a map as bytes, in no order. Those of an array are left out if they are zero. `None` if there is no such map.
+fn unsorted_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
     let Some(mut entries) = view.raw(name)? else { return Ok(None) };
     let is_array = view.counters().maps()?.iter().any(|map| map.name == name && map.kind.ends_with("array"));
     entries.retain(|(_, value)| !is_array || value.iter().any(|byte| *byte != 0));
+    Ok(Some(entries))
+}
+
+/// The same in order: by index, or by the bytes of the key.
+fn used_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
+    let Some(mut entries) = unsorted_raw(view, name)? else { return Ok(None) };
     let order = |key: &[u8]| match <[u8; 4]>::try_from(key) {
         Ok(index) => (u32::from_ne_bytes(index), Vec::new()),
         Err(_) => (0, key.to_vec()),
@@ -140,14 +87,20 @@ fn used_raw(view: &View, name: &str) -> Result<Option<Vec<RawEntry>>> {
     Ok(Some(entries))
 }
 
+fn used_backends(dump: &Dump) -> impl Iterator<Item = &(u32, abi::Backend)> {
+    dump.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_USED != 0)
+}
+
+fn frontends(dump: &Dump, v4: bool) -> impl Iterator<Item = &(FrontendKey, abi::Frontend)> {
+    dump.frontends.iter().filter(move |(key, _)| key.address.is_ipv4() == v4)
+}
+
 /// The entries in use of a map, decoded and in order; `None` if there is no such map.
 fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>> {
-    let is_v4 = |ip: IpAddr| ip.is_ipv4();
-    let used_backends = || dump.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_USED != 0);
     let mut rows = match name {
         "config" => vec![EntryRow { key: number(0u32), value: decode::config(&view.config()?) }],
         "services" => dump.services.iter().map(|service| slot(service, decode::service)).collect(),
-        "backends" => used_backends().map(|backend| slot(backend, decode::backend)).collect(),
+        "backends" => used_backends(dump).map(|backend| slot(backend, decode::backend)).collect(),
         "lines" => dump.lines.iter().map(|line| slot(line, decode::line)).collect(),
         "service_counters" => {
             let ids = dump.services.iter().map(|(id, _)| *id);
@@ -156,11 +109,10 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         }
         "backend_counters" => {
             let read = |(id, _): &(u32, _)| Ok(slot(&(*id, view.backend_counters(*id)?), decode::backend_counters));
-            used_backends().map(read).collect::<Result<_>>()?
+            used_backends(dump).map(read).collect::<Result<_>>()?
         }
         "frontends4" | "frontends6" => {
-            let mut frontends = dump.frontends.clone();
-            frontends.retain(|(key, _)| is_v4(key.address) == (name == "frontends4"));
+            let mut frontends: Vec<_> = frontends(dump, name == "frontends4").collect();
             frontends.sort_unstable_by_key(|(key, _)| *key);
             frontends.iter().map(|(key, frontend)| entry(decode::frontend(key, frontend))).collect()
         }
@@ -176,7 +128,7 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         }
         "flows4" | "flows6" | "openings4" | "openings6" => {
             let is_in = |flow: &FlowEntry| {
-                let (v4, opening) = (is_v4(flow.client.ip()), flow.flow.flags & abi::FLOW_OPENING != 0);
+                let (v4, opening) = (flow.client.ip().is_ipv4(), flow.flow.flags & abi::FLOW_OPENING != 0);
                 v4 == name.ends_with('4') && opening == name.starts_with("openings")
             };
             view.flows()?.into_iter().filter(is_in).map(|flow| entry(decode::flow(&flow))).collect()
@@ -335,18 +287,4 @@ fn of_each_cpu<T>(view: &View, map: &str, fields: &[(&'static str, usize)]) -> R
         }
     };
     Ok(values.enumerate().map(row).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_map_that_refuses_entries_soon_stands_out_and_one_that_evicts_does_not() {
-        let row =
-            |kind, used| MapRow { name: "some", r#type: kind, used, max_entries: 100, key_bytes: 4, value_bytes: 8 };
-        assert_eq!(row("hash", 85).tone(), Tone::Alert);
-        assert_eq!(row("hash", 84).tone(), Tone::Plain);
-        assert_eq!(row("lru_hash", 100).tone(), Tone::Plain);
-    }
 }

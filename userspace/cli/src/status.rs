@@ -105,7 +105,7 @@ fn subsystems(facts: &Facts) -> Vec<Subsystem> {
     let Facts { maps_dir, config, maps, dump, flows, uses, links, agent, stage } = facts;
     let mut all = vec![maps_line(maps_dir, config, maps), links_line(links)];
     all.extend(table_lines(maps, dump));
-    all.push(flows_line(maps, flows, uses));
+    all.push(flows_line(flows, uses));
     all.extend(agent_lines(agent));
     all.extend(stage_line(*stage));
     all
@@ -160,15 +160,12 @@ fn table_lines(maps: &[MapUse], dump: &Dump) -> Vec<Subsystem> {
 }
 
 /// Flow tables evict what was not used for long: full is no fault, unless it is of open flows.
-fn flows_line(
-    maps: &[MapUse],
-    flows: &BTreeMap<&'static str, usize>,
-    uses: &BTreeMap<&'static str, TableUse>,
-) -> Subsystem {
+fn flows_line(flows: &BTreeMap<&'static str, usize>, uses: &BTreeMap<&'static str, TableUse>) -> Subsystem {
     let states: Vec<_> = flows.iter().map(|(state, count)| format!("{count} {state}")).collect();
     let states = if states.is_empty() { String::new() } else { format!(": {}", states.join(", ")) };
     let total: usize = flows.values().sum();
-    let room = u64::from(limit(maps, "flows4")) + u64::from(limit(maps, "flows6"));
+    // Of those that begin, too: they are among the states.
+    let room: u64 = uses.values().map(|used| u64::from(used.capacity)).sum();
     let short = uses.iter().find(|(table, used)| table.starts_with("flows") && used.is_short());
     let warning = short.map_or_else(String::new, |(table, used)| {
         format!("; {} % of {table} are open flows, give the agent a larger --max-flows", used.per_cent())
@@ -281,12 +278,14 @@ mod tests {
                 map("source_ranges", 100),
                 map("backends", 100),
                 map("lines", 100),
-                map("flows4", 1000),
-                map("flows6", 1000),
             ],
             dump: sample::dump(),
             flows: BTreeMap::from([("new", 1), ("replied", 1999)]),
-            uses: BTreeMap::from([("flows4", TableUse { open: 899, over: 101, capacity: 1000 })]),
+            uses: BTreeMap::from([
+                ("flows4", TableUse { open: 899, over: 101, capacity: 1000 }),
+                ("flows6", TableUse { open: 100, over: 0, capacity: 1000 }),
+                ("openings4", TableUse { open: 0, over: 900, capacity: 1200 }),
+            ]),
             links: Links::new(&pins, |index| format!("eth{index}")),
             agent,
             stage: Stage::TakeOver,
@@ -298,11 +297,11 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         8 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 9
+        maps        ok         6 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 9
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
         services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines
-        flows       ok         2000 of 2000: 1 new, 1999 replied
+        flows       ok         2000 of 3200: 1 new, 1999 replied
         agent       degraded   not running: traffic is served as last programmed, changes are not (127.0.0.1:10256: connection refused)
         migration   ok         Weir serves beside kube-proxy's connections; `weir migrate` says what comes next
         ");
@@ -340,7 +339,7 @@ mod tests {
         let facts = facts(Agent::Silent(String::new()));
         let line = |table, open| {
             let uses = BTreeMap::from([(table, TableUse { open, over: 1000 - open, capacity: 1000 })]);
-            let line = flows_line(&facts.maps, &facts.flows, &uses);
+            let line = flows_line(&facts.flows, &uses);
             (line.state, line.detail.split_once("; ").map(|(_, warning)| warning.to_owned()))
         };
         assert_eq!(line("flows6", 899), (State::Ok, None));

@@ -118,7 +118,13 @@ fn flows_in_the_kernel_are_joined_with_their_replies() {
     assert_eq!((&flow["state"], &flow["node"]), (&"replied".into(), &"edge-1".into()));
     let status = pins.json(&["status"]);
     let flows = status["subsystems"].as_array().unwrap().iter().find(|part| part["name"] == "flows").unwrap();
-    assert_eq!(flows["detail"], "1 of 2048: 1 replied");
+    assert_eq!(flows["detail"], "1 of 4096: 1 replied", "of four tables of flows");
+    let maps = pins.json(&["map", "list"]);
+    let used = |name: &str| {
+        let map = maps["items"].as_array().unwrap().iter().find(|map| map["name"] == name).unwrap();
+        map["used"].as_u64().unwrap()
+    };
+    assert_eq!(["flows4", "replies4", "openings4", "awaited4", "flows6"].map(used), [1, 1, 0, 0, 0]);
 }
 
 #[test]
