@@ -45,9 +45,18 @@ impl Row for MapRow {
     }
 
     fn tone(&self) -> Tone {
-        let refuses = !matches!(self.r#type, "lru_hash" | "percpu_array")
-            && !matches!(self.name, "config" | "frontend_filter" | "going_filter" | "snat_next" | "snat_ports");
+        let refuses = refuses(self.r#type, self.name);
         if refuses && is_nearly_full(self.used, self.max_entries) { Tone::Alert } else { Tone::Plain }
+    }
+}
+
+/// Whether a map refuses entries when it is full.
+fn refuses(r#type: &str, name: &str) -> bool {
+    match r#type {
+        "lru_hash" | "percpu_array" => false,
+        // The agent gives out their slots. In the other arrays entries have their places, or take those of older ones.
+        "array" => matches!(name, "services" | "backends" | "lines" | "service_counters" | "backend_counters"),
+        _ => true,
     }
 }
 
@@ -117,10 +126,14 @@ mod tests {
 
     #[test]
     fn a_map_that_refuses_entries_soon_stands_out_and_one_that_evicts_does_not() {
-        let row =
-            |kind, used| MapRow { name: "some", r#type: kind, used, max_entries: 100, key_bytes: 4, value_bytes: 8 };
-        assert_eq!(row("hash", 85).tone(), Tone::Alert);
-        assert_eq!(row("hash", 84).tone(), Tone::Plain);
-        assert_eq!(row("lru_hash", 100).tone(), Tone::Plain);
+        let row = |name, r#type, used| MapRow { name, r#type, used, max_entries: 100, key_bytes: 4, value_bytes: 8 };
+        assert_eq!(row("frontends4", "hash", 85).tone(), Tone::Alert);
+        assert_eq!(row("frontends4", "hash", 84).tone(), Tone::Plain);
+        assert_eq!(row("source_ranges", "lpm_trie", 85).tone(), Tone::Alert);
+        assert_eq!(row("backends", "array", 85).tone(), Tone::Alert);
+        assert_eq!(row("flows4", "lru_hash", 100).tone(), Tone::Plain);
+        for name in ["openings4", "awaited6", "first_syns", "snat_counters", "snat_kept", "displaced", "held_pieces"] {
+            assert_eq!(row(name, "array", 100).tone(), Tone::Plain, "{name}");
+        }
     }
 }
