@@ -168,21 +168,23 @@ impl Reporter {
         let mut news = Vec::new();
         let mut out = BTreeSet::new();
         for Ejected { service, address, node, silent } in ejected {
-            let known = self.out.contains(&(service.clone(), address));
-            out.insert((service.clone(), address));
-            if known {
-                continue;
-            }
-            if silent {
+            let endpoint = (service.clone(), address);
+            let is_new = !self.out.contains(&endpoint);
+            if is_new && silent {
                 // Of hundreds of endpoints on it only the node is worth a word.
                 if self.silences.is_due(node, now) {
                     self.silences.note(Arc::clone(node), now);
                     news.push(News::Silent { node: Arc::clone(node) });
                 }
-            } else if self.ejections.is_due(&(service.clone(), address), now) && self.ration.take(now) {
-                self.ejections.note((service.clone(), address), now);
+            } else if is_new && self.ejections.is_due(&endpoint, now) {
+                if !self.ration.take(now) {
+                    // It stays new, and is told when there is room, if it is still out then.
+                    continue;
+                }
+                self.ejections.note(endpoint.clone(), now);
                 news.push(News::Ejected { service: service.clone(), address, node: Arc::clone(node) });
             }
+            out.insert(endpoint);
         }
         self.out = out;
         self.ejections.forget_old(now);

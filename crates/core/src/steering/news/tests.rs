@@ -168,6 +168,17 @@ fn an_endpoint_is_told_of_when_it_is_ejected_and_not_again_for_ten_minutes() {
 }
 
 #[test]
+fn of_many_endpoints_that_fail_at_once_some_are_told_in_a_minute_and_the_rest_later_as_long_as_they_are_out() {
+    let all: Vec<_> = (0..15_u8).map(|last| ("web", last, "there", false)).collect();
+    let mut desk = Desk::new();
+    assert_eq!(desk.out(&all).len(), 10);
+    assert_eq!(desk.out(&all), []);
+    desk.now += SPAN;
+    assert_eq!(desk.out(&all[..13]).len(), 3, "two of the five are back");
+    assert_eq!(desk.out(&all[..13]), []);
+}
+
+#[test]
 fn a_node_that_is_silent_is_told_of_once_however_many_endpoints_it_has() {
     let mut desk = Desk::new();
     let out =
