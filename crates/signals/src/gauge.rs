@@ -55,6 +55,11 @@ impl<S: Source> Gauge<S> {
         self.latest.as_ref().map(|(_, at)| now.saturating_duration_since(*at))
     }
 
+    /// Forgets what was read and what went wrong: nobody reads for now, and neither says what is so then. Counts stay.
+    pub fn forget(&mut self) {
+        (self.latest, self.problem) = (None, None);
+    }
+
     pub(crate) const fn source(&self) -> &S {
         &self.source
     }

@@ -79,6 +79,17 @@ impl Node {
         }
     }
 
+    /// [Forgets](Gauge::forget) everything.
+    pub fn forget(&mut self) {
+        let Self { cpu, memory, network, pressure } = self;
+        cpu.forget();
+        memory.forget();
+        network.forget();
+        if let Some(pressure) = pressure {
+            pressure.forget();
+        }
+    }
+
     /// The load, as far as it is known.
     #[must_use]
     pub fn load(&self, now: Instant) -> NodeLoad {

@@ -92,6 +92,18 @@ fn a_problem_stays_until_a_value_comes() {
 }
 
 #[test]
+fn what_nobody_reads_any_more_is_forgotten_and_its_counts_are_not() {
+    let mut gauge = gauge(vec![Ok(Some(1)), Err(lie()), Ok(Some(2))]);
+    gauge.tick(at(0));
+    gauge.tick(at(250));
+    gauge.forget();
+    assert_eq!((gauge.age(at(500)), gauge.sample(at(500)).is_none(), gauge.problem().is_none()), (None, true, true));
+    assert_eq!((gauge.counts().reads(), gauge.counts().failures(FailureKind::Lie)), (2, 1));
+    gauge.tick(at(750));
+    assert_eq!(gauge.sample(at(750)).unwrap().value, 2);
+}
+
+#[test]
 fn a_clock_that_goes_back_makes_no_sample_younger_than_new() {
     let mut gauge = gauge(vec![Ok(Some(1))]);
     gauge.tick(at(1000));

@@ -52,6 +52,9 @@ fn a_whole_machine_is_known_after_two_readings() {
     assert_eq!(shares(&load), [Some(0.4), Some(0.25), Some(0.5), Some(0.05)]);
     assert!(near(load.capacity, 2.0));
     assert_eq!(load.cpu.unwrap().age, millis(100));
+
+    node.forget();
+    assert_eq!((shares(&node.load(at(1100))), node.ages(at(1100)).count()), ([None; 4], 0));
 }
 
 #[test]

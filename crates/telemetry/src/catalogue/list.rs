@@ -158,7 +158,7 @@ metrics! {
         Counter SPILLS = "weir_spills_total", "Times that a Service began to spill";
         Gauge EJECTED_ENDPOINTS = "weir_ejected_endpoints", "Endpoints that failed, or whose node is silent, and get no new flows";
         Counter EJECTIONS = "weir_ejections_total", "Times that an endpoint was ejected";
-        Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of the last good reading of this node's load, which from 10 s on is not used any more; not told if there was none";
+        Gauge SIGNAL_AGE = "weir_signal_age_seconds" ["signal"] Most(SIGNALS), "Age of the last good reading of this node's load, which from 10 s on is not used any more; not told if there was none, or while nobody needs it";
         Counter SIGNAL_READS = "weir_signal_reads_total" ["signal"] Most(SOURCES), "Readings of a source";
         Counter SIGNAL_FAILURES = "weir_signal_failures_total" ["signal", "kind"] Most(SOURCES * FAILURES), "Readings of a source that failed, and how";
     }

@@ -96,6 +96,7 @@ impl Brain {
     pub(super) fn tick(&mut self, elapsed: Duration, now: Instant) -> Vec<Write> {
         // Nobody is told anything, and there is nothing to decide: the load is not worth a look.
         if self.steering.is_empty() && self.link.is_none() {
+            self.world.rest();
             return Vec::new();
         }
         self.link.iter().for_each(Link::hear);

@@ -109,6 +109,12 @@ impl World {
         self.peers = peers;
     }
 
+    /// Nobody looks: what was known of this node is told no more, for it would be told as if it were so now.
+    pub(super) fn rest(&mut self) {
+        self.node.forget();
+        self.own = NodeLoad::default();
+    }
+
     /// The nodes that are probed.
     pub(super) fn peers(&self) -> impl Iterator<Item = &str> {
         self.peers.iter().map(|peer| &*peer.node)
