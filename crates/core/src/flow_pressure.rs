@@ -64,6 +64,12 @@ pub const fn is_kept(affinity: &abi::Affinity, backend: &abi::Backend, limit: u3
     is_there && limit != 0 && is_recent(affinity.last_seen, limit, tick)
 }
 
+/// Whether a CPU was flooded of late, as the programs judge it at a tick.
+#[must_use]
+pub const fn was_flooded(pace: &abi::Pace, tick: u32) -> bool {
+    pace.flooded != 0 && is_recent(pace.flooded, abi::OPENING_IDLE, tick)
+}
+
 /// Entries of a table of flows, or of what clients keep.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TableUse {
@@ -180,6 +186,17 @@ mod tests {
         assert!(!kept(backend(flags, 8), 10, 0), "another endpoint has the slot");
         assert!(!kept(backend(abi::BACKEND_USED, 7), 10, 0), "the endpoint takes no new flows");
         assert!(!kept(backend(flags & !abi::BACKEND_USED, 7), 10, 0), "the endpoint is gone");
+    }
+
+    #[test]
+    fn a_cpu_was_flooded_of_late_for_as_long_as_the_programs_remember_it() {
+        let was = |flooded, tick| {
+            let pace = abi::Pace { tick: 0, flows: 0, told: 0, moved: 0, flooded, pad: 0, lost: 0, adopted: 0 };
+            was_flooded(&pace, tick)
+        };
+        assert!(was(7, 7) && was(7, 7 + abi::OPENING_IDLE) && !was(7, 8 + abi::OPENING_IDLE));
+        assert!(was(7, 6), "since the clock was read");
+        assert!(!was(0, 0) && !was(0, 1), "never");
     }
 
     fn full(open: u32) -> TableUse {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use aya_obj::generated::bpf_map_type;
 use weir_abi as abi;
+use weir_core::flow_pressure::was_flooded;
 
 use crate::attach::link_kinds;
 use crate::error::Result;
@@ -80,6 +81,14 @@ impl Counters {
     /// When the map cannot be read.
     pub fn adopted(&self) -> Result<u64> {
         self.paces(|pace| pace.adopted)
+    }
+
+    /// CPUs that had more new flows in one of the last ticks than anybody's clients make, at a tick of flows' times.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn flooded(&self, tick: u32) -> Result<u64> {
+        self.paces(|pace| u64::from(was_flooded(pace, tick)))
     }
 
     /// A number of all CPUs' paces, added up.

@@ -24,6 +24,7 @@ use weir_kube_watch::status::{Change, Kind, KindStatus, Status};
 use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
 
+use crate::host;
 pub(crate) use kube_proxy::KubeProxyMetrics;
 
 /// What is told to scrapers.
@@ -222,6 +223,7 @@ impl Collector for KernelCollector {
         catalogue::FLOW_EVICTIONS_SEEN.encode(&mut encoder, &lost)?;
         let adopted = ConstCounter::new(self.counters.adopted().unwrap_or_default());
         catalogue::FLOWS_ADOPTED.encode(&mut encoder, &adopted)?;
+        catalogue::FLOODED_CPUS.encode(&mut encoder, &ConstGauge::new(self.flooded().unwrap_or_default()))?;
         let sizes = Family::<Map, Gauge>::default();
         for map in self.counters.maps().unwrap_or_default() {
             sizes.get_or_create(&Map { map: map.name }).set(i64::from(map.max_entries));
@@ -237,6 +239,12 @@ impl Collector for KernelCollector {
 }
 
 impl KernelCollector {
+    /// None: nobody knows.
+    fn flooded(&self) -> Option<i64> {
+        let tick = host::tick_clock().ok()?.at(host::uptime());
+        i64::try_from(self.counters.flooded(tick).ok()?).ok()
+    }
+
     fn packets(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         const DROPPED: &str = verdict_name(abi::REASON_COUNT);
         const UNUSED: &str = reason_name(abi::REASON_COUNT);

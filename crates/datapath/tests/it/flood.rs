@@ -97,7 +97,10 @@ fn a_syn_that_nobody_answers_beside_a_flood_is_refused_only_a_while_after_it() {
             assert_eq!(next.flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRIES);
             talk = next;
         }
+        let flooded = || node.view.counters().flooded(talk.flow().last_seen).unwrap();
+        assert_eq!(flooded(), 1);
         age_floods(&node, abi::OPENING_IDLE + 1);
+        assert_eq!(flooded(), 0);
         talk.wait(SECOND);
         node.send(Hook::NicIn, Device::Eth0, &talk.first).is_for(TC_REDIRECT, abi::REASON_UNANSWERED);
     }

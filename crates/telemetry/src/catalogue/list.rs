@@ -125,6 +125,7 @@ metrics! {
         Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
         Counter OPENING_EVICTIONS = "weir_opening_evictions_total" ["map"] Most(4), "Entries of flows that begin, and of the answers that they await, that lost their place to others within 8 ticks of their last packet, counted every 30 s to 5 min: in a flood its own, as a rule";
         Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, of which no table knew, and got an endpoint by their hash, or by what a flood had left of them: another one than before resets them. In a flood of SYNs, for which no flow is written, all that begin";
+        Gauge FLOODED_CPUS = "weir_flooded_cpus", "CPUs that within the last 8 ticks had more new flows in one than `--flood-rate` allows: no flow is written there for a SYN whose client keeps its address";
         Gauge SOURCE_PORTS = "weir_source_ports", "Ports that new connections to an endpoint on another node may take as their source";
         Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went";
         Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s";
