@@ -182,7 +182,7 @@ struct backend {
 	__u8 flags;	  /* enum backend_flags */
 	__u32 generation; /* HOST, changes when the endpoint goes away; flows that remember another one are stale */
 	__u32 service;	  /* HOST, index into services */
-	__u32 node;	  /* HOST, key in nodes; 0 is unknown */
+	__u32 node;	  /* HOST, key in node_names; 0 is unknown */
 };
 
 /* Which endpoint of this node a client's packet is for that another node has wrapped. */
@@ -232,7 +232,7 @@ struct source_range {
  * another tick.
  */
 struct backend_counters {
-	__u64 flows;	   /* HOST, new flows sent here */
+	__u64 flows;	   /* HOST, flows that have begun here */
 	__u64 answered;	   /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
 	__u64 delay;	   /* HOST, from the last SYN or the first datagram to that answer, all together */
 	__u64 refused;	   /* HOST, flows whose first answer was a reset */
@@ -281,10 +281,10 @@ struct snat_ports {
 };
 
 struct service_counters {
-	__u64 local;	/* HOST, new flows that stayed on the node */
-	__u64 remote;	/* HOST, new flows that left it */
+	__u64 local;	/* HOST, flows that have begun and stayed on the node */
+	__u64 remote;	/* HOST, those that have left it */
 	__u64 rejected; /* HOST, refused for want of endpoints */
-	__u64 dropped;	/* HOST, dropped: the policy allows no endpoint here, or the source ranges not the client */
+	__u64 dropped;	/* HOST, dropped: no endpoint is allowed here, or the client, or nothing could be noted of it */
 };
 
 #include "abi/flows.h"

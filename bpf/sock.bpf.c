@@ -126,7 +126,6 @@ static __always_inline struct request request_of(const struct frontend *frontend
 		.service = frontend->service,
 		.kind = frontend->kind,
 		.class = traffic_class_of(frontend, false),
-		.by_socket = 1,
 	};
 }
 
@@ -183,6 +182,10 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	backend = bpf_map_lookup_elem(&backends, &chosen.backend);
 	if (!backend)
 		return refuse(REASON_BROKEN_TABLE);
+	if (!known) {
+		count_selection(frontend->service, backend);
+		count_flow(chosen.backend, backend, true);
+	}
 	if (key->proto == IPPROTO_TCP) {
 		remember_connection(ctx, key, backend);
 	} else {

@@ -265,9 +265,12 @@ static __always_inline bool is_marked(const ctx_t *ctx)
 static __always_inline void mark_translated(ctx_t *ctx, bool translated)
 {
 	const __u32 others = ctx->tc_index & ~TRANSLATED_MASK;
+	__u32 marked = others | TRANSLATED;
 
+	/* The kernel lets no program write a part of the field. */
+	barrier_var(marked);
 	if (translated)
-		ctx->tc_index = others | TRANSLATED;
+		ctx->tc_index = marked;
 	else if (is_marked(ctx))
 		ctx->tc_index = others;
 }
@@ -323,6 +326,7 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool h
 		p.hand_over = handed_over(ctx);
 	if (p.hand_over == HANDOVER_DONE) {
 		count(hook, REASON_XDP_DONE, length);
+		mark_translated(ctx, true);
 		return TC_ACT_UNSPEC;
 	}
 	if (hook == HOOK_POD_INGRESS && bypasses_host())

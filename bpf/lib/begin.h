@@ -193,9 +193,12 @@ static __always_inline bool is_own(const struct addr *addr, const struct config 
 	       addr_equal(addr, source_of(config, FLOW_TUNNEL, v6), v6);
 }
 
+/* Not a reason: a flow of which a flood has left no more than where it goes was counted when it began. */
+#define FLOW_COUNTED 3
+
 /*
  * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
- * was so. Returns 0 or a negative reason.
+ * was so. Returns 0, FLOW_COUNTED or a negative reason.
  */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
@@ -252,12 +255,12 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (masquerades(config, &request, from_outside, v6))
 		flow->flags |= FLOW_SNAT;
 	flow->flags |= FLOW_OPENING;
-	return error;
+	return error ?: ago && !p->syn ? FLOW_COUNTED : 0;
 }
 
 /*
  * Functions of their own: new flows are rare, the verifier then walks them once, and none of them has the others'
- * stack. Return 0 or a negative reason.
+ * stack. Return what those do that they are of.
  */
 __noinline int flow_start4(const struct packet *p, struct flow *flow, bool from_outside)
 {

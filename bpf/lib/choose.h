@@ -25,7 +25,6 @@ struct request {
 	__u32 generation;   /* of the backend */
 	__u8 kind;	    /* enum frontend_kind */
 	__u8 class;	    /* enum traffic_class */
-	__u8 by_socket;	    /* no packet of the flow will be seen */
 	__u8 unsure;	    /* enum unsure */
 };
 
@@ -35,7 +34,7 @@ enum unsure {
 	UNSURE_KEEP_NOTHING = 2, /* its client may not be there: what it keeps is noted when the flow goes on */
 };
 
-/* Counts a new flow of a backend. */
+/* Counts a new flow of a backend. Of one that begins at a socket no packet will tell that it ends. */
 static __always_inline void count_flow(__u32 id, const struct backend *backend, bool by_socket)
 {
 	struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, &id);
@@ -47,14 +46,13 @@ static __always_inline void count_flow(__u32 id, const struct backend *backend, 
 		__sync_fetch_and_add(&counters->balance, 1);
 }
 
-static __always_inline void count_selection(const struct request *request, const struct backend *backend)
+/* Counts a new flow of a service. */
+static __always_inline void count_selection(__u32 service, const struct backend *backend)
 {
-	const bool local = backend->flags & BACKEND_LOCAL;
-	struct service_counters *of_service = lookup_by(&service_counters, request->service);
+	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &service);
 
-	if (of_service)
-		__sync_fetch_and_add(local ? &of_service->local : &of_service->remote, 1);
-	count_flow(request->backend, backend, request->by_socket);
+	if (counters)
+		__sync_fetch_and_add(backend->flags & BACKEND_LOCAL ? &counters->local : &counters->remote, 1);
 }
 
 /* Not counted by choose(): XDP leaves some refusals to tc. */
@@ -105,22 +103,24 @@ __noinline int is_in_ranges(const struct request *request)
 	       (!(service->flags & SERVICE_SOURCE_RANGES) || is_admitted(request->service, &request->client));
 }
 
-/* Gives a backend to the request and counts it. Returns whether the backend is there. */
+/*
+ * Whether a backend is there for a new flow, and its generation. Of one that goes the flags change before the generation, which would be that of
+ * nobody otherwise.
+ */
+static __always_inline bool is_there(const struct backend *backend, __u32 *generation)
+{
+	*generation = *(const volatile __u32 *)&backend->generation;
+	return *(const volatile __u8 *)&backend->flags & BACKEND_USED;
+}
+
+/* Gives a backend to the request. Returns whether it is there. */
 static __always_inline bool take(struct request *request, __u32 id)
 {
 	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
 
-	if (!backend)
+	if (!backend || !is_there(backend, &request->generation))
 		return false;
-	/* Of one that goes the flags change before the generation, which would be that of nobody otherwise. */
-	request->generation = *(const volatile __u32 *)&backend->generation;
-	if (!(*(const volatile __u8 *)&backend->flags & BACKEND_USED))
-		return false;
-	/* Where there is no other the flow goes on. */
-	if (request->backend == id)
-		return true;
 	request->backend = id;
-	count_selection(request, backend);
 	return true;
 }
 

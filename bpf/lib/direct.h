@@ -97,20 +97,19 @@ static __always_inline int flow_start_unwrapped(const struct packet *p, struct f
 {
 	const struct backend *backend = lookup_by(&backends, p->backend);
 	const struct service *service;
+	__u32 generation;
 
-	if (!backend)
+	/* It may have gone since it was found. */
+	if (!backend || !is_there(backend, &generation))
 		return -REASON_BROKEN_TABLE;
 	service = bpf_map_lookup_elem(&services, &backend->service);
 	if (frontend && frontend->kind == KIND_LOAD_BALANCER && service && service->flags & SERVICE_SOURCE_RANGES &&
 	    !is_admitted(backend->service, &p->src))
 		return -REASON_SOURCE_RANGE;
-	/* The service's own counters are of what this node's clients ask for, and who wraps has counted it. */
-	if (flow->backend != p->backend)
-		count_flow(p->backend, backend, false);
 	if (flow->backend && flow->backend != p->backend)
 		flow->flags += FLOW_RETRY;
 	flow->backend = p->backend;
-	flow->generation = backend->generation;
+	flow->generation = generation;
 	flow->service = backend->service;
 	flow->flags |= FLOW_OPENING;
 	flow->created = flow->last_seen = now_ticks();
@@ -124,7 +123,7 @@ static __always_inline struct iphdr wrapper4(const struct packet *p, const struc
 		.ihl = sizeof(ip) / 4,
 		.tos = p->tos & WRAPPER_TOS,
 		.tot_len = bpf_htons(p->length + sizeof(ip)),
-		.frag_off = bpf_htons(0x4000), /* do not fragment */
+		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
 		.ttl = WRAPPER_TTL,
 		.protocol = IPPROTO_IPIP,
 		.saddr = to->src.word[3],

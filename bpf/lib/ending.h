@@ -190,7 +190,7 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 		set_bits(&moved->flags, FLOW_CLOSING);
 	/* It is set; but the client's may be looked for only now. */
 	client_key(&key, reply, p->proto, v6);
-	flow = flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	flow = flow_at(&key, stage_of(reply->flags), v6);
 	if (!is_answered_by(flow, p, reply, v6) || !(p->reset || flow->flags & FLOW_CLOSING))
 		return 0;
 	flow_end(flow, reply, p->reset ? LAST_OF_EITHER : LAST_OF_CLIENT);

@@ -220,6 +220,12 @@ static __always_inline bool is_opening(__u16 flags)
 	return (flags & (FLOW_OPENING | FLOW_SETTLED)) == FLOW_OPENING;
 }
 
+/* Where the other half of a flow with these flags is looked for first. */
+static __always_inline enum stage stage_of(__u16 flags)
+{
+	return flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST;
+}
+
 /* Whether a backend is a process of this node. */
 static __always_inline bool is_here(const struct backend *backend)
 {
@@ -253,7 +259,7 @@ static __always_inline struct reply *reply_to(const struct packet *p, const stru
 	union flow_key key;
 
 	answer_key(&key, p, flow, backend, config, v6);
-	return reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	return reply_at(&key, stage_of(flow->flags), v6);
 }
 
 /* Whether a reply entry is of the flow that a client's packet belongs to. */
@@ -289,7 +295,7 @@ static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 p
 	union flow_key key;
 
 	client_key(&key, reply, proto, v6);
-	return flow_at(&key, reply->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	return flow_at(&key, stage_of(reply->flags), v6);
 }
 
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)

@@ -70,11 +70,10 @@ static __always_inline enum handover_kind handover_of(const struct backend *back
 {
 	const struct config *config = config_get();
 
-	if (backend->flags & BACKEND_HOST_NETWORK)
-		return HANDOVER_DONE;
-	if (config && config->flags & CONFIG_HOST_BYPASS && backend->flags & BACKEND_LOCAL)
+	if (config && config->flags & CONFIG_HOST_BYPASS &&
+	    (backend->flags & (BACKEND_LOCAL | BACKEND_HOST_NETWORK)) == BACKEND_LOCAL)
 		return HANDOVER_TO_POD;
-	return HANDOVER_NONE;
+	return HANDOVER_DONE;
 }
 
 /* Translates a client's packet. Returns a reason. */

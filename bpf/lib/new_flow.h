@@ -38,27 +38,45 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 /* Not a reason: the backend to avoid keeps the flow, as no other one can have it or an answer has come. */
 #define FLOW_STAYS 1
 
-/* Chooses for a new flow. Returns 0 or a negative reason. */
+/* Chooses for a new flow. Returns 0, FLOW_COUNTED or a negative reason. */
 static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 				       const bool v6)
 {
-	int error = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
+	int chosen = v6 ? flow_start6(p, flow, from_outside) : flow_start4(p, flow, from_outside);
 
-	if (!error && from_outside)
+	if (chosen >= 0 && from_outside)
 		choose_way(ctx, p, flow, v6);
-	return error;
+	return chosen;
 }
 
-/*
- * Both entries of a new flow that was chosen for, as flow_write(). One that is not written is not open.
- */
+/* Counts a flow that has begun. The service's own counters are of what this node's clients ask for: who wraps has counted it. */
+static __always_inline void count_begun(const struct packet *p, const struct flow *flow)
+{
+	const struct backend *backend = lookup_by(&backends, flow->backend);
+
+	if (!backend || backend->generation != flow->generation)
+		return;
+	if (!is_unwrapped(p))
+		count_selection(flow->service, backend);
+	count_flow(flow->backend, backend, false);
+}
+
+/* Both entries of a new flow, as flow_write(). It counts as one from then on. chosen: flow_choose() */
 static __always_inline int flow_written(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-					const bool v6)
+					int chosen, const bool v6)
 {
 	int error = flow_write(ctx, p, flow, from_outside, v6);
 
-	if (error < 0 && p->proto != IPPROTO_UDP)
-		balance_add(flow, -1);
+	if (!error && chosen != FLOW_COUNTED)
+		count_begun(p, flow);
+	return error;
+}
+
+/* Counts a flow for which there was a backend, and no place for its entries. Returns the error. */
+static __always_inline int not_begun(const struct packet *p, const struct flow *flow, int error)
+{
+	if (!is_unwrapped(p))
+		count_refusal(flow->service, -error);
 	return error;
 }
 
@@ -70,20 +88,29 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 				       const bool v6)
 {
 	const __u32 taken = flow->backend;
-	int error;
+	int error, chosen;
 
 	*flow = (struct flow){ .backend = taken };
-	error = flow_choose(ctx, p, flow, from_outside, v6);
-	if (error)
-		return error;
+	chosen = flow_choose(ctx, p, flow, from_outside, v6);
+	if (chosen < 0)
+		return chosen;
 	if (flow->backend == taken)
-		return -REASON_FLOW_TABLE;
+		return not_begun(p, flow, -REASON_FLOW_TABLE);
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
-	error = flow_written(ctx, p, flow, from_outside, v6);
-	if (error == FLOW_AGAIN)
-		balance_add(flow, -1);
-	return error == FLOW_AGAIN ? 0 : error;
+	error = flow_written(ctx, p, flow, from_outside, chosen, v6);
+	return error < 0 ? not_begun(p, flow, error) : 0;
+}
+
+/* A new flow that was chosen for, at the only backend that it may have. Returns 0, FLOW_AGAIN or a negative reason. */
+static __always_inline int flow_here(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+				     int chosen, const bool v6)
+{
+	int error = flow_written(ctx, p, flow, from_outside, chosen, v6);
+
+	if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
+		return flow_beside(ctx, p, flow, from_outside, v6);
+	return error < 0 ? not_begun(p, flow, error) : error;
 }
 
 /* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
@@ -91,34 +118,29 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 				    const bool v6)
 {
 	__u32 avoid = flow->backend;
-	int error = flow_choose(ctx, p, flow, from_outside, v6);
+	int error, chosen = flow_choose(ctx, p, flow, from_outside, v6);
 
-	if (error)
-		return error;
+	if (chosen < 0)
+		return chosen;
 	if (!avoid) {
-		error = flow_written(ctx, p, flow, from_outside, v6);
-		if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
-			return flow_beside(ctx, p, flow, from_outside, v6);
+		error = flow_here(ctx, p, flow, from_outside, chosen, v6);
 		if (error != FLOW_AGAIN)
 			return error;
-		/* It is left as if it had been known, and was counted then. */
-		balance_add(flow, -1);
+		/* It is left as if it had been known. */
 		avoid = flow->backend;
 		*flow = (struct flow){ .backend = avoid };
-		error = flow_choose(ctx, p, flow, from_outside, v6);
-		if (error)
-			return error;
+		chosen = flow_choose(ctx, p, flow, from_outside, v6);
+		if (chosen < 0)
+			return chosen;
 	}
 	if (avoid == flow->backend) {
 		(void)note(p, SILENCE_STAYS, v6);
 		return FLOW_STAYS;
 	}
 	/* It has answered meanwhile. */
-	if (!note(p, SILENCE_LEFT, v6)) {
-		balance_add(flow, -1);
+	if (!note(p, SILENCE_LEFT, v6))
 		return FLOW_STAYS;
-	}
-	if (!flow_written(ctx, p, flow, from_outside, v6)) {
+	if (!flow_written(ctx, p, flow, from_outside, chosen, v6)) {
 		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;
 	}

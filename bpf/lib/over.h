@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
  * When a flow is over, and who may have its place: docs/adr/0029-when-a-connection-is-over.md. Nothing frees an entry of answers
- * but a flow that takes it.
+ * but a flow that takes it, or what shows that there is another connection.
  */
 #ifndef WEIR_OVER_H
 #define WEIR_OVER_H
@@ -87,7 +87,7 @@ static __always_inline bool keeps_port(const struct reply *reply, const struct c
 
 /*
  * Whether a flow is over, so that another may take the place of its reply entry: it has moved on to another backend or
- * port, lost its endpoint, has ended, never got going, or is idle in both directions. Nothing else ever frees an entry.
+ * port, lost its endpoint, has ended, never got going, or is idle in both directions.
  * port is the flow's SNAT port, or 0. All of it: docs/adr/0029-when-a-connection-is-over.md.
  */
 static __always_inline bool flow_is_over(const struct flow *flow, const struct reply *reply, __be16 port,
@@ -136,6 +136,15 @@ static __always_inline bool reply_is_over(const struct reply *reply, __be16 port
 					  const bool v6)
 {
 	return v6 ? flow_of_is_over6(reply, port, proto, claim) : flow_of_is_over4(reply, port, proto, claim);
+}
+
+/* Whether an entry has awaited a backend's answer to a SYN to this frontend, for no longer than its client asks. */
+static __always_inline bool awaits_answer(const struct reply *reply, const struct packet *p, __u32 id, __u32 generation,
+					  const bool v6)
+{
+	return reply->backend == id && reply->generation == generation && reply->asked &&
+	       !(reply->flags & (FLOW_REPLIED | FLOW_MOVED)) && reply->frontend_port == p->dport &&
+	       addr_equal(&reply->frontend, &p->dst, v6) && !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
 /* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
@@ -191,7 +200,7 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 	if (p->syn_ack && !port && flow && flow->backend != reply->backend &&
 	    !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&
 	    (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING) {
-		reply->flags |= FLOW_MOVED;
+		set_bits(&reply->flags, FLOW_MOVED);
 		return false;
 	}
 	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !was_over(reply, port, p->proto, config))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * From bytes to a struct packet. Every pointer comparison of the datapath is in this file or in ctx_*.h.
+ * From bytes to a struct packet. Pointers into what has not been parsed are compared in this file or in ctx_*.h.
  *
  * Parsers move a cursor, check their own bounds and return what follows: a protocol number, or a negative reason.
  */

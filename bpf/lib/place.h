@@ -53,13 +53,8 @@ static __always_inline bool reply_yields(const struct reply *old, const struct p
 static __always_inline bool is_unanswered(const struct reply *old, const struct packet *p, const struct reply *reply,
 					  const bool v6)
 {
-	if (is_unwrapped(p) || old->flags & (FLOW_REPLIED | FLOW_MOVED) || !old->asked || !reply->asked)
-		return false;
-	if (!is_same_backend(old, reply) || !is_same_frontend(old, reply, v6))
-		return false;
-	if (is_idle(reply->last_seen, old->last_seen, OPENING_IDLE))
-		return false;
-	return (__s32)(reply->asked - old->asked) >= SYN_AGAIN;
+	return !is_unwrapped(p) && reply->asked && awaits_answer(old, p, reply->backend, reply->generation, v6) &&
+	       (__s32)(reply->asked - old->asked) >= SYN_AGAIN;
 }
 
 /* Whether an entry, if there is one, is that of the connection which a packet goes on with: of a flood only this was written, and it was answered. */

@@ -30,14 +30,12 @@ static __always_inline bool is_awaited_from(const struct backend *backend, __u32
 
 	reply_key(&key, backend, &p->src, p->sport, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	return reply && reply->backend == id && reply->generation == backend->generation && reply->asked &&
-	       !(reply->flags & (FLOW_REPLIED | FLOW_MOVED)) && reply->frontend_port == p->dport &&
-	       addr_equal(&reply->frontend, &p->dst, v6) && !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
+	return reply && awaits_answer(reply, p, id, backend->generation, v6);
 }
 
 /*
  * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
- * its place, and one. A SYN that comes again is counted as a first one is; if by the weights of now it went to another backend, both might answer it.
+ * its place, and one. If a SYN that comes again went to another backend, by the weights of now, both might answer it.
  */
 static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
 {
@@ -46,15 +44,13 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
 
 	/* Some of the hash is known, so that it may be another's. */
-	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
-	    !(backend->flags & BACKEND_USED) || !is_in_ranges(request))
+	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP || !is_in_ranges(request))
 		return 0;
-	if (p->syn)
-		return is_awaited_from(backend, id, p, v6) && take(request, id);
-	/* It was counted when it began. */
-	request->backend = id;
-	request->generation = backend->generation;
-	return displaced_ago(entry) + 1;
+	if (p->syn && !is_awaited_from(backend, id, p, v6))
+		return 0;
+	if (!take(request, id))
+		return 0;
+	return p->syn ? 1 : displaced_ago(entry) + 1;
 }
 
 /* Functions of their own, for the stack's sake. */

@@ -62,7 +62,7 @@ static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 pr
 		.version = 4,
 		.ihl = sizeof(ip) / 4,
 		.tot_len = bpf_htons(sizeof(ip) + payload),
-		.frag_off = bpf_htons(0x4000), /* do not fragment */
+		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
 		.ttl = REPLY_TTL,
 		.protocol = proto,
 		.saddr = p->dst.word[3],
@@ -159,6 +159,9 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 		reset.check = csum_fold(sum);
 	else
 		reset.check = ~csum_fold(sum + csum_words(&reset, sizeof(reset)));
+	/* Options and extension headers go first, and the sum that is yet to come with what it is of: the kernel cuts none off. */
+	if (p->l4 > l4)
+		error = error ?: bpf_skb_adjust_room(ctx, (int)l4 - (int)p->l4, BPF_ADJ_ROOM_MAC, 0);
 	error = error ?: bpf_skb_change_tail(ctx, l4 + sizeof(reset), 0);
 	error = error ?: store_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
 	error = error ?: ctx_store(ctx, l4, &reset, sizeof(reset));
@@ -250,6 +253,7 @@ static __always_inline long expired(ctx_t *ctx, const struct packet *p, const bo
 	return answer_error(ctx, p, icmp, v6);
 }
 
+/* Answers a packet that nobody will serve. Returns the verdict, or an error below 0. */
 static __always_inline long reject(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	switch (p->proto) {

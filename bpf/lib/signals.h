@@ -156,7 +156,7 @@ static __always_inline int note_answer(const struct reply *reply, __u8 proto, co
 	client_key(&key, reply, proto, v6);
 	flow = flow_at(&key, STAGE_OPENING, v6);
 	if (flow)
-		flow->flags |= FLOW_REPLIED;
+		set_bits(&flow->flags, FLOW_REPLIED);
 	return 0;
 }
 
@@ -203,14 +203,17 @@ __noinline int count_failover(struct reply *reply)
 	return 0;
 }
 
-/* Notes what a backend has heard of its client, once the flow goes on; until then what its client will have heard of the backend. */
+/*
+ * Notes what a backend has heard of its client, once the flow goes on; until then what its client will have heard of the backend. A later piece does
+ * not say.
+ */
 static __always_inline void note_heard(struct reply *reply, const struct packet *p)
 {
 	const bool begins = is_opening(reply->flags);
 
 	if (p->syn_ack)
 		reply->heard = begins ? p->heard : 0;
-	else if (!begins && !p->ending)
+	else if (!begins && !p->ending && p->heard)
 		reply->heard = p->heard;
 }
 
@@ -225,7 +228,7 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
 		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
 	if (!(reply->flags & FLOW_REPLIED))
-		reply->flags |= FLOW_REPLIED;
+		set_bits(&reply->flags, FLOW_REPLIED);
 	note_heard(reply, p);
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));

@@ -33,7 +33,7 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
 		return true;
 	if (silence == SILENCE_BACK) {
-		reply->flags &= ~FLOW_MOVED;
+		clear_bits(&reply->flags, FLOW_MOVED);
 		reply->asked = now_delay();
 		__sync_fetch_and_add(&counters->balance, 1);
 		return true;
@@ -44,7 +44,7 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 		return false;
 	__sync_fetch_and_add(&counters->unanswered, 1);
 	if (silence == SILENCE_LEFT) {
-		reply->flags |= FLOW_MOVED;
+		set_bits(&reply->flags, FLOW_MOVED);
 		__sync_fetch_and_add(&counters->balance, -1);
 	}
 	return true;

@@ -90,7 +90,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	if (!config || !backend)
 		return STEP_OVER;
 	answer_key(&key, p, flow, backend, config, v6);
-	known = reply_at(&key, flow->flags & FLOW_OPENING ? STAGE_ANY : STAGE_GOING_FIRST, v6);
+	known = reply_at(&key, stage_of(flow->flags), v6);
 	/* A flood may have given its place to another one since it was found there. */
 	if (known && !reply_is_of(known, p, flow, v6))
 		known = reply_at(&key, STAGE_ANY, v6);

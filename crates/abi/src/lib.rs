@@ -204,7 +204,7 @@ pub struct SourceRange {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct BackendCounters {
-    /// New flows sent here.
+    /// Flows that have begun here.
     pub flows: u64,
     /// Flows whose first answer was a SYN-ACK, an INIT ACK or a datagram.
     pub answered: u64,
@@ -231,13 +231,13 @@ pub struct BackendCounters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct ServiceCounters {
-    /// New flows that stayed on the node.
+    /// Flows that have begun and stayed on the node.
     pub local: u64,
-    /// New flows that left it.
+    /// Those that have left it.
     pub remote: u64,
     /// Refused for want of endpoints.
     pub rejected: u64,
-    /// Dropped: the policy allows no endpoint here, or the source ranges not the client.
+    /// Dropped: no endpoint is allowed here, or the client, or nothing could be noted of it.
     pub dropped: u64,
 }
 

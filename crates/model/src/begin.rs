@@ -20,6 +20,8 @@ struct Started {
     masquerade: bool,
     /// The backend's node takes its packets as they are.
     direct: bool,
+    /// It was counted when it began, and a flood has left no more of it than where it goes.
+    counted: bool,
 }
 
 /// What was written of a flow.
@@ -43,16 +45,21 @@ impl Model {
         let flow = started.flow;
         match self.written(p, started, from_outside, place) {
             Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
-            // It is left as if it had been known, and was counted then.
-            Ok(Written::Again(flow)) => {
-                self.uncount(&flow);
-                self.begin_elsewhere(p, flow, from_outside, place)
-            }
+            // It is left as if it had been known.
+            Ok(Written::Again(flow)) => self.begin_elsewhere(p, flow, from_outside, place),
             Err(abi::REASON_FLOW_TABLE) if p.protocol == SCTP && p.syn => {
                 self.begin_beside(p, flow, from_outside, place)
             }
-            Err(reason) => Err(reason),
+            Err(reason) => Err(self.not_begun(p, &flow, reason)),
         }
+    }
+
+    /// Counts a flow for which there was a backend, and no place for its entries. Returns the reason.
+    fn not_begun(&mut self, p: &Packet, flow: &Flow, reason: Reason) -> Reason {
+        if p.endpoint.is_none() {
+            self.count_refusal(flow.service, reason);
+        }
+        reason
     }
 
     /// The same for an association whose endpoint has one from the same port of somebody else's, at another endpoint: no other port will do.
@@ -64,21 +71,19 @@ impl Model {
         place: &Place<'_>,
     ) -> Result<Begun, Reason> {
         let mut started = self.start(p, Some(taken), from_outside, place)?;
-        if started.flow.backend == taken.backend {
-            return Err(abi::REASON_FLOW_TABLE);
+        let flow = started.flow;
+        if flow.backend == taken.backend {
+            return Err(self.not_begun(p, &flow, abi::REASON_FLOW_TABLE));
         }
         // Nobody was silent.
         started.flow.retries = 0;
-        Ok(Begun::Flow(match self.written(p, started, from_outside, place)? {
-            Written::Flow(flow) => flow,
-            Written::Again(flow) => {
-                self.uncount(&flow);
-                flow
-            }
-        }))
+        match self.written(p, started, from_outside, place) {
+            Ok(Written::Flow(flow) | Written::Again(flow)) => Ok(Begun::Flow(flow)),
+            Err(reason) => Err(self.not_begun(p, &flow, reason)),
+        }
     }
 
-    /// Writes a flow that was chosen for. One that is not written is not open.
+    /// Writes a flow that was chosen for. It counts as one from then on.
     fn written(
         &mut self,
         p: &Packet,
@@ -86,18 +91,20 @@ impl Model {
         from_outside: bool,
         place: &Place<'_>,
     ) -> Result<Written, Reason> {
-        let flow = started.flow;
-        let written = self.write(p, started, from_outside, place);
-        if written.is_err() && p.protocol != UDP {
-            self.uncount(&flow);
+        let counted = started.counted;
+        let written = self.write(p, started, from_outside, place)?;
+        if let (Written::Flow(flow), false) = (&written, counted) {
+            self.count_begun(p, flow);
         }
-        written
+        Ok(written)
     }
 
-    /// Takes a flow that was counted as it was chosen for out of the balance of its backend.
-    fn uncount(&mut self, flow: &Flow) {
-        let counters = self.tables.backend_counters(flow.backend);
-        counters.balance = counters.balance.wrapping_sub(1);
+    /// Counts a flow that has begun. The service's own counters are of what this node's clients ask for: who wraps has counted it.
+    fn count_begun(&mut self, p: &Packet, flow: &Flow) {
+        if p.endpoint.is_none() {
+            self.count_selection(flow.service, flow.backend);
+        }
+        self.count_flow(flow.backend);
     }
 
     /// The same for one that is known, at another backend.
@@ -161,7 +168,7 @@ impl Model {
         self.turned_away(p)?;
         if let Some(endpoint) = p.endpoint {
             let flow = self.start_unwrapped(p, endpoint, known, frontend)?;
-            return Ok(Started { flow, masquerade: false, direct: false });
+            return Ok(Started { flow, masquerade: false, direct: false, counted: false });
         }
         let frontend = frontend.ok_or(abi::REASON_UNUSED_PORT)?;
         let request =
@@ -178,7 +185,7 @@ impl Model {
         let flow = Flow { retries, created, ..self.new_flow(choice.backend, frontend.service) };
         let masquerade = self.masquerades(p.family, frontend, from_outside);
         let direct = from_outside && !masquerade && self.goes_direct(p, &flow, frontend, place);
-        Ok(Started { flow, masquerade, direct })
+        Ok(Started { flow, masquerade, direct, counted: known_there.is_some() && !p.syn })
     }
 
     /// A flow that begins now, without a port of the node's.
@@ -239,7 +246,7 @@ impl Model {
         from_outside: bool,
         place: &Place<'_>,
     ) -> Result<Written, Reason> {
-        let Started { mut flow, masquerade, direct } = started;
+        let Started { mut flow, masquerade, direct, counted: _ } = started;
         let backend = self.control.backend(flow.backend);
         let flood = self.is_flood() && p.syn && flow.retries == 0;
         self.count_pace();

@@ -21,8 +21,6 @@ pub(crate) struct Request {
     pub(crate) hash: u64,
     /// A backend that does not answer.
     pub(crate) avoid: Option<u32>,
-    /// No packet of the flow will be seen.
-    pub(crate) by_socket: bool,
     /// The kernel draws in place of the hash.
     pub(crate) at_random: bool,
     /// No table may know the flow when its next packet comes, or may have known it when an earlier one came: nothing but the hash
@@ -50,17 +48,7 @@ impl Request {
         // Datagrams are remembered always; of an association nobody tells when it goes on.
         let by_hash = p.protocol != UDP && (flood || !p.syn);
         let keep_nothing = p.protocol == TCP || (flood && p.syn && p.protocol != UDP);
-        Self {
-            client: p.src,
-            frontend,
-            class,
-            hash,
-            avoid: None,
-            by_socket: false,
-            at_random: false,
-            by_hash,
-            keep_nothing,
-        }
+        Self { client: p.src, frontend, class, hash, avoid: None, at_random: false, by_hash, keep_nothing }
     }
 
     /// Of a socket, whose number stands in for the address and port that it does not have yet. One whose connection was refused may be
@@ -88,7 +76,6 @@ impl Request {
             class: class_of(frontend, false),
             hash,
             avoid: None,
-            by_socket: true,
             at_random: protocol == TCP,
             by_hash: false,
             keep_nothing: false,
@@ -120,7 +107,7 @@ impl Model {
             && let Some(kept) = self.kept_backend(&request, service.affinity)
             && Some(kept) != request.avoid
         {
-            return Ok(self.take(kept, &request));
+            return Ok(self.choice(kept));
         }
         if let Some(avoid) = request.avoid {
             // Its SYN may have been lost on its way, so that the client keeps its backend for others.
@@ -135,7 +122,7 @@ impl Model {
         if !self.is_used(selected) {
             return Err(abi::REASON_BROKEN_TABLE);
         }
-        let choice = self.take(selected, &request);
+        let choice = self.choice(selected);
         if has_affinity && !request.keep_nothing {
             self.keep((request.client, id), choice, self.now.ticks);
         }
@@ -263,9 +250,9 @@ impl Model {
         reachable.retain(|id| self.is_used(*id));
         // It has had the first SYN of a flood, which came again.
         match drawn.iter().copied().find(|drawn| *drawn != avoid) {
-            Some(drawn) if reachable.contains(&drawn) => Ok(self.take(drawn, request)),
+            Some(drawn) if reachable.contains(&drawn) => Ok(self.choice(drawn)),
             // There is no other, or it never came up.
-            None if reachable.contains(&avoid) => Ok(self.take(avoid, request)),
+            None if reachable.contains(&avoid) => Ok(self.choice(avoid)),
             Some(_) | None => Err(abi::REASON_BROKEN_TABLE),
         }
     }
@@ -284,20 +271,16 @@ impl Model {
         self.control.backend(backend).flags & abi::BACKEND_USED != 0
     }
 
-    /// Counts a new flow, unless it stays where it is.
-    pub(crate) fn take(&mut self, id: u32, request: &Request) -> Choice {
-        let backend = self.control.backend(id);
-        if request.avoid != Some(id) {
-            let service = self.tables.service_counters(request.frontend.service);
-            *(if is_local(&backend) { &mut service.local } else { &mut service.remote }) += 1;
-            if request.by_socket {
-                // Nobody will hear that it ends.
-                self.tables.backend_counters(id).flows += 1;
-            } else {
-                self.count_flow(id);
-            }
-        }
-        Choice { backend: id, generation: backend.generation }
+    /// A backend as it is now.
+    pub(crate) fn choice(&self, id: u32) -> Choice {
+        Choice { backend: id, generation: self.control.backend(id).generation }
+    }
+
+    /// Counts a new flow of a service.
+    pub(crate) fn count_selection(&mut self, service: u32, backend: u32) {
+        let local = is_local(&self.control.backend(backend));
+        let counters = self.tables.service_counters(service);
+        *(if local { &mut counters.local } else { &mut counters.remote }) += 1;
     }
 
     /// Counts a new flow of a backend.

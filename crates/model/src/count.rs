@@ -55,7 +55,7 @@ impl Model {
         reply.heard = match (reply.is_opening(), p.syn_ack) {
             (true, true) => p.heard,
             (false, true) => 0,
-            (false, false) if !p.ending => p.heard,
+            (false, false) if !p.ending && p.heard != 0 => p.heard,
             (true | false, false) => reply.heard,
         };
         if p.ending {

@@ -18,7 +18,7 @@ impl Model {
     }
 
     /// The backend of a connection in whose middle a packet is, of which no table knows more, and when it began.
-    pub(crate) fn goes_on_there(&mut self, p: &Packet, request: &Request) -> Option<(Choice, u32)> {
+    pub(crate) fn goes_on_there(&self, p: &Packet, request: &Request) -> Option<(Choice, u32)> {
         let (slot, then) = *self.tables.displaced.get(&p.key())?;
         let backend = self.control.backend(slot);
         let is_its = backend.service == request.frontend.service && backend.proto == TCP && self.is_used(slot);
@@ -27,10 +27,9 @@ impl Model {
         }
         if p.syn {
             let asks = request.avoid.is_none() && self.was_flooded() && self.is_awaited_from(slot, &backend, p);
-            return asks.then(|| (self.take(slot, request), self.now.ticks));
+            return asks.then(|| (self.choice(slot), self.now.ticks));
         }
-        // It was counted when it began.
-        Some((Choice { backend: slot, generation: backend.generation }, then))
+        Some((self.choice(slot), then))
     }
 
     /// Whether a backend's answer to an earlier SYN between the same ports is still awaited.

@@ -218,7 +218,8 @@ fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place:
     edit.translate(p, how);
     let mut outcome = Outcome { reason, verdict: Verdict::Pass, frame: Vec::new(), hand_over: false, rest: None };
     match how {
-        Translated::Destination { hand_over, .. } => outcome.hand_over = place.is_xdp() && *hand_over,
+        // It may be a frontend itself: tc must not look again.
+        Translated::Destination { .. } => outcome.hand_over = place.is_xdp(),
         Translated::Source(_) => {}
         Translated::Both { route, .. } | Translated::Wrapped { route, .. } if place.is_xdp() => {
             edit.address_frame(route);

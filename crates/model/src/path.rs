@@ -4,7 +4,7 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::begin::Begun;
-use crate::control::{Arrival, backend_end, is_in_host_network, is_local};
+use crate::control::{Arrival, backend_end, is_local};
 use crate::going::{RETRIES, Step};
 use crate::over::is_last;
 use crate::packet::{End, Packet, Piece, SCTP, TCP, UDP, ip_of};
@@ -18,11 +18,7 @@ pub(crate) const MOVED_IDLE: u32 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Translated {
     /// To another destination, by way of the stack.
-    Destination {
-        to: End,
-        /// It may be a frontend itself: tc must not look again.
-        hand_over: bool,
-    },
+    Destination { to: End },
     /// From another source, on the way that it has.
     Source(End),
     /// Both ends are others, and the stack never sees it.
@@ -150,7 +146,7 @@ impl Model {
             return Ok((abi::REASON_DIRECT, Translated::Wrapped { from, to: to.addr, route }));
         }
         let Some(port) = flow.snat else {
-            return Ok((reason, Translated::Destination { to, hand_over: is_in_host_network(&backend) }));
+            return Ok((reason, Translated::Destination { to }));
         };
         let reason = if p.src == backend.addr { abi::REASON_HAIRPIN } else { reason };
         let from = End { addr: self.source(p.family, flow.tunnel), port };

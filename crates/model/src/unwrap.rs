@@ -78,9 +78,6 @@ impl Model {
         if to_balancer && ranged && !self.control.admits(service, p.src) {
             return Err(abi::REASON_SOURCE_RANGE);
         }
-        if known.is_none_or(|flow| flow.backend != endpoint) {
-            self.count_flow(endpoint);
-        }
         let retries = known.map_or(0, |flow| flow.retries + u16::from(flow.backend != endpoint));
         Ok(Flow { retries, ..self.new_flow(endpoint, service) })
     }

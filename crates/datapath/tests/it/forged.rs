@@ -43,6 +43,25 @@ fn an_end_that_is_nowhere_near_what_the_endpoint_has_acknowledged_ends_nothing()
     }
 }
 
+/// Only the first piece has the number. What it says may come in pieces where a router cuts.
+#[test]
+fn a_later_piece_of_an_answer_does_not_make_forget_what_the_endpoint_has_acknowledged() {
+    each_way("ends in the client's name beside pieces", Protocol::Tcp, |talk| {
+        // XDP leaves pieces to tc.
+        if talk.way.back.0 == Hook::Xdp {
+            return;
+        }
+        heard(talk);
+        let header = TcpHeader { ack: true, acknowledgment_number: HEARD, ..TcpHeader::default() };
+        let ends = (talk.seen.destination_socket(), talk.seen.source_socket());
+        for piece in Packet::tcp(ends.0, ends.1, header, &[0; 400]).cut(200) {
+            talk.endpoint_sends(&piece);
+        }
+        client_sends(talk, TcpHeader { rst: true, sequence_number: HEARD / 2, ..TcpHeader::default() });
+        assert!(!is_over(talk), "{:?}", talk.way);
+    });
+}
+
 #[test]
 fn its_clients_own_end_is_one_however_much_of_what_it_has_sent_is_yet_to_be_acknowledged() {
     for (fin, rst) in [(true, false), (false, true)] {

@@ -235,6 +235,32 @@ fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
     }
 }
 
+#[test]
+fn a_flow_that_gets_no_port_is_counted_as_dropped_and_as_none_of_its_endpoint() {
+    let Some(mut node) = Node::new("counters of SNAT exhaustion") else { return };
+    node.configure((50000, 50000), true);
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
+        node.serve_anew(web(), &[(2, 1)]);
+        let first = to_service(&node, case);
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &first);
+        go_on(&node, case, &first, &outcome.packet());
+        let port = first.source_socket().port();
+        let flow = node.view.flows().unwrap().into_iter().find(|entry| entry.client_port == port).unwrap().flow;
+        let counted = || {
+            let of_service = node.view.service_counters(flow.service).unwrap();
+            let of_backend = node.view.backend_counters(flow.backend).unwrap();
+            (of_service.remote, of_service.dropped, of_backend.flows, of_backend.balance)
+        };
+        let open = u32::from(case.protocol == Protocol::Tcp);
+        assert_eq!(counted(), (1, 0, 1, open), "{case:?}");
+        let second = to_service(&node, case);
+        for (dropped, hook) in [(1, Hook::Xdp), (2, Hook::NicIn)] {
+            assert_eq!(node.send(hook, Device::Eth0, &second).reason, abi::REASON_SNAT_EXHAUSTED);
+            assert_eq!(counted(), (1, dropped, 1, open), "{case:?} {hook:?}");
+        }
+    }
+}
+
 /// A search is an atomic operation and some memory for each port. Who comes while it is noted looks at few of them.
 #[test]
 fn who_has_looked_at_as_many_ports_as_it_may_spares_the_next_ones_that() {
