@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::callers::Caller;
-use harness::echo::{Echo, Member, Talk, echo};
+use harness::echo::{Echo, Member, Talk, echo, ready};
 use harness::matrix::{Kind, assert_serves};
 use harness::shared::Shared;
 use harness::{Agent, Cluster, HTTP, TCP, UDP};
@@ -47,7 +47,7 @@ fn xdp_translates_what_comes_from_outside_and_what_comes_back_from_other_nodes()
 }
 
 #[test]
-fn tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node() {
+fn tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node_or_a_pod() {
     let Some(cluster) = DEFAULT.join("the handover from XDP to tc") else { return };
     let node = cluster.world.node(1);
     let _servers = [
@@ -55,12 +55,14 @@ fn tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node() {
         serve::tcp_echo(node.netns(), "on-host", TCP).unwrap(),
         serve::udp_echo(node.netns(), "on-host", UDP).unwrap(),
     ];
-    let served = cluster.serve_echo(&echo("xdp-host", "NodePort"), &[Member::on_host(node)]);
     let agent = &cluster.agents[0];
     let done = || agent.packets(abi::HOOK_NIC_INGRESS, abi::REASON_XDP_DONE);
-    let before = done();
-    ask_from_outside(&cluster, &served, COUNT);
-    assert!(done() >= before + 2 * (2 * FROM_CLIENT + COUNT), "{}", done() - before);
+    for (name, members) in [("xdp-host", vec![Member::on_host(node)]), ("xdp-pod", ready(&[node.pod(1)]))] {
+        let served = cluster.serve_echo(&echo(name, "NodePort"), &members);
+        let before = done();
+        ask_from_outside(&cluster, &served, COUNT);
+        assert!(done() >= before + 2 * (2 * FROM_CLIENT + COUNT), "{name}: {}", done() - before);
+    }
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Ports of a cluster IP that no Service port has are refused, as ports of a host on which nobody listens; those of external
 //! addresses end here rather than go round; and what is refused, what is dropped where a Service has nobody to answer.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use etherparse::TcpHeader;
+use nix::libc;
+use socket2::{Domain, Socket, Type};
 use weir_abi as abi;
 use weir_testbed::ask::PATIENCE;
 use weir_testbed::packet::{Packet, Transport};
@@ -164,6 +167,39 @@ fn without_any_endpoint_a_policy_of_local_refuses_too_at_every_kind_of_address()
             }
         }
     }
+}
+
+/// Who has yet to compute a checksum leaves it to the card, as pods do: that ties an answer's length to where it lies.
+#[test]
+fn a_connection_with_options_before_its_transport_header_is_refused_as_any_other() {
+    let Some(cluster) = CLUSTER.join("refusals of packets with options") else { return };
+    let served = cluster.serve_echo(&echo("optional", "ClusterIP"), &[]);
+    for caller in [Caller::Pod(cluster.world.node(1).pod(1)), Caller::Outside] {
+        for target in served.cluster_ips(Talk::Tcp) {
+            let connect = || {
+                let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+                set_options(&socket, target)?;
+                let start = Instant::now();
+                Ok((socket.connect_timeout(&target.into(), PATIENCE).map_err(|e| e.kind()), start.elapsed()))
+            };
+            let (refused, took) = cluster.run_as(&caller, connect).map_err(|e: io::Error| e).unwrap();
+            assert_eq!(refused, Err(ErrorKind::ConnectionRefused), "{caller} at {target} after {took:?}");
+            assert!(took < AT_ONCE, "{caller} at {target}: refused after {took:?}");
+        }
+    }
+}
+
+/// Has a socket put options that say nothing in front of what it sends there.
+fn set_options(socket: &Socket, target: SocketAddr) -> io::Result<()> {
+    let (level, name, options): (_, _, &[u8]) = if target.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_OPTIONS, &[1, 1, 1, 1])
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0])
+    };
+    let length = options.len().try_into().expect("options are short");
+    // SAFETY: the kernel copies so many bytes of the slice, which outlives the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, options.as_ptr().cast(), length) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Everybody is refused at ports that this Service does not have, also at one that it has for the other protocol.
