@@ -43,8 +43,17 @@ __noinline int is_told6(const struct packet *p, const struct flow *flow)
 }
 
 /*
+ * Whether each of a client's packets looks for the entry of its answers: until a connection goes on, a flood takes its place in a fraction of a second,
+ * also where the flow keeps its own. An answer would leave untranslated, and its client reset the endpoint.
+ */
+static __always_inline bool may_lose_answers(const struct packet *p, const struct flow *flow)
+{
+	return p->proto != IPPROTO_UDP && (flow->flags & (FLOW_OPENING | FLOW_SETTLED | FLOW_ENDED)) == FLOW_OPENING;
+}
+
+/*
  * What a packet is to its flow: a fast client reuses ports, an idle UDP flow has ended, another has taken its place, the
- * backend does not answer. SYNs ask each time, other packets once a tick.
+ * backend does not answer. SYNs and those of connections that begin ask each time, other packets once a tick.
  */
 static __always_inline int step_of(const struct packet *p, const struct flow *flow, const struct config *config,
 				   const bool v6)
@@ -60,7 +69,7 @@ static __always_inline int step_of(const struct packet *p, const struct flow *fl
 	if (p->syn && (flow->flags & FLOW_ENDED || (flow->flags & FLOW_DIRECT && flow->flags & FLOW_CLOSING)))
 		return STEP_OVER;
 	/* Nobody here knows what was answered: a SYN that comes again may be answered late, by a backend that must keep it. */
-	if (flow->flags & FLOW_DIRECT || (!p->syn && flow->last_seen == now))
+	if (flow->flags & FLOW_DIRECT || (!p->syn && flow->last_seen == now && !may_lose_answers(p, flow)))
 		return STEP_ON;
 	return v6 ? next_step6(p, flow) : next_step4(p, flow);
 }

@@ -102,8 +102,10 @@ impl Model {
         if p.syn && (flow.ended.is_some() || flow.direct && flow.closing) {
             return Step::Over;
         }
-        // Of a direct flow nobody here knows what was answered. SYNs ask each time, other packets once a tick.
-        if flow.direct || !p.syn && flow.last_seen == self.now.ticks {
+        // Of a direct flow nobody here knows what was answered. SYNs ask each time, and so does what goes on with a connection that
+        // begins: a flood may have taken the place of what is known of its answers. Other packets ask once a tick.
+        let may_lose_answers = p.protocol != UDP && flow.is_opening() && flow.ended.is_none();
+        if flow.direct || !(p.syn || may_lose_answers) && flow.last_seen == self.now.ticks {
             return Step::On;
         }
         self.check_reply(p, flow)

@@ -63,6 +63,19 @@ fn an_entry_of_answers_that_was_lost_is_back_with_the_clients_first_packet_of_an
     }
 }
 
+/// A flood takes places one by one. What the endpoint says next would leave in its own name.
+#[test]
+fn a_lost_entry_of_answers_to_a_connection_that_begins_is_back_with_its_clients_next_packet() {
+    each_way("lost entries of answers to connections that begin", Protocol::Tcp, |talk| {
+        talk.accept();
+        evict(talk.node, talk.replies());
+        talk.client_goes_on();
+        talk.endpoint_goes_on();
+        talk.client_goes_on();
+        assert_goes_on(talk);
+    });
+}
+
 #[test]
 fn an_entry_that_a_flow_which_goes_on_has_lost_is_counted_once() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
