@@ -155,13 +155,14 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 		reset.ack_seq = bpf_htonl(bpf_ntohl(tcp.seq) + tcp.syn + tcp.fin + payload);
 	}
 	sum = pseudo_sum(p, IPPROTO_TCP, sizeof(reset), v6);
-	if (is_partial(ctx, p, &field))
+	if (is_partial(ctx, p, &field)) {
 		reset.check = csum_fold(sum);
-	else
+		/* Options and extension headers go first, and the sum that is yet to come with what it is of: the kernel cuts none off. */
+		if (p->l4 > l4)
+			error = error ?: bpf_skb_adjust_room(ctx, (int)l4 - (int)p->l4, BPF_ADJ_ROOM_MAC, 0);
+	} else {
 		reset.check = ~csum_fold(sum + csum_words(&reset, sizeof(reset)));
-	/* Options and extension headers go first, and the sum that is yet to come with what it is of: the kernel cuts none off. */
-	if (p->l4 > l4)
-		error = error ?: bpf_skb_adjust_room(ctx, (int)l4 - (int)p->l4, BPF_ADJ_ROOM_MAC, 0);
+	}
 	error = error ?: bpf_skb_change_tail(ctx, l4 + sizeof(reset), 0);
 	error = error ?: store_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
 	error = error ?: ctx_store(ctx, l4, &reset, sizeof(reset));
