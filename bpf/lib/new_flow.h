@@ -144,6 +144,9 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;
 	}
+	/* It was asked for, and is not open. */
+	count_begun(p, flow);
+	balance_add(flow, -1);
 	(void)note(p, SILENCE_BACK, v6);
 	return FLOW_STAYS;
 }

@@ -120,6 +120,7 @@ impl Model {
             self.note_silence(p, crate::going::Silence::Stays);
             return Ok(Begun::Stays);
         }
+        let flow = started.flow;
         self.note_silence(p, crate::going::Silence::Left);
         Ok(match self.written(p, started, from_outside, place) {
             Ok(Written::Flow(flow)) => {
@@ -128,6 +129,10 @@ impl Model {
             }
             // One that went elsewhere is written in any case.
             Ok(Written::Again(_)) | Err(_) => {
+                // It was asked for, and is not open.
+                self.count_begun(p, &flow);
+                let counters = self.tables.backend_counters(flow.backend);
+                counters.balance = counters.balance.wrapping_sub(1);
                 self.note_silence(p, crate::going::Silence::Back);
                 Begun::Stays
             }
