@@ -232,7 +232,7 @@ struct source_range {
  * another tick.
  */
 struct backend_counters {
-	__u64 flows;	   /* HOST, flows that have begun here */
+	__u64 flows;	   /* HOST, flows that have begun here, or were to in place of another backend */
 	__u64 answered;	   /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
 	__u64 delay;	   /* HOST, from the last SYN or the first datagram to that answer, all together */
 	__u64 refused;	   /* HOST, flows whose first answer was a reset */

@@ -54,7 +54,7 @@ struct config {
 	__u32 service_networks; /* HOST, how many of service_network are in use */
 	__u32 flood; /* HOST, new flows on a CPU in a tick above which no SYN is remembered needlessly; 0: never */
 	__u32 tcp_half_closed; /* HOST, as tcp_idle, where one side has closed */
-	__u32 tcp_linger; /* HOST, ticks of silence after which what is said at an ended flow is of another one, and its port free */
+	__u32 tcp_linger; /* HOST, ticks of silence after which what is said at an ended flow is of another one; its port yields by over.h */
 	__u32 held_pieces; /* HOST, entries of held_pieces in use; below HELD_REGION none is held */
 	/* Where cluster IPs come from. Whatever is still on its way there when it leaves the node is nobody's. */
 	struct network service_network[SERVICE_NETWORKS];

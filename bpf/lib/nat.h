@@ -48,7 +48,7 @@ __noinline int is_told6(const struct packet *p, const struct flow *flow)
  */
 static __always_inline bool may_lose_answers(const struct packet *p, const struct flow *flow)
 {
-	return p->proto != IPPROTO_UDP && (flow->flags & (FLOW_OPENING | FLOW_SETTLED | FLOW_ENDED)) == FLOW_OPENING;
+	return p->proto != IPPROTO_UDP && is_opening(flow->flags) && !(flow->flags & FLOW_ENDED);
 }
 
 /*

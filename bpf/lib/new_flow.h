@@ -61,6 +61,13 @@ static __always_inline void count_begun(const struct packet *p, const struct flo
 	count_flow(flow->backend, backend, false);
 }
 
+/* The same of one that was drawn for in another's place, and has not begun: it is not open. */
+static __always_inline void count_asked(const struct packet *p, const struct flow *flow)
+{
+	count_begun(p, flow);
+	balance_add(flow, -1);
+}
+
 /* Both entries of a new flow, as flow_write(). It counts as one from then on. chosen: flow_choose() */
 static __always_inline int flow_written(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 					int chosen, const bool v6)
@@ -99,6 +106,8 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
 	error = flow_written(ctx, p, flow, from_outside, chosen, v6);
+	if (error)
+		count_asked(p, flow);
 	return error < 0 ? not_begun(p, flow, error) : 0;
 }
 
@@ -144,9 +153,7 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;
 	}
-	/* It was asked for, and is not open. */
-	count_begun(p, flow);
-	balance_add(flow, -1);
+	count_asked(p, flow);
 	(void)note(p, SILENCE_BACK, v6);
 	return FLOW_STAYS;
 }

@@ -204,7 +204,7 @@ pub struct SourceRange {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct BackendCounters {
-    /// Flows that have begun here.
+    /// Flows that have begun here, or were to in place of another backend.
     pub flows: u64,
     /// Flows whose first answer was a SYN-ACK, an INIT ACK or a datagram.
     pub answered: u64,

@@ -78,8 +78,15 @@ impl Model {
         // Nobody was silent.
         started.flow.retries = 0;
         match self.written(p, started, from_outside, place) {
-            Ok(Written::Flow(flow) | Written::Again(flow)) => Ok(Begun::Flow(flow)),
-            Err(reason) => Err(self.not_begun(p, &flow, reason)),
+            Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
+            Ok(Written::Again(flow)) => {
+                self.count_asked(p, &flow);
+                Ok(Begun::Flow(flow))
+            }
+            Err(reason) => {
+                self.count_asked(p, &flow);
+                Err(self.not_begun(p, &flow, reason))
+            }
         }
     }
 
@@ -107,7 +114,14 @@ impl Model {
         self.count_flow(flow.backend);
     }
 
-    /// The same for one that is known, at another backend.
+    /// The same of one that was drawn for in another's place, and has not begun: it is not open.
+    fn count_asked(&mut self, p: &Packet, flow: &Flow) {
+        self.count_begun(p, flow);
+        let counters = self.tables.backend_counters(flow.backend);
+        counters.balance = counters.balance.wrapping_sub(1);
+    }
+
+    /// A new flow in place of one that is known, at another backend.
     pub(crate) fn begin_elsewhere(
         &mut self,
         p: &Packet,
@@ -129,10 +143,7 @@ impl Model {
             }
             // One that went elsewhere is written in any case.
             Ok(Written::Again(_)) | Err(_) => {
-                // It was asked for, and is not open.
-                self.count_begun(p, &flow);
-                let counters = self.tables.backend_counters(flow.backend);
-                counters.balance = counters.balance.wrapping_sub(1);
+                self.count_asked(p, &flow);
                 self.note_silence(p, crate::going::Silence::Back);
                 Begun::Stays
             }
