@@ -349,7 +349,7 @@ ABI_SIZE(first_syns, 256);
 ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
 ABI_SIZE(snat_kept, 64);
-ABI_SIZE(displaced, 256);
+ABI_SIZE(displaced, 384);
 ABI_SIZE(service_counters, 32);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);

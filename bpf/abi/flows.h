@@ -127,8 +127,9 @@ struct reply {
  * tells which one. docs/adr/0037-sets-of-flows-that-begin.md
  */
 struct opening_head {
-	__u32 tag[OPENING_WAYS];  /* HOST, hash of the key that an entry has, or OPENING_FREE or OPENING_BUSY */
-	__u32 born[OPENING_WAYS]; /* HOST, in ticks: when it was written, or was spared last */
+	__u32 tag[OPENING_WAYS]; /* HOST, hash of the key that an entry has, or OPENING_FREE or OPENING_BUSY */
+	/* HOST, in ticks: when it was written, or was spared last; of one that is being written the tag that was there */
+	__u32 born[OPENING_WAYS];
 	__u32 turn[OPENING_WAYS]; /* HOST, wraps: where none is free goes whose number is furthest behind the next one */
 	__u32 next;		  /* HOST, wraps: number that the next entry gets which is written */
 	__u32 displaced; /* HOST, wraps: entries that lost their place within OPENING_IDLE ticks of their last packet */
@@ -165,8 +166,8 @@ struct first_syns {
 };
 
 /*
- * By the hash of their keys, which names the same set as in openings4: connections without an entry there, as others took its place before they
- * went on, or none was written in a flood.
+ * By the hash of their keys, which names the same set as in openings4 and awaited4: connections without an entry there, as others took its place
+ * before they went on, or none was written in a flood.
  */
 struct displaced {
 	/*
@@ -174,6 +175,8 @@ struct displaced {
 	 * index into backends, and its source port or 0. 0: none
 	 */
 	__u64 entry[DISPLACED_WAYS];
+	/* HOST, of entries for answers: bits 8 to 31 of the hash, and 8 bits of the tick in which it lost its place. 0: none */
+	__u32 answers[DISPLACED_WAYS];
 };
 
 /* How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on. */

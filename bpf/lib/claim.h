@@ -188,8 +188,22 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 	return marks & ~spared;
 }
 
-/* Claims an entry for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
-static __always_inline int opening_claim_of(struct opening_head *head, const word *value, __u32 open,
+/* Notes that an entry of a set that was taken gives its place to another one while somebody may still ask for it. */
+static __always_inline void opening_displace(struct opening_head *head, __u32 set, __u32 way,
+					     const struct opening_kind kind)
+{
+	/* Two CPUs that count at once may count one. */
+	head->displaced++;
+	if ((__u8)opening_key(head, way, kind)[kind.words - 1] != IPPROTO_TCP)
+		return;
+	if (kind.is_flow)
+		displace(set, head->born[way], (const struct flow *)opening_value(head, way, kind));
+	else
+		displace_answers(set, head->born[way]);
+}
+
+/* Claims an entry of a set for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
+static __always_inline int opening_claim_of(struct opening_head *head, __u32 set, const word *value, __u32 open,
 					    const struct opening_kind kind)
 {
 	__u32 marks = opening_marks(head, opening_value(head, 0, kind), value, open,
@@ -198,13 +212,8 @@ static __always_inline int opening_claim_of(struct opening_head *head, const wor
 
 	if (claimed < OPENING_TAKEN)
 		return claimed;
-	/* Two CPUs that count at once may count one. */
-	if (!is_idle(value[kind.last_seen], opening_seen(head, claimed, kind), OPENING_IDLE)) {
-		head->displaced++;
-		if (kind.is_flow && (__u8)opening_key(head, claimed, kind)[kind.words - 1] == IPPROTO_TCP)
-			displace(opening_key(head, claimed, kind),
-				 (const struct flow *)opening_value(head, claimed, kind), kind.words);
-	}
+	if (!is_idle(value[kind.last_seen], opening_seen(head, claimed, kind), OPENING_IDLE))
+		opening_displace(head, set, claimed & (OPENING_WAYS - 1), kind);
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
 		if (!(claimed >> OPENING_PASSED >> way & 1))

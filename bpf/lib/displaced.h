@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
  * Where connections go whose place another flow took before their client was heard of, or whose SYN got none. In a flood an entry lives for a fraction
- * of a second; a client whose ACK and request were lost in a full queue says more later, when the weights may have moved:
- * docs/adr/0055-what-a-flood-displaces.md.
+ * of a second; a client whose ACK and request were lost in a full queue says more later, when the weights may have moved. And which answers have lost
+ * their entry, so that none leaves in its endpoint's name: docs/adr/0055-what-a-flood-displaces.md.
  */
 #ifndef WEIR_DISPLACED_H
 #define WEIR_DISPLACED_H
@@ -10,46 +10,49 @@
 #include "sets.h"
 
 #define DISPLACED_BACKENDS ((1u << (DISPLACED_TICK - DISPLACED_BACKEND)) - 1)
+/* Of answers it is the lowest part, below bits of the hash. */
 #define DISPLACED_TICKS ((1u << (DISPLACED_TAG - DISPLACED_TICK)) - 1)
 
-_Static_assert(OPENING_IDLE <= DISPLACED_TICKS, "a memory is older than it can say");
+/* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
+#define MOVED_IDLE 64
 
-/* The place of a key with a hash, which the verifier is shown the bound of. */
-static __always_inline __u64 *displaced_place(__u64 hash)
+_Static_assert(OPENING_IDLE <= DISPLACED_TICKS && MOVED_IDLE <= DISPLACED_TICKS, "a memory is older than it can say");
+
+/* The line of a set, in which the low bits of a key's tag name its place; NULL only to the verifier. */
+static __always_inline struct displaced *displaced_line(__u32 set)
 {
-	__u32 set = opening_set(hash), way = hash;
-	struct displaced *line = bpf_map_lookup_elem(&displaced, &set);
-
-	if (!line)
-		return NULL;
-	barrier_var(way);
-	return &line->entry[way & (DISPLACED_WAYS - 1)];
+	return bpf_map_lookup_elem(&displaced, &set);
 }
 
-static __always_inline __u64 displaced_tag(__u64 hash)
+/* The place of a tag in a line, which the verifier is shown the bound of. */
+static __always_inline __u32 displaced_way(__u32 tag)
 {
-	return (__u32)hash >> 16;
+	barrier_var(tag);
+	return tag & (DISPLACED_WAYS - 1);
 }
 
 /*
- * Remembers where a TCP connection with a key goes, as its place becomes another flow's, or as it gets none. A function of its own, as the one that
- * stores has no stack to spare.
+ * Remembers where a TCP connection goes whose key has a tag in a set, as its place becomes another flow's, or as it gets none. Functions of their own, as
+ * the one that stores has no stack to spare.
  */
-static __noinline void displace(const word *key, const struct flow *flow, __u32 words)
+static __noinline void displace(__u32 set, __u32 tag, const struct flow *flow)
 {
-	const struct config *config = config_get();
-	__u64 hash, *place;
+	struct displaced *line = displaced_line(set);
 
-	if (!config || flow->backend > DISPLACED_BACKENDS)
-		return;
-	hash = words == sizeof(struct flow_key6) / sizeof(word)
-		       ? opening_hash(key, sizeof(struct flow_key6) / sizeof(word), config->hash_seed)
-		       : opening_hash(key, sizeof(struct flow_key4) / sizeof(word), config->hash_seed);
-	place = displaced_place(hash);
-	if (place)
-		*(volatile __u64 *)place = displaced_tag(hash) << DISPLACED_TAG |
-					   (__u64)(now_ticks() & DISPLACED_TICKS) << DISPLACED_TICK |
-					   (__u64)flow->backend << DISPLACED_BACKEND | bpf_ntohs(flow->snat_port);
+	if (line && flow->backend <= DISPLACED_BACKENDS)
+		*(volatile __u64 *)&line->entry[displaced_way(tag)] =
+			(__u64)(tag >> 16) << DISPLACED_TAG | (__u64)(now_ticks() & DISPLACED_TICKS) << DISPLACED_TICK |
+			(__u64)flow->backend << DISPLACED_BACKEND | bpf_ntohs(flow->snat_port);
+}
+
+/* Remembers that the entry for a TCP connection's answers has lost its place, whose key has a tag in a set. */
+static __noinline void displace_answers(__u32 set, __u32 tag)
+{
+	struct displaced *line = displaced_line(set);
+
+	if (line)
+		*(volatile __u32 *)&line->answers[displaced_way(tag)] =
+			(tag & ~DISPLACED_TICKS) | (now_ticks() & DISPLACED_TICKS);
 }
 
 /* Ticks since it lost its place. */
@@ -58,16 +61,26 @@ static __always_inline __u32 displaced_ago(__u64 entry)
 	return (now_ticks() - (__u32)(entry >> DISPLACED_TICK)) & DISPLACED_TICKS;
 }
 
-/* What is remembered of the connection with a key, or 0. A client asks for so long as for an answer to its SYN, or begins anew. */
-static __always_inline __u64 displaced_find(const word *key, const __u32 words)
+/*
+ * What is remembered of the connection with a hash of its key, or 0. A client asks for so long as for an answer to its SYN, or begins anew.
+ */
+static __always_inline __u64 displaced_find(__u64 hash)
 {
-	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, words, config ? config->hash_seed : 0);
-	__u64 *place = displaced_place(hash), entry = place ? *(volatile __u64 *)place : 0;
+	const struct displaced *line = displaced_line(opening_set(hash));
+	__u32 tag = opening_tag(hash);
+	__u64 entry = line ? *(const volatile __u64 *)&line->entry[displaced_way(tag)] : 0;
 
-	if (entry >> DISPLACED_TAG != displaced_tag(hash) || displaced_ago(entry) > OPENING_IDLE)
-		return 0;
-	return entry;
+	return entry >> DISPLACED_TAG == tag >> 16 && displaced_ago(entry) <= OPENING_IDLE ? entry : 0;
+}
+
+/* Whether answers with a hash of their key lost their entry so short a time ago that a backend may repeat what it says to a SYN. */
+static __always_inline bool displaced_answers(__u64 hash)
+{
+	const struct displaced *line = displaced_line(opening_set(hash));
+	__u32 tag = opening_tag(hash);
+	__u32 entry = line ? *(const volatile __u32 *)&line->answers[displaced_way(tag)] : 0;
+
+	return entry && !((entry ^ tag) & ~DISPLACED_TICKS) && ((now_ticks() - entry) & DISPLACED_TICKS) <= MOVED_IDLE;
 }
 
 static __always_inline __u32 displaced_backend(__u64 entry)

@@ -64,8 +64,7 @@ static __always_inline bool is_first_syn(const struct packet *p, const bool v6)
 	if (!config)
 		return false;
 	packet_key(&key, p, v6);
-	hash = v6 ? opening_hash((const word *)&key.v6, sizeof(key.v6) / sizeof(word), config->hash_seed)
-		  : opening_hash((const word *)&key.v4, sizeof(key.v4) / sizeof(word), config->hash_seed);
+	hash = key_hash(&key, config->hash_seed, v6);
 	set = opening_set(hash);
 	line = bpf_map_lookup_elem(&first_syns, &set);
 	if (!line)

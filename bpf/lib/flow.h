@@ -44,6 +44,20 @@ static __always_inline void flow_key_of(union flow_key *key, const struct addr *
 	}
 }
 
+/* Hash of a key with a seed: with the node's it names the set among those that begin. */
+static __always_inline __u64 key_hash(const union flow_key *key, __u64 seed, const bool v6)
+{
+	return v6 ? opening_hash((const word *)&key->v6, sizeof(key->v6) / sizeof(word), seed)
+		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed);
+}
+
+static __always_inline __u64 key_hash_here(const union flow_key *key, const bool v6)
+{
+	const struct config *config = config_get();
+
+	return key_hash(key, config ? config->hash_seed : 0, v6);
+}
+
 static __always_inline void packet_key(union flow_key *key, const struct packet *p, const bool v6)
 {
 	flow_key_of(key, &p->src, &p->dst, p->sport, p->dport, p->proto, v6);
@@ -137,12 +151,12 @@ static __always_inline void flow_forget(const struct packet *p, const enum stage
 /* What is remembered of a connection whose place another flow took, or 0. */
 __noinline __u64 displaced4(const struct flow_key4 *key)
 {
-	return key ? displaced_find((const word *)key, sizeof(*key) / sizeof(word)) : 0;
+	return key ? displaced_find(key_hash_here((const union flow_key *)key, false)) : 0;
 }
 
 __noinline __u64 displaced6(const struct flow_key6 *key)
 {
-	return key ? displaced_find((const word *)key, sizeof(*key) / sizeof(word)) : 0;
+	return key ? displaced_find(key_hash_here((const union flow_key *)key, true)) : 0;
 }
 
 /* The same of the connection in whose middle a client's packet is. */

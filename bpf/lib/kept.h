@@ -31,10 +31,7 @@ static __always_inline __u32 snat_slot_of(const struct backend *backend)
 static __always_inline __u64 snat_kept_hash(const union flow_key *key, const struct backend *backend,
 					    const struct config *config, const bool v6)
 {
-	__u64 seed = config->hash_seed ^ snat_hash_of(backend);
-
-	return v6 ? opening_hash((const word *)&key->v6, sizeof(key->v6) / sizeof(word), seed)
-		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed);
+	return key_hash(key, config->hash_seed ^ snat_hash_of(backend), v6);
 }
 
 static __always_inline __u32 snat_kept_tag(__u64 hash)

@@ -171,6 +171,11 @@ __noinline int is_still_asked6(const struct packet *p, const struct reply *reply
 	return p && reply ? is_still_asked(p, reply, true) : false;
 }
 
+static __always_inline bool lost_entry(const struct packet *p, const bool v6)
+{
+	return p->syn_ack && (v6 ? lost_entry6(p) : lost_entry4(p));
+}
+
 static __always_inline bool is_anothers(const struct packet *p, const bool v6)
 {
 	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
@@ -261,6 +266,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 				count_back(reply, p, v6);
 			return was_last_back(p, reply, reason, v6);
 		}
+		if (!reply && lost_entry(p, v6))
+			return REASON_STALE;
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
 		return REASON_NO_FRONTEND;
@@ -318,6 +325,8 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	bool moved, begins;
 	__u32 now;
 
+	if (!reply && lost_entry(p, v6))
+		return REASON_STALE;
 	if (!config || !reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
 	now = now_ticks();

@@ -32,7 +32,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;
 	if (way < 0)
-		way = opening_claim_of(head, value, config ? config->tcp_idle : 0, kind);
+		way = opening_claim_of(head, set, value, config ? config->tcp_idle : 0, kind);
 	else if (!opening_take(head, way, tag))
 		way = -1;
 	if (way < 0)

@@ -147,9 +147,6 @@ static __always_inline bool awaits_answer(const struct reply *reply, const struc
 	       addr_equal(&reply->frontend, &p->dst, v6) && !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
-/* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
-#define MOVED_IDLE 64
-
 /* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
 static __always_inline bool is_awaited(const struct flow *flow, const struct reply *reply, __be16 port)
 {

@@ -12,12 +12,14 @@
 static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
 {
 	union flow_key key;
+	__u64 hash;
 
 	flow_forget(p, STAGE_OPENING, v6);
 	if (p->proto != IPPROTO_TCP)
 		return 0;
 	packet_key(&key, p, v6);
-	displace((const word *)&key, flow, (v6 ? sizeof(key.v6) : sizeof(key.v4)) / sizeof(word));
+	hash = key_hash_here(&key, v6);
+	displace(opening_set(hash), opening_tag(hash), flow);
 	return 0;
 }
 
@@ -53,7 +55,30 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 	return p->syn ? 1 : displaced_ago(entry) + 1;
 }
 
-/* Functions of their own, for the stack's sake. */
+/*
+ * Whether a packet answers a SYN, and the entry of its connection's answers has lost its place: it would leave in its endpoint's name, and be reset by
+ * a client which never asked there. Where the client asks again there is one. Functions of their own, for the stack's sake.
+ */
+__noinline int lost_entry4(const struct packet *p)
+{
+	union flow_key key;
+
+	if (!p || !p->syn_ack)
+		return false;
+	packet_key(&key, p, false);
+	return displaced_answers(key_hash_here(&key, false));
+}
+
+__noinline int lost_entry6(const struct packet *p)
+{
+	union flow_key key;
+
+	if (!p || !p->syn_ack)
+		return false;
+	packet_key(&key, p, true);
+	return displaced_answers(key_hash_here(&key, true));
+}
+
 __noinline int goes_on_there4(struct request *request, const struct packet *p)
 {
 	return request && p ? goes_on_there(request, p, false) : 0;

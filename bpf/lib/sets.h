@@ -114,10 +114,14 @@ static __always_inline __u32 *opening_tag_of(struct opening_head *head, __u32 wa
 	return &head->tag[way & (OPENING_WAYS - 1)];
 }
 
-/* Takes an entry that nobody else is writing. Returns whether it could. */
+/* Takes an entry with a tag that nobody else is writing. While it is written, born says which tag it had. Returns whether it could. */
 static __always_inline bool opening_take(struct opening_head *head, __u32 way, __u32 tag)
 {
-	return tag != OPENING_BUSY && __sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_BUSY) == tag;
+	if (tag == OPENING_BUSY || __sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_BUSY) != tag)
+		return false;
+	barrier_var(way);
+	head->born[way & (OPENING_WAYS - 1)] = tag;
+	return true;
 }
 
 /* Makes an entry the last one to go, of a tick in which it was seen. */

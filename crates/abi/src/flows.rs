@@ -211,6 +211,8 @@ pub struct FirstSyns {
 pub struct Displaced {
     /// Of each a part of its hash, when, its backend and its source port; 0: none.
     pub entry: [u64; DISPLACED_WAYS],
+    /// Of each entry for answers a part of its hash, and when; 0: none.
+    pub answers: [u32; DISPLACED_WAYS],
 }
 
 /// How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on.

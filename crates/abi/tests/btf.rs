@@ -68,7 +68,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
         SnatKept = "snat_kept" { entry }
-        Displaced = "displaced" { entry }
+        Displaced = "displaced" { entry, answers }
         ServiceCounters = "service_counters" { local, remote, rejected, dropped }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }

@@ -191,6 +191,44 @@ fn a_connection_whose_syn_is_one_of_a_flood_goes_on_where_it_began_whatever_the_
     }
 }
 
+/// What becomes of a SYN-ACK of each endpoint's that comes again: how many have lost their entry, and how many are dropped of those.
+fn answers_again(node: &Node, case: Case, all: &[Begun]) -> (u32, u32) {
+    let (mut lost, mut dropped) = (0, 0);
+    let replies4 = node.view.replies4().unwrap().into_iter().map(|(_, reply)| reply);
+    let replies6 = node.view.replies6().unwrap().into_iter().map(|(_, reply)| reply);
+    let known: Vec<_> = replies4.chain(replies6).map(|reply| reply.client_port.get()).collect();
+    for begun in all {
+        let again = begun.talk(node, case).endpoint_tcp(TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
+        let outcome = node.send(begun.way.back.0, begun.way.back.1, &again);
+        if known.contains(&begun.first.source_socket().port()) {
+            assert_eq!(outcome.reason, abi::REASON_BACK, "{:?}", begun.way);
+            continue;
+        }
+        lost += 1;
+        dropped += u32::from(outcome.reason == abi::REASON_STALE);
+    }
+    (lost, dropped)
+}
+
+/// Its client has never asked the endpoint, and would reset the connection; the node itself has not asked it, either.
+#[test]
+fn a_syn_ack_that_comes_again_after_a_flood_displaced_its_entry_leaves_in_nobodys_name() {
+    let mut of_nodes = [(0, 0); 2];
+    each_way("SYN-ACKs that a flood displaced", true, |node, case, all| {
+        let more = answers_again(node, case, &all);
+        let (lost, dropped) = &mut of_nodes[usize::from(all[0].way.endpoint.0) - 1];
+        *lost += more.0;
+        *dropped += more.1;
+        // The last one comes after a minute.
+        age_displaced(node, 65);
+        assert_eq!(answers_again(node, case, &all).1, 0);
+    });
+    // The flood may have taken the place of the memory, too.
+    for (lost, dropped) in of_nodes {
+        assert!(dropped > lost / 2, "{dropped} of {lost}");
+    }
+}
+
 /// What the endpoint of a SYN says late is dropped, as its client has gone on to the later one.
 #[track_caller]
 fn assert_left(node: &Node, case: Case, begun: &Begun) {

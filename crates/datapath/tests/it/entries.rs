@@ -96,9 +96,15 @@ pub(crate) fn age_pressure(node: &Node, ticks: u32) {
 pub(crate) fn age_displaced(node: &Node, ticks: u32) {
     let when = ((1 << (abi::DISPLACED_TAG - abi::DISPLACED_TICK)) - 1) << abi::DISPLACED_TICK;
     let earlier = |entry: u64| entry & !when | entry.wrapping_sub(u64::from(ticks) << abi::DISPLACED_TICK) & when;
+    let answers = |entry: u32| entry & !0xff | entry.wrapping_sub(ticks) & 0xff;
     change_each::<{ size_of::<abi::Displaced>() }>(node, "displaced", 0, |line, _| {
-        for entry in line.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 8]) {
+        let (flows, rest) = line.split_at_mut(offset_of!(abi::Displaced, answers));
+        for entry in flows.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 8]) {
             let old = if ticks > 2 * abi::OPENING_IDLE { 0 } else { earlier(u64::from_ne_bytes(*entry)) };
+            *entry = old.to_ne_bytes();
+        }
+        for entry in rest.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 4]) {
+            let old = if ticks > 100 { 0 } else { answers(u32::from_ne_bytes(*entry)) };
             *entry = old.to_ne_bytes();
         }
     });

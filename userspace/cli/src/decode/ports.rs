@@ -32,16 +32,20 @@ pub(crate) fn snat_kept((index, line): &RawEntry) -> (Value, Value) {
     (number(index), Value::Fields(vec![("ports", Value::List(entries.map(|entry| number(entry & 0xffff)).collect()))]))
 }
 
-/// Key and value of `displaced`, from bytes: the index, and the slots of the backends and the source ports of connections without a place.
+/// Key and value of `displaced`, from bytes: the index, the slots of the backends and the source ports of connections without a place, and of how many
+/// the answers are.
 pub(crate) fn displaced((index, line): &RawEntry) -> (Value, Value) {
     let index = index.as_slice().try_into().map_or(u32::MAX, u32::from_ne_bytes);
     let backends = 1 << (abi::DISPLACED_TICK - abi::DISPLACED_BACKEND);
-    let entries = line.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).filter(|entry| *entry != 0);
+    let (flows, answers) = line.split_at(line.len().min(offset_of!(abi::Displaced, answers)));
+    let entries = flows.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).filter(|entry| *entry != 0);
+    let answers = answers.as_chunks::<{ size_of::<u32>() }>().0.iter().filter(|entry| **entry != [0; 4]).count();
     let connection = |entry: u64| {
         let fields = [("backend", entry >> abi::DISPLACED_BACKEND & (backends - 1)), ("snat_port", entry & 0xffff)];
         Value::Fields(fields.map(|(name, value)| (name, number(value))).into())
     };
-    (number(index), Value::Fields(vec![("connections", Value::List(entries.map(connection).collect()))]))
+    let connections = Value::List(entries.map(connection).collect());
+    (number(index), Value::Fields(vec![("connections", connections), ("answers", number(u64::try_from(answers).unwrap_or(u64::MAX)))]))
 }
 
 /// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
@@ -88,8 +92,12 @@ mod tests {
         let expected = serde_json::json!({"connections": [
             {"backend": 0x00ff_fffe, "snat_port": 0},
             {"backend": 7, "snat_port": 40_000},
-        ]});
-        let bytes = line.iter().flat_map(|entry| entry.to_ne_bytes()).collect();
+        ], "answers": 2});
+        let mut answers = [0u32; abi::DISPLACED_WAYS];
+        answers[0] = 0xffff_ff00;
+        answers[31] = 1;
+        let flows = line.iter().flat_map(|entry| entry.to_ne_bytes());
+        let bytes = flows.chain(answers.iter().flat_map(|entry| entry.to_ne_bytes())).collect();
         assert_eq!(shown(displaced, 5, bytes), [5.into(), expected]);
     }
 
