@@ -45,7 +45,13 @@ pub(crate) fn displaced((index, line): &RawEntry) -> (Value, Value) {
         Value::Fields(fields.map(|(name, value)| (name, number(value))).into())
     };
     let connections = Value::List(entries.map(connection).collect());
-    (number(index), Value::Fields(vec![("connections", connections), ("answers", number(u64::try_from(answers).unwrap_or(u64::MAX)))]))
+    (
+        number(index),
+        Value::Fields(vec![
+            ("connections", connections),
+            ("answers", number(u64::try_from(answers).unwrap_or(u64::MAX))),
+        ]),
+    )
 }
 
 /// Key and value of `snat_next`, from bytes: the index, and the port that follows from each of its numbers.
