@@ -175,7 +175,10 @@ struct displaced {
 	 * index into backends, and its source port or 0. 0: none
 	 */
 	__u64 entry[DISPLACED_WAYS];
-	/* HOST, of entries for answers: bits 8 to 31 of the hash, and 8 bits of the tick in which it lost its place. 0: none */
+	/*
+	 * HOST, of entries for answers: bits 8 to 31 of the hash, of which the lower ones are mixed with what the client has heard (enum heard), and 8
+	 * bits of the tick in which it lost its place. 0: none
+	 */
 	__u32 answers[DISPLACED_WAYS];
 };
 

@@ -13,11 +13,9 @@ _Static_assert(BACKEND_CLASSES == BACKEND_CLASS * ((1 << CLASS_COUNT) - 1), "a b
  */
 static __always_inline __u8 affinity_classes(const struct affinity *kept, __u32 id, __u32 limit)
 {
-	const struct backend *backend = bpf_map_lookup_elem(&backends, &id);
+	const struct backend *backend = backend_at(id, kept->generation);
 
-	if (!backend || is_idle(now_ticks(), kept->last_seen, limit))
-		return 0;
-	if (!(backend->flags & BACKEND_USED) || backend->generation != kept->generation)
+	if (!backend || is_idle(now_ticks(), kept->last_seen, limit) || !(backend->flags & BACKEND_USED))
 		return 0;
 	return backend->flags & BACKEND_CLASSES;
 }

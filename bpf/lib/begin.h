@@ -298,15 +298,13 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
  */
 __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 {
-	const struct backend *backend;
 	const struct service *service;
 	struct affinity_key key = {};
 
 	if (!p || !flow || is_unwrapped(p))
 		return 0;
-	backend = lookup_by(&backends, flow->backend);
 	service = lookup_by(&services, flow->service);
-	if (!service || !service->affinity || !backend || backend->generation != flow->generation)
+	if (!service || !service->affinity || !backend_at(flow->backend, flow->generation))
 		return 0;
 	/* Other nodes send the client where the table says, whichever SYN was lost here. */
 	if (service->flags & SERVICE_MAGLEV && flow->flags & FLOW_RETRIES)

@@ -188,18 +188,27 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 	return marks & ~spared;
 }
 
-/* Notes that an entry of a set that was taken gives its place to another one while somebody may still ask for it. */
-static __always_inline void opening_displace(struct opening_head *head, __u32 set, __u32 way,
+/*
+ * Notes that an entry of a set that was taken gives its place to another one while somebody may still ask for it. now: of that one. Another CPU that
+ * has just passed over the entry may say something else in place of its tag: a word is lost then.
+ */
+static __always_inline void opening_displace(struct opening_head *head, __u32 set, __u32 way, __u32 now,
 					     const struct opening_kind kind)
 {
+	const __u32 seen = opening_seen(head, way, kind);
+	const word *value = opening_value(head, way, kind);
+
+	if (is_idle(now, seen, kind.is_flow ? OPENING_IDLE : MOVED_IDLE))
+		return;
 	/* Two CPUs that count at once may count one. */
-	head->displaced++;
+	if (!is_idle(now, seen, OPENING_IDLE))
+		head->displaced++;
 	if ((__u8)opening_key(head, way, kind)[kind.words - 1] != IPPROTO_TCP)
 		return;
 	if (kind.is_flow)
-		displace(set, head->born[way], (const struct flow *)opening_value(head, way, kind));
+		displace(set, head->born[way], (const struct flow *)value);
 	else
-		displace_answers(set, head->born[way]);
+		displace_answers(set, head->born[way], ((const struct reply *)value)->heard);
 }
 
 /* Claims an entry of a set for a value, by what the others' say now, and passes over. Returns the entry, or -1. */
@@ -212,8 +221,7 @@ static __always_inline int opening_claim_of(struct opening_head *head, __u32 set
 
 	if (claimed < OPENING_TAKEN)
 		return claimed;
-	if (!is_idle(value[kind.last_seen], opening_seen(head, claimed, kind), OPENING_IDLE))
-		opening_displace(head, set, claimed & (OPENING_WAYS - 1), kind);
+	opening_displace(head, set, claimed & (OPENING_WAYS - 1), value[kind.last_seen], kind);
 #pragma clang loop unroll(disable)
 	for (__u32 way = 0; way < OPENING_WAYS; way++) {
 		if (!(claimed >> OPENING_PASSED >> way & 1))

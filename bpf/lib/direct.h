@@ -171,9 +171,12 @@ static __always_inline int make_room(ctx_t *ctx, struct packet *p, const bool v6
 	p->l3 -= wrapper_size(v6);
 	return error;
 #else
-	/* Segments keep their size, of which length_on_way() knows that it fits. */
-	const __u64 flags =
-		BPF_F_ADJ_ROOM_FIXED_GSO | (v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
+	const __u64 wrapper = v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
+	/*
+	 * Segments keep their size, of which length_on_way() knows that it fits. A piece has none, and of what it calls a wrapper the kernel changes no
+	 * length, as held_release() does (__bpf_skb_change_tail() in net/core/filter.c).
+	 */
+	const __u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | (p->piece == PIECE_WHOLE ? wrapper : 0);
 
 	if (ctx_decrement_ttl(ctx, p, v6) || bpf_skb_adjust_room(ctx, wrapper_size(v6), BPF_ADJ_ROOM_MAC, flags))
 		return -REASON_REWRITE_FAILED;

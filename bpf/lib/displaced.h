@@ -10,7 +10,7 @@
 #include "sets.h"
 
 #define DISPLACED_BACKENDS ((1u << (DISPLACED_TICK - DISPLACED_BACKEND)) - 1)
-/* Of answers it is the lowest part, below bits of the hash. */
+/* Of a word about answers it is the lowest part. */
 #define DISPLACED_TICKS ((1u << (DISPLACED_TAG - DISPLACED_TICK)) - 1)
 
 /* Ticks for which a backend may repeat its answer to a SYN: five times, a minute in all, where a tick is a second. */
@@ -45,14 +45,20 @@ static __noinline void displace(__u32 set, __u32 tag, const struct flow *flow)
 			(__u64)flow->backend << DISPLACED_BACKEND | bpf_ntohs(flow->snat_port);
 }
 
-/* Remembers that the entry for a TCP connection's answers has lost its place, whose key has a tag in a set. */
-static __noinline void displace_answers(__u32 set, __u32 tag)
+/* Bits of a word about answers: of the hash, and of the number of the SYN-ACK that there was, where a tick has none. */
+static __always_inline __u32 displaced_bits(__u32 tag, __u16 heard)
+{
+	return (tag ^ (__u32)heard << 8) & ~DISPLACED_TICKS;
+}
+
+/* Remembers that the entry for a TCP connection's answers, whose key has a tag in a set, has lost its place. heard: as in struct reply. */
+static __noinline void displace_answers(__u32 set, __u32 tag, __u16 heard)
 {
 	struct displaced *line = displaced_line(set);
 
 	if (line)
 		*(volatile __u32 *)&line->answers[displaced_way(tag)] =
-			(tag & ~DISPLACED_TICKS) | (now_ticks() & DISPLACED_TICKS);
+			displaced_bits(tag, heard) | (now_ticks() & DISPLACED_TICKS);
 }
 
 /* Ticks since it lost its place. */
@@ -73,14 +79,22 @@ static __always_inline __u64 displaced_find(__u64 hash)
 	return entry >> DISPLACED_TAG == tag >> 16 && displaced_ago(entry) <= OPENING_IDLE ? entry : 0;
 }
 
-/* Whether answers with a hash of their key lost their entry so short a time ago that a backend may repeat what it says to a SYN. */
-static __always_inline bool displaced_answers(__u64 hash)
+/*
+ * Whether answers with a hash of their key have lost their entry, and a SYN-ACK is one of them: it comes again with its number, or none had come
+ * and it is the first one.
+ */
+static __always_inline bool displaced_answers(__u64 hash, __u16 heard)
 {
 	const struct displaced *line = displaced_line(opening_set(hash));
 	__u32 tag = opening_tag(hash);
-	__u32 entry = line ? *(const volatile __u32 *)&line->answers[displaced_way(tag)] : 0;
+	__u32 word = line ? *(const volatile __u32 *)&line->answers[displaced_way(tag)] : 0,
+	      bits = word & ~DISPLACED_TICKS;
+	__u32 ago = (now_ticks() - word) & DISPLACED_TICKS;
 
-	return entry && !((entry ^ tag) & ~DISPLACED_TICKS) && ((now_ticks() - entry) & DISPLACED_TICKS) <= MOVED_IDLE;
+	if (!word)
+		return false;
+	return (bits == displaced_bits(tag, heard) && ago <= MOVED_IDLE) ||
+	       (bits == displaced_bits(tag, 0) && ago <= OPENING_IDLE);
 }
 
 static __always_inline __u32 displaced_backend(__u64 entry)

@@ -16,9 +16,8 @@ _Static_assert(offsetof(struct reply, flags) % sizeof(word) == 0, "flags begin a
 static __always_inline void balance_add(const struct flow *flow, const int change)
 {
 	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
-	const struct backend *backend = lookup_by(&backends, flow->backend);
 
-	if (counters && backend && backend->generation == flow->generation)
+	if (counters && backend_at(flow->backend, flow->generation))
 		__sync_fetch_and_add(&counters->balance, change);
 }
 
@@ -168,8 +167,7 @@ static __always_inline bool is_answered_by(const struct flow *flow, const struct
 
 	if (!snat && (reply->client_port != p->dport || !addr_equal(&reply->client, &p->dst, v6)))
 		return false;
-	return flow && flow->backend == reply->backend && flow->generation == reply->generation &&
-	       flow->snat_port == (snat ? p->dport : 0);
+	return flow && is_to_backend_of(flow, reply) && flow->snat_port == (snat ? p->dport : 0);
 }
 
 /*
@@ -265,8 +263,8 @@ static __always_inline int retire_answered(const struct reply *reply, __u8 proto
 
 	client_packet(&asked, reply, proto);
 	flow = flow_lookup(&asked, reply->flags & FLOW_SETTLED ? STAGE_OPENING : STAGE_GOING, v6);
-	if (!flow || !(flow->flags & FLOW_ENDED) || flow->backend != reply->backend ||
-	    flow->generation != reply->generation || (flow->flags ^ reply->flags) & FLOW_SETTLED)
+	if (!flow || !(flow->flags & FLOW_ENDED) || !is_to_backend_of(flow, reply) ||
+	    (flow->flags ^ reply->flags) & FLOW_SETTLED)
 		return 0;
 	return retire(&asked, flow, v6);
 }

@@ -276,12 +276,17 @@ static __always_inline struct reply *reply_to(const struct packet *p, const stru
 	return reply_at(&key, stage_of(flow->flags), v6);
 }
 
+/* Whether a flow goes to the backend that an entry awaits the answers of. */
+static __always_inline bool is_to_backend_of(const struct flow *flow, const struct reply *reply)
+{
+	return flow->backend == reply->backend && flow->generation == reply->generation;
+}
+
 /* Whether a reply entry is of the flow that a client's packet belongs to. */
 static __always_inline bool reply_is_of(const struct reply *reply, const struct packet *p, const struct flow *flow,
 					const bool v6)
 {
-	return reply->backend == flow->backend && reply->generation == flow->generation &&
-	       reply->client_port == p->sport && reply->frontend_port == p->dport &&
+	return is_to_backend_of(flow, reply) && reply->client_port == p->sport && reply->frontend_port == p->dport &&
 	       addr_equal(&reply->client, &p->src, v6) && addr_equal(&reply->frontend, &p->dst, v6);
 }
 

@@ -152,7 +152,7 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 		return false;
 	turned_key(&key, quoted, v6);
 	flow = flow_at(&key, STAGE_ANY, v6);
-	backend = flow ? flow_backend(flow) : NULL;
+	backend = flow ? backend_at(flow->backend, flow->generation) : NULL;
 	if (!flow || !backend)
 		return false;
 	turn->forward = flow->flags & (FLOW_SNAT | FLOW_DIRECT);

@@ -98,7 +98,7 @@ MMAPABLE_ARRAY(awaited6, awaited_set6, 65536 / OPENING_WAYS);
 MMAPABLE_ARRAY(first_syns, first_syns, 65536 / OPENING_WAYS);
 /* Source ports that clients' ports had. */
 MMAPABLE_ARRAY(snat_kept, snat_kept, 65536 / OPENING_WAYS);
-/* Where connections go that a flood has left nothing else of. */
+/* Where connections go that a flood has left nothing else of, and which answers have lost their entry. */
 MMAPABLE_ARRAY(displaced, displaced, 65536 / OPENING_WAYS);
 MAP(paces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct pace, 1);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
@@ -115,6 +115,14 @@ MMAPABLE_ARRAY(snat_counters, snat_counter, SNAT_COUNTERS);
 
 /* Index: hook * REASON_COUNT + reason. */
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct counter, (HOOK_COUNT * REASON_COUNT));
+
+/* The backend of a slot, or NULL: the slot is another's by now. */
+static __always_inline const struct backend *backend_at(__u32 slot, __u32 generation)
+{
+	const struct backend *backend = bpf_map_lookup_elem(&backends, &slot);
+
+	return backend && backend->generation == generation ? backend : NULL;
+}
 
 /*
  * Most enumerations are used as plain numbers, so the compiler would leave them out of BTF, from which crates/abi compares

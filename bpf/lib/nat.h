@@ -10,14 +10,6 @@
 #include "new_flow.h"
 #include "snat.h"
 
-/* The endpoint of a flow, or NULL if it went away since. */
-static __always_inline const struct backend *flow_backend(const struct flow *flow)
-{
-	const struct backend *backend = lookup_by(&backends, flow->backend);
-
-	return backend && backend->generation == flow->generation ? backend : NULL;
-}
-
 /* Whether a backend still sends to a client that has been silent: datagrams of one side are enough. */
 static __always_inline bool is_told(const struct packet *p, const struct flow *flow, const bool v6)
 {
@@ -135,7 +127,7 @@ static __always_inline bool answers_syn(const struct packet *p, const struct rep
  */
 static __always_inline bool is_still_asked(const struct packet *p, const struct reply *reply, const bool v6)
 {
-	const struct backend *backend = lookup_by(&backends, reply->backend);
+	const struct backend *backend = backend_at(reply->backend, reply->generation);
 	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	const struct frontend *frontend;
 	struct flow *known, flow = {};
@@ -144,10 +136,9 @@ static __always_inline bool is_still_asked(const struct packet *p, const struct 
 	client_key(&key, reply, p->proto, v6);
 	known = flow_at(&key, STAGE_ANY, v6);
 	if (known)
-		return known->backend == reply->backend && known->generation == reply->generation &&
-		       known->snat_port == port;
+		return is_to_backend_of(known, reply) && known->snat_port == port;
 	frontend = frontend_lookup(&reply->frontend, reply->frontend_port, p->proto, v6);
-	if (!frontend || !backend || backend->generation != reply->generation || backend->service != frontend->service)
+	if (!frontend || !backend || backend->service != frontend->service)
 		return true;
 	flow.backend = reply->backend;
 	flow.generation = reply->generation;
@@ -173,7 +164,7 @@ __noinline int is_still_asked6(const struct packet *p, const struct reply *reply
 
 static __always_inline bool lost_entry(const struct packet *p, const bool v6)
 {
-	return p->syn_ack && (v6 ? lost_entry6(p) : lost_entry4(p));
+	return p->syn_ack && p->proto == IPPROTO_TCP && (v6 ? lost_entry6(p) : lost_entry4(p));
 }
 
 static __always_inline bool is_anothers(const struct packet *p, const bool v6)
@@ -266,7 +257,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 				count_back(reply, p, v6);
 			return was_last_back(p, reply, reason, v6);
 		}
-		if (!reply && lost_entry(p, v6))
+		if (!reply && !shared && lost_entry(p, v6))
 			return REASON_STALE;
 	}
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
@@ -274,7 +265,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	known = flow_lookup(p, STAGE_GOING, v6);
 	if (!known)
 		known = flow_opening(p, v6);
-	backend = known ? flow_backend(known) : NULL;
+	backend = known ? backend_at(known->backend, known->generation) : NULL;
 	if (known && backend)
 		step = step_of(p, known, config, v6);
 	if (step != STEP_ON) {

@@ -52,9 +52,9 @@ static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struc
 /* Counts a flow that has begun. The service's own counters are of what this node's clients ask for: who wraps has counted it. */
 static __always_inline void count_begun(const struct packet *p, const struct flow *flow)
 {
-	const struct backend *backend = lookup_by(&backends, flow->backend);
+	const struct backend *backend = backend_at(flow->backend, flow->generation);
 
-	if (!backend || backend->generation != flow->generation)
+	if (!backend)
 		return;
 	if (!is_unwrapped(p))
 		count_selection(flow->service, backend);

@@ -99,8 +99,8 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	if (flow->backend != reply->backend || flow->snat_port != port)
 		return true;
 	/* An endpoint that left and came back has the same address and starts to number its ports anew. */
-	backend = lookup_by(&backends, flow->backend);
-	if (!backend || backend->generation != flow->generation)
+	backend = backend_at(flow->backend, flow->generation);
+	if (!backend)
 		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);

@@ -27,10 +27,8 @@ static __always_inline const struct socket_peer *known_peer(const struct socket_
 
 	if (!peer)
 		return NULL;
-	backend = bpf_map_lookup_elem(&backends, &peer->backend);
-	if (!backend || backend->generation != peer->generation || backend->service != frontend->service)
-		return NULL;
-	return peer;
+	backend = backend_at(peer->backend, peer->generation);
+	return backend && backend->service == frontend->service ? peer : NULL;
 }
 
 /*

@@ -56,27 +56,27 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 }
 
 /*
- * Whether a packet answers a SYN, and the entry of its connection's answers has lost its place: it would leave in its endpoint's name, and be reset by
- * a client which never asked there. Where the client asks again there is one. Functions of their own, for the stack's sake.
+ * Whether the entry of a SYN-ACK's connection has lost its place: it would leave in its endpoint's name, and be reset by a client which never asked
+ * there. Where the client asks again there is one. Functions of their own, for the stack's sake.
  */
 __noinline int lost_entry4(const struct packet *p)
 {
 	union flow_key key;
 
-	if (!p || !p->syn_ack)
+	if (!p)
 		return false;
 	packet_key(&key, p, false);
-	return displaced_answers(key_hash_here(&key, false));
+	return displaced_answers(key_hash_here(&key, false), p->heard);
 }
 
 __noinline int lost_entry6(const struct packet *p)
 {
 	union flow_key key;
 
-	if (!p || !p->syn_ack)
+	if (!p)
 		return false;
 	packet_key(&key, p, true);
-	return displaced_answers(key_hash_here(&key, true));
+	return displaced_answers(key_hash_here(&key, true), p->heard);
 }
 
 __noinline int goes_on_there4(struct request *request, const struct packet *p)

@@ -97,10 +97,7 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 /* The counters of the backend that an entry names, or NULL: the slot may be another's by now. */
 static __always_inline struct backend_counters *counters_of(const struct reply *reply)
 {
-	const struct backend *backend = lookup_by(&backends, reply->backend);
-
-	return backend && backend->generation == reply->generation ? lookup_by(&backend_counters, reply->backend)
-								   : NULL;
+	return backend_at(reply->backend, reply->generation) ? lookup_by(&backend_counters, reply->backend) : NULL;
 }
 
 /* Tells the backend's counters of its packets. A function of its own: few packets ask. */

@@ -164,7 +164,7 @@ impl Edit {
 
     pub(crate) fn translate(&mut self, p: &Packet, how: &Translated) {
         match *how {
-            Translated::Destination { to } => self.replace_end(p, false, to),
+            Translated::Destination { to, is_pod: _ } => self.replace_end(p, false, to),
             Translated::Source(from) => self.replace_end(p, true, from),
             Translated::Both { from, to, route: _ } => {
                 self.replace_end(p, true, from);

@@ -8,10 +8,9 @@ use weir_core::model::Family;
 use crate::answer::{self, Cause};
 use crate::cut;
 use crate::edit::Edit;
-use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, is_transport, parse};
+use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, parse};
 use crate::path::{Left, Translated};
-use crate::tables::{Fragment, FragmentKey};
-use crate::{Hook, Model, Outcome, Place, Reason, Verdict};
+use crate::{HandOver, Hook, Model, Outcome, Place, Reason, Verdict};
 
 /// Whether the reason is one of a packet that is answered in the service's name.
 #[must_use]
@@ -30,12 +29,17 @@ const fn is_untouched(reason: Reason) -> bool {
 impl Outcome {
     fn untouched(reason: Reason, frame: &[u8]) -> Self {
         let verdict = if is_dropped(reason) { Verdict::Drop } else { Verdict::Pass };
-        Self { reason, verdict, frame: frame.to_vec(), hand_over: false, rest: None }
+        Self { verdict, ..Self::passed(reason, frame.to_vec()) }
     }
 
     /// By an interface, past the stack.
     const fn sent(reason: Reason, frame: Vec<u8>) -> Self {
-        Self { reason, verdict: Verdict::Redirect, frame, hand_over: false, rest: None }
+        Self { reason, verdict: Verdict::Redirect, frame, hand_over: None, again: Vec::new() }
+    }
+
+    /// To the stack.
+    fn passed(reason: Reason, frame: Vec<u8>) -> Self {
+        Self { verdict: Verdict::Pass, ..Self::sent(reason, frame) }
     }
 }
 
@@ -60,7 +64,7 @@ impl Model {
             return Outcome::untouched(abi::REASON_LEFT_TO_TC, frame);
         }
         match read.and_then(|()| self.ingress(p, true, place)) {
-            Ok((reason, how)) => translated(frame, p, reason, &how, place),
+            Ok((reason, how)) => self.translated(frame, p, reason, &how, place),
             // To answer, a packet must be built.
             Err(reason) if is_answered(reason) => Outcome::untouched(abi::REASON_LEFT_TO_TC, frame),
             Err(reason) => Outcome::untouched(reason, frame),
@@ -81,13 +85,9 @@ impl Model {
         let mut outcome = self.translate_or_answer(frame, p, read, inward, place);
         let reason = outcome.reason;
         if matches!(reason, abi::REASON_FRAGMENT | abi::REASON_FRAGMENT_HELD) {
-            let lost = inward && self.is_lost(p);
-            let reason = if lost { abi::REASON_FRAGMENT_LOST } else { abi::REASON_FRAGMENT };
-            outcome = Outcome::untouched(reason, frame);
-        } else if p.piece == Piece::First && is_transport(p.protocol) && !is_untouched(reason) {
-            // The others share its fate.
-            let ports = Fragment { sport: p.sport, dport: p.dport, last_seen: self.now.ticks };
-            self.tables.fragments.insert(fragment_key(p, !inward), ports);
+            outcome = Outcome::untouched(self.without_ports(frame, p, !inward, reason), frame);
+        } else {
+            outcome.again.extend(self.note_first(p, !inward, reason));
         }
         // Nobody has a cluster IP out there, and it may come back in a loop.
         let is_nobodys = self.is_in_service_network(p) || self.comes_round(p, place);
@@ -121,13 +121,19 @@ impl Model {
             };
         }
         match self.way_of(p, read, inward, place) {
-            Ok((reason, how)) => translated(frame, p, reason, &how, place),
+            Ok((reason, how)) => {
+                let outcome = self.translated(frame, p, reason, &how, place);
+                self.straight_to_pod(p, &how, outcome, place)
+            }
+            Err(abi::REASON_NO_FRONTEND) if inward && let Some(outcome) = self.straight_from_pod(frame, p, place) => {
+                outcome
+            }
             Err(abi::REASON_TOO_BIG) if inward && let Some([front, rest]) = cut::cut(frame, p) => {
                 let outcome = match self.ingress(p, place.hook == Hook::NicIn, place) {
-                    Ok((reason, how)) => translated(&front, p, reason, &how, place),
+                    Ok((reason, how)) => self.translated(&front, p, reason, &how, place),
                     Err(reason) => self.answered(&front, p, reason),
                 };
-                Outcome { rest: Some(rest), ..outcome }
+                Outcome { again: vec![rest], ..outcome }
             }
             Err(reason) if inward => self.answered(frame, p, reason),
             Err(reason) => Outcome::untouched(reason, frame),
@@ -151,13 +157,33 @@ impl Model {
         if inward { self.ingress(p, place.hook == Hook::NicIn, place) } else { self.egress(p) }
     }
 
-    /// Gives a later piece the ports of the first one, unless the packet's number may be another's by now.
-    pub(crate) fn take_ports(&self, p: &mut Packet, out: bool) -> Result<(), Reason> {
-        let found = self.tables.fragments.get(&fragment_key(p, out));
-        let fresh = found.filter(|first| !self.now.is_idle(first.last_seen, self.config.fragment_idle));
-        let first = fresh.ok_or(abi::REASON_FRAGMENT_HELD)?;
-        (p.sport, p.dport) = (first.sport, first.dport);
-        Ok(())
+    /// A packet of ours as it leaves.
+    pub(crate) fn translated(
+        &self,
+        frame: &[u8],
+        p: &Packet,
+        reason: Reason,
+        how: &Translated,
+        place: &Place<'_>,
+    ) -> Outcome {
+        let mut edit = Edit::of(frame);
+        edit.translate(p, how);
+        let mut outcome = Outcome::passed(reason, Vec::new());
+        match how {
+            Translated::Destination { is_pod: true, .. } if place.is_xdp() && self.has(abi::CONFIG_HOST_BYPASS) => {
+                outcome.hand_over = Some(HandOver::ToPod);
+            }
+            // It may be a frontend itself: tc must not look again.
+            Translated::Destination { .. } if place.is_xdp() => outcome.hand_over = Some(HandOver::Done),
+            Translated::Destination { .. } | Translated::Source(_) => {}
+            Translated::Both { route, .. } | Translated::Wrapped { route, .. } if place.is_xdp() => {
+                edit.address_frame(route);
+                outcome.verdict = if route.device == place.device { Verdict::SendBack } else { Verdict::Redirect };
+            }
+            Translated::Both { .. } | Translated::Wrapped { .. } => outcome.verdict = Verdict::Redirect,
+        }
+        outcome.frame = edit.frame;
+        outcome
     }
 
     /// Whether a packet is an echo request to an address of services that neither the host nor another node has.
@@ -173,12 +199,6 @@ impl Model {
             && self.control.rest_of(p.family, p.dst).is_some()
             && !self.other_nodes.contains(&p.dst)
             && place.network.route(ip_of(p.family, p.dst)).is_some()
-    }
-
-    /// Whether a piece whose ports nobody knows is on its way to a cluster IP, which no host has.
-    fn is_lost(&self, p: &Packet) -> bool {
-        let may_be_the_other_proxys = self.has(abi::CONFIG_BESIDE) && p.protocol != UDP;
-        !may_be_the_other_proxys && self.control.is_cluster_ip(p.family, p.dst)
     }
 
     fn is_in_service_network(&self, p: &Packet) -> bool {
@@ -207,28 +227,6 @@ impl Model {
     pub(crate) const fn has(&self, flag: u32) -> bool {
         self.config.flags & flag != 0
     }
-}
-
-const fn fragment_key(p: &Packet, out: bool) -> FragmentKey {
-    FragmentKey { src: p.src, dst: p.dst, id: p.fragment_id, protocol: p.protocol, out }
-}
-
-fn translated(frame: &[u8], p: &Packet, reason: Reason, how: &Translated, place: &Place<'_>) -> Outcome {
-    let mut edit = Edit::of(frame);
-    edit.translate(p, how);
-    let mut outcome = Outcome { reason, verdict: Verdict::Pass, frame: Vec::new(), hand_over: false, rest: None };
-    match how {
-        // It may be a frontend itself: tc must not look again.
-        Translated::Destination { .. } => outcome.hand_over = place.is_xdp(),
-        Translated::Source(_) => {}
-        Translated::Both { route, .. } | Translated::Wrapped { route, .. } if place.is_xdp() => {
-            edit.address_frame(route);
-            outcome.verdict = if route.device == place.device { Verdict::SendBack } else { Verdict::Redirect };
-        }
-        Translated::Both { .. } | Translated::Wrapped { .. } => outcome.verdict = Verdict::Redirect,
-    }
-    outcome.frame = edit.frame;
-    outcome
 }
 
 /// The ICMP error that tells a packet's sender why it is dropped, if one does, and the reason then. Nobody is told what became of an error,

@@ -8,6 +8,7 @@
 
 mod answer;
 mod begin;
+mod bypass;
 mod choose;
 mod control;
 mod count;
@@ -23,6 +24,7 @@ mod over;
 mod pace;
 mod packet;
 mod path;
+mod pieces;
 mod place;
 mod socket;
 mod tables;
@@ -40,7 +42,7 @@ pub use control::{UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 pub use hooks::is_answered;
 pub use packet::{End, Key};
 pub use socket::{Called, Refusal, Socket, Wish};
-pub use tables::{Ended, Flow, Fragment, FragmentKey, Now, Reply, Stage, Staged, Tables, Turn};
+pub use tables::{Ended, Flow, Fragment, FragmentKey, HeldPiece, Now, Reply, Stage, Staged, Tables, Turn};
 pub use weir_abi::Hook;
 
 /// A number of `enum reason` in `bpf/abi.h`.
@@ -67,6 +69,15 @@ pub enum Verdict {
     Redirect,
 }
 
+/// What tc does with a packet that XDP has translated.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum HandOver {
+    /// It leaves it alone: its new destination may be a frontend itself.
+    Done,
+    /// It sends it on to the pod, past the host's stack.
+    ToPod,
+}
+
 /// What a program did.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Outcome {
@@ -76,10 +87,11 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// The frame, which means nothing after [`Verdict::Drop`].
     pub frame: Vec<u8>,
-    /// XDP told tc to leave it alone.
-    pub hand_over: bool,
-    /// Of a packet that was cut: what is behind its front piece, and comes again by the same interface.
-    pub rest: Option<Vec<u8>>,
+    /// XDP told tc what to do with it.
+    pub hand_over: Option<HandOver>,
+    /// What comes again by the same interface, in this order: of a packet that was cut what is behind its front piece, of a first piece those that
+    /// waited for it.
+    pub again: Vec<Vec<u8>>,
 }
 
 /// The way to an address.
@@ -140,6 +152,8 @@ pub struct Model {
     pub other_nodes: HashSet<abi::Addr>,
     /// Pods whose TCP sockets are translated, by the numbers of their cgroups.
     pub hooked_pods: HashMap<u64, abi::HookedPod>,
+    /// By which devices packets may go past the host, and what is behind them: `SHORTCUT_NEIGHBOUR` or `SHORTCUT_PEER`.
+    pub shortcuts: HashMap<u32, u32>,
     /// The time. Only its differences mean something.
     pub now: Now,
     /// What the kernel's clock of ticks shows when this one shows `now`: a hash depends on it.
@@ -165,12 +179,13 @@ impl Model {
     #[must_use]
     pub fn new(config: abi::Config, now: Now, Sizes { opening_sets, room_beside_tcp }: Sizes) -> Self {
         let (tables, control) = (Tables::default(), control::Control::default());
-        let (other_nodes, hooked_pods) = (HashSet::new(), HashMap::new());
+        let (other_nodes, hooked_pods, shortcuts) = (HashSet::new(), HashMap::new(), HashMap::new());
         Self {
             config,
             tables,
             other_nodes,
             hooked_pods,
+            shortcuts,
             now,
             kernel_tick: now.ticks,
             opening_sets,

@@ -17,8 +17,8 @@ pub(crate) const MOVED_IDLE: u32 = 64;
 /// How a packet of ours leaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Translated {
-    /// To another destination, by way of the stack.
-    Destination { to: End },
+    /// To another destination, by way of the stack unless it is a pod of this node that may be reached past it.
+    Destination { to: End, is_pod: bool },
     /// From another source, on the way that it has.
     Source(End),
     /// Both ends are others, and the stack never sees it.
@@ -146,7 +146,9 @@ impl Model {
             return Ok((abi::REASON_DIRECT, Translated::Wrapped { from, to: to.addr, route }));
         }
         let Some(port) = flow.snat else {
-            return Ok((reason, Translated::Destination { to }));
+            let here = abi::BACKEND_LOCAL | abi::BACKEND_HOST_NETWORK;
+            let is_pod = backend.flags & here == abi::BACKEND_LOCAL;
+            return Ok((reason, Translated::Destination { to, is_pod }));
         };
         let reason = if p.src == backend.addr { abi::REASON_HAIRPIN } else { reason };
         let from = End { addr: self.source(p.family, flow.tunnel), port };
@@ -156,6 +158,19 @@ impl Model {
 
     /// On the way out of the node.
     pub(crate) fn egress(&mut self, p: &Packet) -> Left {
+        let (stage, reply) = self.answered_by(p)?;
+        Ok(self.go_back(p, stage, &reply))
+    }
+
+    /// Translates what a backend answers.
+    pub(crate) fn go_back(&mut self, p: &Packet, stage: Stage, reply: &Reply) -> (Reason, Translated) {
+        self.count_back(stage, &p.key(), p);
+        self.retire_answered(p, stage);
+        (abi::REASON_BACK, Translated::Source(reply.frontend))
+    }
+
+    /// What a packet on its way to a client answers.
+    pub(crate) fn answered_by(&mut self, p: &Packet) -> Result<(Stage, Reply), Reason> {
         let Some((stage, reply)) = self.reply_to(p).filter(|(_, reply)| !reply.snat) else {
             return Err(abi::REASON_NO_REPLY);
         };
@@ -178,9 +193,7 @@ impl Model {
         }
         // Another's was told from it before.
         self.is_still_asked(p, &reply);
-        self.count_back(stage, &p.key(), p);
-        self.retire_answered(p, stage);
-        Ok((abi::REASON_BACK, Translated::Source(reply.frontend)))
+        Ok((stage, reply))
     }
 }
 

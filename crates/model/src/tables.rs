@@ -1,7 +1,7 @@
 //! What the programs remember: flows, what their answers must look like, who keeps which backend, pieces of datagrams, and what
 //! they counted. The kernel's tables may be full; these never are.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use weir_abi as abi;
 use weir_abi::Addr;
@@ -232,6 +232,21 @@ pub struct Fragment {
     pub dport: u16,
     /// Tick.
     pub last_seen: u32,
+    /// `enum fragment_state` of `bpf/abi.h`.
+    pub state: u32,
+}
+
+/// A piece that waits for the first one.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeldPiece {
+    /// Of which datagram.
+    pub key: FragmentKey,
+    /// As it came.
+    pub frame: Vec<u8>,
+    /// Where its IP header is.
+    pub l3: usize,
+    /// Tick.
+    pub last_seen: u32,
 }
 
 /// Whose turn it is of an endpoint's source ports.
@@ -256,6 +271,8 @@ pub struct Tables {
     pub affinities: HashMap<(Addr, u32), abi::Affinity>,
     /// Datagrams in pieces.
     pub fragments: HashMap<FragmentKey, Fragment>,
+    /// Pieces that came before the first one, by their place. All sources have the same places here.
+    pub held: BTreeMap<u32, HeldPiece>,
     /// Where the datagrams of sockets were sent to, and which address their owners know.
     pub sockets: HashMap<abi::SocketKey, abi::SocketPeer>,
     /// The same of TCP sockets, by their number.

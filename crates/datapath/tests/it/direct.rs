@@ -39,7 +39,7 @@ pub(crate) fn wrapped(from: IpAddr, to: IpAddr, inner: &Packet) -> Packet {
 }
 
 /// What goes to a pod of another node: the packet as it was sent, a hop older.
-fn as_it_is(case: Case, sent: &Packet, pod: (u8, u8)) -> Packet {
+pub(crate) fn as_it_is(case: Case, sent: &Packet, pod: (u8, u8)) -> Packet {
     let inner = Packet { ttl: sent.ttl - 1, ..sent.clone() };
     let (from, to) = (case.ip(address::node(1)), case.ip(address::pod(pod.0, pod.1)));
     let Packet { source_mac, destination_mac, .. } = sent.clone();

@@ -65,12 +65,12 @@ impl Begun {
     }
 }
 
-/// Connections by a way to its endpoint, whose SYNs were answered, and whose places a flood has before their clients are heard of.
-fn displaced(node: &mut Node, case: Case, way: Way, floods: &mut u32) -> Vec<Begun> {
+/// Connections by a way to its endpoint, which may answer, and whose places a flood has before their clients are heard of.
+fn displaced(node: &mut Node, case: Case, way: Way, floods: &mut u32, answer: fn(&Talk<'_>)) -> Vec<Begun> {
     node.serve(service(), &[way.endpoint]);
     let open = || {
         let talk = Talk::open(node, case, way);
-        talk.accept();
+        answer(&talk);
         talk
     };
     let talks: Vec<_> = (0..8).map(|_| open()).collect();
@@ -89,13 +89,21 @@ impl Begun {
     }
 }
 
-/// Runs a test with connections of each way. `draining`: their endpoints are still there, for what they have.
-fn each_way(what: &str, draining: bool, mut test: impl FnMut(&Node, Case, Vec<Begun>)) {
+/// Runs a test with connections of each way whose SYNs were answered. `draining`: their endpoints are still there, for what they have.
+fn each_way(what: &str, draining: bool, test: impl FnMut(&Node, Case, Vec<Begun>)) {
+    each_way_with(what, answered, draining, test);
+}
+
+fn answered(talk: &Talk<'_>) {
+    talk.accept();
+}
+
+fn each_way_with(what: &str, answer: fn(&Talk<'_>), draining: bool, mut test: impl FnMut(&Node, Case, Vec<Begun>)) {
     let Some(mut node) = Node::with_capacity(what, FEW) else { return };
     let mut floods = 0;
     for case in cases(Protocol::Tcp) {
         for way in WAYS {
-            let begun = displaced(&mut node, case, way, &mut floods);
+            let begun = displaced(&mut node, case, way, &mut floods, answer);
             let endpoints = [way.endpoint];
             node.serve_draining(service(), &[later(way.endpoint)], if draining { &endpoints } else { &[] });
             test(&node, case, begun);
@@ -191,42 +199,75 @@ fn a_connection_whose_syn_is_one_of_a_flood_goes_on_where_it_began_whatever_the_
     }
 }
 
-/// What becomes of a SYN-ACK of each endpoint's that comes again: how many have lost their entry, and how many are dropped of those.
-fn answers_again(node: &Node, case: Case, all: &[Begun]) -> (u32, u32) {
-    let (mut lost, mut dropped) = (0, 0);
-    let replies4 = node.view.replies4().unwrap().into_iter().map(|(_, reply)| reply);
-    let replies6 = node.view.replies6().unwrap().into_iter().map(|(_, reply)| reply);
-    let known: Vec<_> = replies4.chain(replies6).map(|reply| reply.client_port.get()).collect();
-    for begun in all {
-        let again = begun.talk(node, case).endpoint_tcp(TcpHeader { syn: true, ack: true, ..TcpHeader::default() });
-        let outcome = node.send(begun.way.back.0, begun.way.back.1, &again);
-        if known.contains(&begun.first.source_socket().port()) {
-            assert_eq!(outcome.reason, abi::REASON_BACK, "{:?}", begun.way);
-            continue;
+/// What endpoints say to SYNs whose entry is another's by now: how many do, and how many are dropped of those, to clients here and in the node's name.
+struct Lost([(u32, u32); 2]);
+
+impl Lost {
+    /// Each endpoint says it once, with a number.
+    fn add(&mut self, node: &Node, case: Case, all: &[Begun], number: u32) {
+        let replies4 = node.view.replies4().unwrap().into_iter().map(|(_, reply)| reply);
+        let replies6 = node.view.replies6().unwrap().into_iter().map(|(_, reply)| reply);
+        let known: Vec<_> = replies4.chain(replies6).map(|reply| reply.client_port.get()).collect();
+        for begun in all.iter().filter(|begun| !known.contains(&begun.first.source_socket().port())) {
+            let header = TcpHeader { syn: true, ack: true, sequence_number: number, ..TcpHeader::default() };
+            let answer = begun.talk(node, case).endpoint_tcp(header);
+            let outcome = node.send(begun.way.back.0, begun.way.back.1, &answer);
+            let (lost, dropped) = &mut self.0[usize::from(begun.way.endpoint.0) - 1];
+            *lost += 1;
+            *dropped += u32::from(outcome.reason == abi::REASON_STALE);
         }
-        lost += 1;
-        dropped += u32::from(outcome.reason == abi::REASON_STALE);
     }
-    (lost, dropped)
+
+    /// The flood may have taken the place of the memory, too.
+    #[track_caller]
+    fn assert_dropped(&self) {
+        let are_most = |(lost, dropped): (u32, u32)| dropped > lost / 2;
+        assert!(self.0.into_iter().all(are_most), "{:?}", self.0);
+    }
+
+    #[track_caller]
+    fn assert_left_alone(&self) {
+        let are_none = |(lost, dropped): (u32, u32)| lost > 0 && dropped == 0;
+        assert!(self.0.into_iter().all(are_none), "{:?}", self.0);
+    }
 }
+
+/// Another one's, as of a connection of the same client to the endpoint itself.
+const OTHER: u32 = 1 << 28;
 
 /// Its client has never asked the endpoint, and would reset the connection; the node itself has not asked it, either.
 #[test]
 fn a_syn_ack_that_comes_again_after_a_flood_displaced_its_entry_leaves_in_nobodys_name() {
-    let mut of_nodes = [(0, 0); 2];
+    let [mut soon, mut later, mut last, mut others] = [const { Lost([(0, 0); 2]) }; 4];
     each_way("SYN-ACKs that a flood displaced", true, |node, case, all| {
-        let more = answers_again(node, case, &all);
-        let (lost, dropped) = &mut of_nodes[usize::from(all[0].way.endpoint.0) - 1];
-        *lost += more.0;
-        *dropped += more.1;
-        // The last one comes after a minute.
-        age_displaced(node, 65);
-        assert_eq!(answers_again(node, case, &all).1, 0);
+        others.add(node, case, &all, OTHER);
+        soon.add(node, case, &all, 0);
+        age_displaced(node, 60);
+        later.add(node, case, &all, 0);
+        age_displaced(node, 5);
+        last.add(node, case, &all, 0);
     });
-    // The flood may have taken the place of the memory, too.
-    for (lost, dropped) in of_nodes {
-        assert!(dropped > lost / 2, "{dropped} of {lost}");
-    }
+    soon.assert_dropped();
+    later.assert_dropped();
+    last.assert_left_alone();
+    others.assert_left_alone();
+}
+
+#[test]
+fn the_first_syn_ack_after_a_flood_displaced_its_entry_leaves_in_nobodys_name_whatever_its_number() {
+    let [mut soon, mut late] = [const { Lost([(0, 0); 2]) }; 2];
+    each_way_with(
+        "first SYN-ACKs that a flood displaced",
+        |_| (),
+        true,
+        |node, case, all| {
+            soon.add(node, case, &all, OTHER);
+            age_displaced(node, abi::OPENING_IDLE + 1);
+            late.add(node, case, &all, OTHER);
+        },
+    );
+    soon.assert_dropped();
+    late.assert_left_alone();
 }
 
 /// What the endpoint of a SYN says late is dropped, as its client has gone on to the later one.

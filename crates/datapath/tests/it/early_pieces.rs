@@ -11,6 +11,7 @@ use weir_testbed::packet::{Mac, Packet, decode};
 use weir_testbed::{Capture, wait};
 
 use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases};
+use crate::direct::as_it_is;
 use crate::entries::age;
 use crate::fragments::{PIECE, answer, assemble, large};
 use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
@@ -230,6 +231,33 @@ fn pieces_that_come_wrapped_reach_the_endpoint_in_any_order() {
             let seen = send(&node, &Way { early, ..INTO }, &sent, &wrapped, order);
             assert_eq!(seen, sent.with_destination(case.at(address::pod(1, 1), TARGET_PORT)));
         }
+    }
+}
+
+#[test]
+fn pieces_are_wrapped_for_another_node_in_any_order() {
+    let Some(mut node) = node("early pieces for another node that answers itself") else { return };
+    node.serve(web(), &[(2, 1)]);
+    node.direct(&[2]);
+    for case in CASES {
+        let sent = from_outside(case, &node, EXTERNAL_IP);
+        let pieces = sent.cut(PIECE);
+        let [first, second, third] = &pieces[..] else { panic!("three") };
+        let way = Way { hook: Hook::NicIn, device: Device::Eth0, out: "eth0", early: PASSED, translated: (0, 0) };
+        let capture = Capture::start(&node.netns, way.out).unwrap();
+        passes_early(&node, &way, third);
+        passes_early(&node, &way, second);
+        let (verdict, counted, frame) = run(&node, &way, first);
+        assert_eq!((verdict, counted), (TC_REDIRECT, vec![(abi::REASON_DIRECT, 3)]));
+        assert_eq!(frame, as_it_is(case, first, (2, 1)).to_bytes());
+        let expected = [third, second].map(|piece| as_it_is(case, piece, (2, 1)).ip_bytes());
+        let mut seen = Vec::new();
+        let released = || {
+            seen.extend(capture.packets().unwrap().into_iter().filter(|packet| expected.contains(packet)));
+            if seen.len() == expected.len() { Ok(()) } else { Err(format!("{} of them", seen.len())) }
+        };
+        wait::until_some("the pieces that waited", SOON, released).unwrap();
+        assert_eq!(seen, expected);
     }
 }
 

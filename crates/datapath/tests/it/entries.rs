@@ -110,6 +110,16 @@ pub(crate) fn age_displaced(node: &Node, ticks: u32) {
     });
 }
 
+/// Makes it so many ticks longer ago that pieces came before their first one.
+pub(crate) fn age_held(node: &Node, ticks: u32) {
+    let (state, last_seen) = (offset_of!(abi::HeldPiece, state), offset_of!(abi::HeldPiece, last_seen));
+    change_each::<{ size_of::<abi::HeldPiece>() }>(node, "held_pieces", 0, |piece, _| {
+        if piece[state..][..size_of::<u32>()] == abi::HELD_USED.to_ne_bytes() {
+            make_earlier(&mut piece[last_seen..][..size_of::<u32>()], ticks);
+        }
+    });
+}
+
 /// Bytes of a CPU's pace.
 pub(crate) const PACE: usize = size_of::<abi::Pace>();
 

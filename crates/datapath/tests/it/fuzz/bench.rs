@@ -1,6 +1,6 @@
 //! Plays a scenario: each packet to the kernel and to the model, which must agree about it, and in the end about all tables.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -77,6 +77,10 @@ impl<'a> Bench<'a> {
         let nodes = world.other_nodes();
         node.datapath.set_other_nodes(&nodes).unwrap();
         model.other_nodes = nodes.into_iter().map(abi::Addr::from).collect();
+        let shortcuts = world.shortcuts(&devices);
+        let in_kernel = shortcuts.iter().map(|(device, kind)| (*device, abi::Shortcut { kind: *kind, bridge: 0 }));
+        node.datapath.set_shortcuts(&in_kernel.collect()).unwrap();
+        model.shortcuts = shortcuts;
         let ops = world.ops();
         node.datapath.store().apply(&ops).unwrap();
         model.apply(&ops);
@@ -168,8 +172,9 @@ impl<'a> Bench<'a> {
                 vec![self.world.services[service % count].frontend_op(*number, *there)]
             }
             Step::Flags(flags) => {
-                // An agent never changes its mind about this one.
-                self.model.config.flags = *flags | self.model.config.flags & abi::CONFIG_SETTLE;
+                // An agent never changes its mind about these.
+                let kept = abi::CONFIG_SETTLE | abi::CONFIG_HOST_BYPASS;
+                self.model.config.flags = *flags | self.model.config.flags & kept;
                 self.node.datapath.configure(&self.model.config).unwrap();
                 return;
             }
@@ -217,12 +222,15 @@ impl<'a> Bench<'a> {
             (false, _) if key.from.port.is_multiple_of(2) => Hook::Xdp,
             (false, _) => Hook::NicIn,
         };
-        let mut frame = frame::packet(key, segment, shape);
-        if let Some((node, endpoint)) = shape.wrapped {
-            let (from, to) = wrapper(key.family, node, endpoint);
-            frame = frame::wrap(&frame, from, to);
+        for shape in shape.with_early() {
+            let mut frame = frame::packet(key, segment, &shape);
+            if let Some((node, endpoint)) = shape.wrapped {
+                let (from, to) = wrapper(key.family, node, endpoint);
+                frame = frame::wrap(&frame, from, to);
+            }
+            self.send(hook.unwrap_or(usual), &frame)?;
         }
-        self.send(hook.unwrap_or(usual), &frame)
+        Ok(())
     }
 
     fn backend_sends(
@@ -243,7 +251,10 @@ impl<'a> Bench<'a> {
         } else {
             Hook::NicOut
         };
-        self.send(hook.unwrap_or(usual), &frame::packet(&key, segment, shape))
+        shape
+            .with_early()
+            .iter()
+            .try_for_each(|shape| self.send(hook.unwrap_or(usual), &frame::packet(&key, segment, shape)))
     }
 
     fn error(&mut self, about: &[u8], kind: u8, cut: usize, hook: Hook, shape: &Shape) -> Result<(), String> {
@@ -297,19 +308,19 @@ impl<'a> Bench<'a> {
             }
             self.passed.push(passed);
         }
-        let goes_up = outcome.verdict == Verdict::Pass && !outcome.hand_over;
+        let goes_up = outcome.verdict == Verdict::Pass && outcome.hand_over.is_none();
         Ok(goes_up.then_some(left.frame))
     }
 }
 
-/// The model's reasons for a frame and for what was cut off it, which has come again: the hook is attached to that device.
+/// The model's reasons for a frame and for what has come again with it: the hook is attached to that device.
 fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> Reasons {
     let mut reasons = Reasons::from([(outcome.reason, 1)]);
-    let mut rest = outcome.rest.clone();
-    while let Some(frame) = rest {
+    let mut again = VecDeque::from(outcome.again.clone());
+    while let Some(frame) = again.pop_front() {
         let next = model.run(&frame, place);
         *reasons.entry(next.reason).or_default() += 1;
-        rest = next.rest;
+        again.extend(next.again);
     }
     reasons
 }

@@ -32,7 +32,7 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Whether the kernel forgets a card's sum of a frame: when it cuts it for an answer, in front of which an error's headers come
-/// then, or in pieces. What nobody will see may have any.
+/// then, or in pieces, or others come again behind it. What nobody will see may have any.
 pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
     let added = match model.frame.get(12..24) {
         Some([8, 0, .., 1]) => 20 + 8,
@@ -41,7 +41,7 @@ pub(super) fn forgets_sum(frame: &[u8], model: &Outcome) -> bool {
     };
     let is_told = matches!(model.reason, abi::REASON_TOO_BIG_TOLD | abi::REASON_TTL_TOLD);
     let is_answer = is_told || is_answered(model.reason);
-    model.verdict == Verdict::Drop || model.rest.is_some() || (is_answer && model.frame.len() < frame.len() + added)
+    model.verdict == Verdict::Drop || !model.again.is_empty() || (is_answer && model.frame.len() < frame.len() + added)
 }
 
 /// What is wrong about the reasons why packets left, if anything.
@@ -137,6 +137,8 @@ pub(super) fn tables(node: &Node, model: &Model, tick: u32) -> Result<(), String
     let sockets = node.view.sockets().unwrap().into_iter().collect();
     differences("socket", &sockets, &ours.sockets, &mut wrong);
     differences("fragment", &tables::fragments(node, clocks), &ours.fragments, &mut wrong);
+    let held = ours.held.iter().map(|(place, piece)| (*place, piece.clone())).collect();
+    differences("held piece", &tables::held(node, clocks), &held, &mut wrong);
     let mut turns = ours.turns.clone();
     turns.retain(|_, turn| *turn != Turn::default());
     differences("source port", &tables::turns(node, clocks), &turns, &mut wrong);

@@ -33,24 +33,6 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
         ),
     ),
     (
-        abi::REASON_TTL_EXCEEDED,
-        Elsewhere::Test(
-            "crates/datapath/tests/it/refusals.rs",
-            "nobody_is_told_that_a_later_piece_or_an_error_had_no_hop_left",
-        ),
-    ),
-    (
-        abi::REASON_SNAT_EXHAUSTED,
-        Elsewhere::Test("crates/datapath/tests/it/snat.rs", "a_flow_for_which_no_port_is_left_is_dropped"),
-    ),
-    (
-        abi::REASON_FRAGMENT_HELD,
-        Elsewhere::Test(
-            "crates/datapath/tests/it/early_pieces.rs",
-            "a_flood_from_one_source_fills_its_own_entries_and_none_is_taken_from_a_piece_that_waits",
-        ),
-    ),
-    (
         abi::REASON_UNTOLD,
         Elsewhere::Test(
             "crates/datapath/tests/it/refusals.rs",

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
 use weir_datapath::{GoingFilter, MapStore};
-use weir_model::{Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
+use weir_model::{HandOver, Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
 
@@ -36,7 +36,7 @@ pub(super) struct Ran {
 pub(super) struct Left {
     pub(super) verdict: u32,
     pub(super) frame: Vec<u8>,
-    pub(super) hand_over: bool,
+    pub(super) hand_over: Option<HandOver>,
 }
 
 /// Tables with the offset of `last_seen`, and of `asked` and `created` if they have them.
@@ -124,8 +124,18 @@ pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool)
         (_, Some(_)) => drop(reasons.remove(&abi::REASON_NOT_TRANSPORT)),
         (_, None) => {}
     }
-    let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: !run.metadata.is_empty() });
+    let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: handed_over(&run.metadata) });
     Some(Ran { reasons, left })
+}
+
+/// What XDP's metadata says: a number that tells it from others', and `enum handover_kind` of `bpf/lib/ctx.h`.
+fn handed_over(metadata: &[u8]) -> Option<HandOver> {
+    let kind = metadata.last_chunk().map(|kind| u32::from_ne_bytes(*kind))?;
+    match kind {
+        1 => Some(HandOver::Done),
+        2 => Some(HandOver::ToPod),
+        other => panic!("tc is told of {other}"),
+    }
 }
 
 /// Makes everything look as if it had happened so much earlier.
@@ -150,6 +160,7 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
     }
     entries::age_pressure(node, ticks);
     entries::age_displaced(node, ticks);
+    entries::age_held(node, ticks);
     entries::calm(node);
     entries::age_floods(node, ticks);
     // As the agent does now and then: what follows is looked up with what it has found.
@@ -219,6 +230,7 @@ pub(super) fn reset(node: &mut Node) {
     zero::<{ abi::FIRST_SYNS }>(node, "first_syns");
     zero::<{ size_of::<abi::SnatKept>() }>(node, "snat_kept");
     zero::<{ size_of::<abi::Displaced>() }>(node, "displaced");
+    zero::<{ size_of::<abi::HeldPiece>() }>(node, "held_pieces");
     zero::<16>(node, "snat_ports");
     entries::zero_paces(node, entries::PACE);
     let dump = node.view.dump().unwrap();

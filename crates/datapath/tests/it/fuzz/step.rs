@@ -176,6 +176,20 @@ impl Shape {
         Ok(shape)
     }
 
+    /// The shapes of what comes: of every second first piece some others before it, one of which has another tag.
+    pub(super) fn with_early(&self) -> Vec<Self> {
+        let piece = |offset, more| Some(Piece { offset, more, id: 2 });
+        let early = match &self.fragment {
+            Some(Piece { offset: 0, more: true, id: 2 }) => vec![
+                Self { fragment: piece(185, false), ..self.clone() },
+                Self { fragment: piece(2, true), vlans: self.vlans + 1, ..self.clone() },
+                Self { fragment: piece(1, true), ..self.clone() },
+            ],
+            Some(_) | None => Vec::new(),
+        };
+        [early, vec![self.clone()]].concat()
+    }
+
     /// One thing more is wrong or unusual.
     fn make_odd(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.int_in_range(0..=11u8)? {

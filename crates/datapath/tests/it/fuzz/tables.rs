@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use weir_abi as abi;
 use weir_core::model::Family;
-use weir_model::{End, Ended, Flow, Fragment, FragmentKey, Key, Now, Reply, Stage, Turn};
+use weir_model::{End, Ended, Flow, Fragment, FragmentKey, HeldPiece, Key, Now, Reply, Stage, Turn};
 
 use super::kernel::FLOWS;
 use crate::node::Node;
@@ -154,14 +154,24 @@ pub(super) fn fragments(node: &Node, clocks: Clocks) -> HashMap<FragmentKey, Fra
     let entries = node.view.fragments().unwrap().into_iter();
     entries
         .map(|(key, first)| {
-            // Others are kept only where pieces wait.
-            assert_eq!(first.state, abi::FRAGMENT_OURS, "{key:?}");
-            let out = key.out != 0;
-            let key = FragmentKey { src: key.src, dst: key.dst, id: key.id.get(), protocol: key.proto, out };
-            let (sport, dport) = (first.sport.get(), first.dport.get());
-            (key, Fragment { sport, dport, last_seen: clocks.tick(first.last_seen) })
+            let (sport, dport, state) = (first.sport.get(), first.dport.get(), first.state);
+            (fragment_key(key), Fragment { sport, dport, last_seen: clocks.tick(first.last_seen), state })
         })
         .collect()
+}
+
+const fn fragment_key(key: abi::FragmentKey) -> FragmentKey {
+    FragmentKey { src: key.src, dst: key.dst, id: key.id.get(), protocol: key.proto, out: key.out != 0 }
+}
+
+/// Pieces that wait, by their place.
+pub(super) fn held(node: &Node, clocks: Clocks) -> HashMap<u32, HeldPiece> {
+    let piece = |(place, piece): (u32, abi::HeldPiece)| {
+        let frame = piece.bytes[..piece.length as usize].to_vec();
+        let (key, l3, last_seen) = (fragment_key(piece.key), piece.l3 as usize, clocks.tick(piece.last_seen));
+        (place, HeldPiece { key, frame, l3, last_seen })
+    };
+    node.view.held_pieces().unwrap().into_iter().map(piece).collect()
 }
 
 /// The turns of source ports that are not at the beginning.

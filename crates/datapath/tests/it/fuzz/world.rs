@@ -1,6 +1,6 @@
 //! What a scenario's node serves: few addresses, few endpoints and fewer ports, so that everything meets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use arbitrary::{Result, Unstructured};
@@ -11,6 +11,7 @@ use weir_core::source_ports::PortSet;
 use weir_testbed::address;
 
 use super::places::{LOCALHOST, SHARED_IP, of, place};
+use super::routes::Devices;
 use crate::node::TUNNEL_IP;
 
 /// Endpoints that a service may have.
@@ -110,18 +111,20 @@ impl World {
         // Entries of the corpus have no bytes for these.
         let settle = if hash_seed.is_multiple_of(2) { 0 } else { abi::CONFIG_SETTLE };
         let has_tunnels = hash_seed & 2 != 0;
+        let bypass = if hash_seed & 48 == 48 { abi::CONFIG_HOST_BYPASS } else { 0 };
         let config = abi::Config {
             hash_seed,
             held_until: if hash_seed & 12 == 12 { 0 } else { u64::MAX },
             node4: node(u, address::node(1).v4.into())?,
             node6: node(u, address::node(1).v6.into())?,
-            flags: flags(u)? | settle | abi::CONFIG_UNWRAP,
+            flags: flags(u)? | settle | bypass | abi::CONFIG_UNWRAP,
             service_networks: u.int_in_range(0..=2)?,
             flood: if u.ratio(1, 4)? { u.int_in_range(1..=3)? } else { 0 },
             tcp_half_closed: 60,
             tcp_linger: 5,
             service_network,
-            // No piece is held: what waits is sent again past the harness, and tests of early pieces look at it.
+            // All sources' pieces wait in the same places.
+            held_pieces: if hash_seed & 64 == 0 { 0 } else { abi::HELD_REGION },
             ..abi::Config::PLAIN
         };
         let ports = ports(u)?;
@@ -137,6 +140,13 @@ impl World {
             false => abi::Tunnel::NONE,
         };
         abi::Config { tunnel4: tunnel(Family::V4), tunnel6: tunnel(Family::V6), ..self.config }
+    }
+
+    /// By which devices packets may go past the host, where that is asked for: outside by some, and to the pod mostly.
+    pub(super) fn shortcuts(&self, devices: &Devices) -> HashMap<u32, u32> {
+        let outside = devices.eth[..2].iter().map(|device| (*device, abi::SHORTCUT_NEIGHBOUR));
+        let pod = (self.config.hash_seed & 384 != 0).then_some((devices.pod, abi::SHORTCUT_PEER));
+        outside.chain(pod).collect()
     }
 
     /// Those that take clients' packets as they are, and answer them.
