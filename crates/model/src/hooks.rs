@@ -12,6 +12,9 @@ use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, parse};
 use crate::path::{Left, Translated};
 use crate::{HandOver, Hook, Model, Outcome, Place, Reason, Verdict};
 
+/// Bytes of a tag (IEEE 802.1Q).
+const TAG: u32 = 4;
+
 /// Whether the reason is one of a packet that is answered in the service's name.
 #[must_use]
 pub const fn is_answered(reason: Reason) -> bool {
@@ -46,15 +49,29 @@ impl Outcome {
 impl Model {
     /// What a program does with a frame. The tables change as the kernel's do.
     pub fn run(&mut self, frame: &[u8], place: &Place<'_>) -> Outcome {
+        self.run_without(0, frame, place)
+    }
+
+    /// The same with what comes again: on its way in the kernel takes the outer tag off, which is no part of the frame's length then.
+    pub fn run_again(&mut self, frame: &[u8], place: &Place<'_>) -> Outcome {
+        let taken_off = if matches!(place.hook, Hook::NicIn | Hook::PodIn) { TAG } else { 0 };
+        self.run_without(taken_off, frame, place)
+    }
+
+    /// With so many bytes of a tag that the kernel has taken off, if there is one.
+    fn run_without(&mut self, tag: u32, frame: &[u8], place: &Place<'_>) -> Outcome {
         if place.hook == Hook::NicIn && !frame.starts_with(&place.network.mac(place.device)) {
             return Outcome::untouched(abi::REASON_OTHER_HOST, frame);
         }
         match parse(frame) {
             Err(reason) => Outcome::untouched(reason, frame),
-            Ok((mut p, read)) => match place.hook {
-                Hook::Xdp => self.run_xdp(frame, &mut p, read, place),
-                Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => self.run_tc(frame, &mut p, read, place),
-            },
+            Ok((mut p, read)) => {
+                p.frame -= if p.vlan { tag } else { 0 };
+                match place.hook {
+                    Hook::Xdp => self.run_xdp(frame, &mut p, read, place),
+                    Hook::NicIn | Hook::NicOut | Hook::PodIn | Hook::PodOut => self.run_tc(frame, &mut p, read, place),
+                }
+            }
         }
     }
 

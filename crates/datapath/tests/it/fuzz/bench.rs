@@ -318,7 +318,7 @@ fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> Reason
     let mut reasons = Reasons::from([(outcome.reason, 1)]);
     let mut again = VecDeque::from(outcome.again.clone());
     while let Some(frame) = again.pop_front() {
-        let next = model.run(&frame, place);
+        let next = model.run_again(&frame, place);
         *reasons.entry(next.reason).or_default() += 1;
         again.extend(next.again);
     }
