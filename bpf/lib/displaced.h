@@ -80,21 +80,24 @@ static __always_inline __u64 displaced_find(__u64 hash)
 }
 
 /*
- * Whether answers with a hash of their key have lost their entry, and a SYN-ACK is one of them: it comes again with its number, or none had come
- * and it is the first one.
+ * Whether answers with a hash of their key have lost their entry, and a SYN-ACK with a number (enum heard) is one of them: the one that there was
+ * comes again, or there had been none, and from now on this one is that.
  */
 static __always_inline bool displaced_answers(__u64 hash, __u16 heard)
 {
-	const struct displaced *line = displaced_line(opening_set(hash));
-	__u32 tag = opening_tag(hash);
-	__u32 word = line ? *(const volatile __u32 *)&line->answers[displaced_way(tag)] : 0,
-	      bits = word & ~DISPLACED_TICKS;
-	__u32 ago = (now_ticks() - word) & DISPLACED_TICKS;
+	struct displaced *line = displaced_line(opening_set(hash));
+	__u32 tag = opening_tag(hash), way = displaced_way(tag), word, ago;
 
-	if (!word)
+	word = line ? *(volatile __u32 *)&line->answers[way] : 0;
+	ago = (now_ticks() - word) & DISPLACED_TICKS;
+	if (!word || ago > MOVED_IDLE)
 		return false;
-	return (bits == displaced_bits(tag, heard) && ago <= MOVED_IDLE) ||
-	       (bits == displaced_bits(tag, 0) && ago <= OPENING_IDLE);
+	if ((word & ~DISPLACED_TICKS) == displaced_bits(tag, heard))
+		return true;
+	if ((word & ~DISPLACED_TICKS) != displaced_bits(tag, 0) || ago > OPENING_IDLE)
+		return false;
+	*(volatile __u32 *)&line->answers[way] = displaced_bits(tag, heard) | (word & DISPLACED_TICKS);
+	return true;
 }
 
 static __always_inline __u32 displaced_backend(__u64 entry)

@@ -114,7 +114,13 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 	return -REASON_FRAGMENT_LOST;
 }
 
-/* Makes another frame of the one at hand. Returns 0 or an error. */
+/*
+ * So long the kernel lets every frame be. It makes none shorter than up to a transport header that the device has noted, which is behind a wrapper here
+ * (__bpf_skb_min_len() in net/core/filter.c).
+ */
+#define HELD_PADDED 128
+
+/* Makes another frame of the one at hand. What trails a short one is no part of its packet, like Ethernet's padding. Returns 0 or an error. */
 static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 {
 	__u32 length = piece->length;
@@ -123,6 +129,8 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 	if (!fits(&length))
 		return -EINVAL;
 	error = bpf_skb_change_tail(ctx, length, 0);
+	if (error && length < HELD_PADDED)
+		error = bpf_skb_change_tail(ctx, HELD_PADDED, 0);
 	if (error || !fits(&length))
 		return error ?: -EINVAL;
 	/* A sum that the card has taken is without the link header, which pieces that come from one router have alike. */

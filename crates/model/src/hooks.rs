@@ -104,7 +104,8 @@ impl Model {
         if matches!(reason, abi::REASON_FRAGMENT | abi::REASON_FRAGMENT_HELD) {
             outcome = Outcome::untouched(self.without_ports(frame, p, !inward, reason), frame);
         } else {
-            outcome.again.extend(self.note_first(p, !inward, reason));
+            let length = outcome.frame.len();
+            outcome.again.extend(self.note_first(p, length, !inward, reason));
         }
         // Nobody has a cluster IP out there, and it may come back in a loop.
         let is_nobodys = self.is_in_service_network(p) || self.comes_round(p, place);

@@ -38,8 +38,9 @@ impl Model {
         }
     }
 
-    /// Notes what became of a first piece, whose fate the others share. Returns those that waited for it, if they are translated as well.
-    pub(crate) fn note_first(&mut self, p: &Packet, out: bool, reason: Reason) -> Vec<Vec<u8>> {
+    /// Notes what became of a first piece, whose fate the others share. length: of its frame as it leaves, as there is room for so many bytes
+    /// alone. Returns those that waited for it, if they are translated as well.
+    pub(crate) fn note_first(&mut self, p: &Packet, length: usize, out: bool, reason: Reason) -> Vec<Vec<u8>> {
         let is_ours = reason >= abi::REASON_TO_LOCAL;
         let is_told = !matches!(reason, abi::REASON_MALFORMED | abi::REASON_LEFT_TO_TC);
         if p.piece != Piece::First || !is_transport(p.protocol) || !is_told || !(is_ours || self.holds_pieces()) {
@@ -49,7 +50,8 @@ impl Model {
         let first = Fragment { sport: p.sport, dport: p.dport, last_seen: self.now.ticks, state };
         let before = self.tables.fragments.insert(fragment_key(p, out), first);
         let is_awaited = before.is_some_and(|before| before.state == abi::FRAGMENT_AWAITED);
-        if is_awaited && is_ours && reason < abi::REASON_NO_ENDPOINTS { self.release(p, out) } else { Vec::new() }
+        let is_translated = is_ours && reason < abi::REASON_NO_ENDPOINTS;
+        if is_awaited && is_translated && length <= abi::HELD_BYTES { self.release(p, out) } else { Vec::new() }
     }
 
     const fn holds_pieces(&self) -> bool {

@@ -32,6 +32,7 @@ pub mod prog_run;
 pub mod role;
 pub mod serve;
 mod tap;
+mod transmit;
 mod udp;
 pub mod wait;
 pub mod world;
@@ -47,6 +48,7 @@ pub use netns::Netns;
 pub use node::{Node, Pod};
 pub use pristine::Pristine;
 pub use process::Process;
+pub use transmit::transmit;
 pub use world::World;
 
 /// True when this process is root. Otherwise says on stderr that `what` is skipped, and why, and returns false.

@@ -255,18 +255,35 @@ fn a_syn_ack_that_comes_again_after_a_flood_displaced_its_entry_leaves_in_nobody
 
 #[test]
 fn the_first_syn_ack_after_a_flood_displaced_its_entry_leaves_in_nobodys_name_whatever_its_number() {
-    let [mut soon, mut late] = [const { Lost([(0, 0); 2]) }; 2];
+    let [mut first, mut again, mut others] = [const { Lost([(0, 0); 2]) }; 3];
     each_way_with(
         "first SYN-ACKs that a flood displaced",
         |_| (),
         true,
         |node, case, all| {
-            soon.add(node, case, &all, OTHER);
+            first.add(node, case, &all, OTHER);
+            others.add(node, case, &all, 0);
+            age_displaced(node, abi::OPENING_IDLE + 1);
+            again.add(node, case, &all, OTHER);
+        },
+    );
+    first.assert_dropped();
+    again.assert_dropped();
+    others.assert_left_alone();
+}
+
+#[test]
+fn a_syn_ack_long_after_a_flood_displaced_what_nobody_had_answered_is_anothers() {
+    let mut late = Lost([(0, 0); 2]);
+    each_way_with(
+        "late SYN-ACKs that a flood displaced",
+        |_| (),
+        true,
+        |node, case, all| {
             age_displaced(node, abi::OPENING_IDLE + 1);
             late.add(node, case, &all, OTHER);
         },
     );
-    soon.assert_dropped();
     late.assert_left_alone();
 }
 

@@ -90,7 +90,8 @@ pub(crate) struct Node {
     sums: Cell<bool>,
     pins: Pins,
     pub(crate) netns: Netns,
-    _peers: Netns,
+    /// The other ends of its cables, `peer-eth0` and so on.
+    pub(crate) peers: Netns,
 }
 
 impl Node {
@@ -130,14 +131,14 @@ impl Node {
         };
         let view = View::open(pins.dir.clone()).unwrap();
         let (tables, client_port, sums) = (Tables::new(capacity), Cell::new(40000), Cell::new(true));
-        let node = Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, _peers: peers };
+        let node = Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, peers };
         node.configure(SNAT_PORTS, true);
         Some(node)
     }
 
     /// The same with tables of another size, as an agent makes them that starts with other options.
     pub(crate) fn resized(self, capacity: Capacity) -> Self {
-        let Self { datapath, view: _, tables, cluster, config, client_port, sums, mut pins, netns, _peers } = self;
+        let Self { datapath, view: _, tables, cluster, config, client_port, sums, mut pins, netns, peers } = self;
         pins.keep_from_others();
         // Two cannot have the pins.
         drop(datapath);
@@ -147,7 +148,7 @@ impl Node {
         GoingFilter::open(datapath.pins()).unwrap().rebuild().unwrap();
         datapath.finish_switch().unwrap();
         let view = View::open(pins.dir.clone()).unwrap();
-        Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, _peers }
+        Self { datapath, view, tables, cluster, config, client_port, sums, pins, netns, peers }
     }
 
     /// Writes the configuration, and lets flows take the ports of a range.

@@ -322,7 +322,7 @@ fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> Reason
         *reasons.entry(next.reason).or_default() += 1;
         again.extend(next.again);
     }
-    reasons
+    kernel::without_reports(reasons)
 }
 
 /// One of the latest packets, the last one first.

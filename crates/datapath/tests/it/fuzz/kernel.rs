@@ -90,6 +90,16 @@ pub(super) fn counted(node: &Node, hook: usize) -> Vec<u64> {
     all[hook * abi::REASON_COUNT..][..abi::REASON_COUNT].iter().map(|(_, value)| packets(value)).collect()
 }
 
+/// Reasons as they would be without the namespace's own reports of multicast listeners, which pass the same hooks when they please.
+pub(super) fn without_reports(mut reasons: Reasons) -> Reasons {
+    match (reasons.len(), reasons.get_mut(&abi::REASON_NOT_TRANSPORT)) {
+        (1, Some(packets)) => *packets = 1,
+        (_, Some(_)) => drop(reasons.remove(&abi::REASON_NOT_TRANSPORT)),
+        (_, None) => {}
+    }
+    reasons
+}
+
 /// Runs a program on a frame of which a card has taken the sum, or has not. None: the kernel runs nothing on such a frame.
 pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool) -> Option<Ran> {
     let Place { hook, device, came_by, .. } = *place;
@@ -116,14 +126,9 @@ pub(super) fn run(node: &Node, place: &Place<'_>, frame: &[u8], is_summed: bool)
     };
     let after = counted(node, number);
     let moved = (0..).zip(before.iter().zip(&after)).map(|(reason, (before, after))| (reason, after - before));
-    let mut reasons: Reasons = moved.filter(|(_, packets)| *packets > 0).collect();
+    let reasons: Reasons = moved.filter(|(_, packets)| *packets > 0).collect();
     assert!(!reasons.is_empty(), "no counter moves for {name}");
-    // The namespace's own reports of multicast listeners pass the same hooks, when they please.
-    match (reasons.len(), reasons.get_mut(&abi::REASON_NOT_TRANSPORT)) {
-        (1, Some(packets)) => *packets = 1,
-        (_, Some(_)) => drop(reasons.remove(&abi::REASON_NOT_TRANSPORT)),
-        (_, None) => {}
-    }
+    let reasons = without_reports(reasons);
     let left = left.map(|run| Left { verdict: run.retval, frame: run.packet, hand_over: handed_over(&run.metadata) });
     Some(Ran { reasons, left })
 }
