@@ -221,8 +221,8 @@ impl Lost {
     /// The flood may have taken the place of the memory, too.
     #[track_caller]
     fn assert_dropped(&self) {
-        let are_most = |(lost, dropped): (u32, u32)| dropped > lost / 2;
-        assert!(self.0.into_iter().all(are_most), "{:?}", self.0);
+        let are_many = |(lost, dropped): (u32, u32)| dropped > lost / 3;
+        assert!(self.0.into_iter().all(are_many), "{:?}", self.0);
     }
 
     #[track_caller]
