@@ -94,9 +94,10 @@ pub(crate) fn age_pressure(node: &Node, ticks: u32) {
 
 /// Makes it so many ticks longer ago that connections lost their places, and forgets those of which their few bits would tell another time then.
 pub(crate) fn age_displaced(node: &Node, ticks: u32) {
-    let when = ((1 << (abi::DISPLACED_TAG - abi::DISPLACED_TICK)) - 1) << abi::DISPLACED_TICK;
+    let times = (1u32 << (abi::DISPLACED_TAG - abi::DISPLACED_TICK)) - 1;
+    let when = u64::from(times) << abi::DISPLACED_TICK;
     let earlier = |entry: u64| entry & !when | entry.wrapping_sub(u64::from(ticks) << abi::DISPLACED_TICK) & when;
-    let answers = |entry: u32| entry & !0xff | entry.wrapping_sub(ticks) & 0xff;
+    let answered_earlier = |entry: u32| entry & !times | entry.wrapping_sub(ticks) & times;
     change_each::<{ size_of::<abi::Displaced>() }>(node, "displaced", 0, |line, _| {
         let (flows, rest) = line.split_at_mut(offset_of!(abi::Displaced, answers));
         for entry in flows.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 8]) {
@@ -104,7 +105,7 @@ pub(crate) fn age_displaced(node: &Node, ticks: u32) {
             *entry = old.to_ne_bytes();
         }
         for entry in rest.as_chunks_mut().0.iter_mut().filter(|entry| **entry != [0; 4]) {
-            let old = if ticks > 100 { 0 } else { answers(u32::from_ne_bytes(*entry)) };
+            let old = if ticks > times / 2 { 0 } else { answered_earlier(u32::from_ne_bytes(*entry)) };
             *entry = old.to_ne_bytes();
         }
     });
