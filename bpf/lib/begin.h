@@ -86,9 +86,8 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	const struct config *config = config_get();
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const bool first = p->syn && !(flow->flags & FLOW_RETRIES), flood = first && is_flood(config);
-	const struct reply *old;
 	struct reply reply;
-	long error = 0;
+	long error;
 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
@@ -104,34 +103,18 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	}
 	reply_of(&reply, p, flow, asked_by(p));
 	reply.flags |= flood ? FLOW_BY_HASH : 0;
-	/*
-	 * The node cannot be sent its own packets: no masquerade, as with kube-proxy. Of two such flows of datagrams to a process on it the newer one
-	 * wins; of two connections there is no place for the newer one.
-	 */
+	/* The node cannot be sent its own packets: no masquerade, as with kube-proxy. */
 	if (is_here(backend)) {
 		flow->flags &= ~FLOW_SNAT;
 		reply.flags &= ~FLOW_SNAT;
-		union flow_key key;
-
-		reply_key(&key, backend, &p->src, p->sport, v6);
-		old = p->proto == IPPROTO_UDP ? NULL : reply_at(&key, STAGE_ANY, v6);
-		/* What it says to the newer one's SYN would have its client reset it. Not where nobody has answered: somebody may have forged that. */
-		if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING &&
-		    !reply_yields(old, p, &reply, v6))
+		error = reply_store_here(p, backend, &reply, first, v6);
+		if (error < 0)
 			return -REASON_FLOW_TABLE;
-		if (old && first && is_unanswered(old, p, &reply, v6))
-			error = FLOW_AGAIN;
-		/* Without it the answer would leave with the node's own address. */
-		else if (!is_answered_already(old, p, &reply, v6)) {
-			reply_forget(&key, STAGE_GOING, v6);
-			if (reply_store(&key, &reply, BPF_ANY, STAGE_OPENING, v6))
-				return -REASON_FLOW_TABLE;
-		}
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
 		error = reply_store_direct(p, backend, &reply, first, v6);
-		if (error && error != FLOW_AGAIN) {
+		if (error < 0) {
 			flow->flags |= FLOW_SNAT;
 			return 0;
 		}
@@ -197,39 +180,16 @@ static __always_inline bool is_own(const struct addr *addr, const struct config 
 #define FLOW_COUNTED 3
 
 /*
- * Chooses for a packet that starts a flow and fills in the flow, which may name a backend to avoid, and hold how often that
- * was so. Returns 0, FLOW_COUNTED or a negative reason.
+ * Chooses among the endpoints of a frontend for a packet that starts a flow, and fills in the flow, which may name a backend to avoid, and hold how
+ * often that was so. Returns 0, FLOW_COUNTED or a negative reason.
  */
-static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+static __always_inline int flow_fill(const struct packet *p, struct flow *flow, const struct frontend *frontend,
+				     const struct config *config, bool from_outside, const bool v6)
 {
-	const struct config *config = config_get();
-	const struct frontend *frontend;
-	struct request request;
+	struct request request = {};
 	__u32 ago = 0;
-	int error;
+	int error = 0;
 
-	if (!config || is_loopback(&p->dst, v6))
-		return -REASON_NO_FRONTEND;
-	/* Martians, which the host drops: what leaves in the node's name never gets there. */
-	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))
-		return -REASON_NO_FRONTEND;
-	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
-	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {
-		/* Whoever serves the address now must get the rest of this connection, too. */
-		flow_forget(p, STAGE_GOING, v6);
-		flow_forget(p, STAGE_OPENING, v6);
-		return -REASON_NO_FRONTEND;
-	}
-	error = turned_away(p, config);
-	if (!error && is_unwrapped(p))
-		return flow_start_unwrapped(p, flow, frontend);
-	/* A Service's ports are written before its address as such: this one may have come between the two looks. */
-	if (!error && !frontend)
-		frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
-	if (error || !frontend)
-		return error ?: -REASON_UNUSED_PORT;
-	/* Not before: until here its place on the stack is for keys. */
-	request = (struct request){};
 	request.backend = flow->backend;
 	request.client = p->src;
 	request.hash = flow_hash(flow_seed(config, frontend), p, v6);
@@ -256,6 +216,36 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 		flow->flags |= FLOW_SNAT;
 	flow->flags |= FLOW_OPENING;
 	return error ?: ago && !p->syn ? FLOW_COUNTED : 0;
+}
+
+/* Finds the frontend of a packet that starts a flow, and fills in the flow as flow_fill() does. Returns what that does, or a negative reason. */
+static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct frontend *frontend;
+	int error;
+
+	if (!config || is_loopback(&p->dst, v6))
+		return -REASON_NO_FRONTEND;
+	/* Martians, which the host drops: what leaves in the node's name never gets there. */
+	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))
+		return -REASON_NO_FRONTEND;
+	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
+	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {
+		/* Whoever serves the address now must get the rest of this connection, too. */
+		flow_forget(p, STAGE_GOING, v6);
+		flow_forget(p, STAGE_OPENING, v6);
+		return -REASON_NO_FRONTEND;
+	}
+	error = turned_away(p, config);
+	if (!error && is_unwrapped(p))
+		return flow_start_unwrapped(p, flow, frontend);
+	/* A Service's ports are written before its address as such: this one may have come between the two looks. */
+	if (!error && !frontend)
+		frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
+	if (error || !frontend)
+		return error ?: -REASON_UNUSED_PORT;
+	return flow_fill(p, flow, frontend, config, from_outside, v6);
 }
 
 /*

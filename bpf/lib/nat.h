@@ -228,74 +228,103 @@ static __always_inline int was_last_back(const struct packet *p, const struct re
 	return reason;
 }
 
+/* Not a reason: a packet to the node's own address is no answer to it in a client's stead. */
+#define NOT_ANSWERED (-1)
+
+/* What a packet to the node's own address is as an answer to it in a client's stead. Returns a reason, or NOT_ANSWERED. */
+static __always_inline int answered_here(ctx_t *ctx, struct packet *p, const struct config *config, const bool v6)
+{
+	const enum snat_answer answer = may_be_snat(p, config, v6);
+	struct reply *reply;
+	bool shared;
+	int reason;
+
+	if (answer == SNAT_NO)
+		return NOT_ANSWERED;
+	reply = reply_of_answer(p, v6);
+	/* The host may give any port to what it masquerades itself: who agrees to a connection there answers that one. */
+	shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE ||
+		 (p->syn_ack && reply && reply->flags & FLOW_ENDED);
+	if (!reply)
+		return !shared && lost_entry(p, v6) ? REASON_STALE : NOT_ANSWERED;
+	if (!(reply->flags & FLOW_SNAT) || (shared && may_be_anothers(p, reply) && is_anothers(p, v6)))
+		return NOT_ANSWERED;
+	if (reply->flags & FLOW_MOVED)
+		return REASON_STALE;
+	if (p->syn_ack && !takes_answer(reply, p))
+		return REASON_STALE;
+	if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
+		return REASON_STALE;
+	reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
+	if (reason == REASON_BACK)
+		count_back(reply, p, v6);
+	return was_last_back(p, reply, reason, v6);
+}
+
+/*
+ * Begins a flow with a packet, where the flow that is known of it, if any, does not go on with its backend. flow: room for the new one, which is
+ * known from then on. Returns 0 or a negative reason.
+ */
+static __always_inline int begin(ctx_t *ctx, const struct packet *p, struct flow **known, struct flow *flow,
+				 enum next_step step, const bool from_outside, const bool v6)
+{
+	const struct config *config = config_get();
+	const struct flow *before = *known;
+	int error;
+
+	/* Only the first piece of a datagram starts a flow or is answered. */
+	if (p->piece == PIECE_LATER || !config)
+		return -REASON_STALE;
+	if (before && p->proto == IPPROTO_TCP && !p->syn)
+		return config->flags & CONFIG_RESET_STALE && !p->reset ? -REASON_STALE_RESET : -REASON_STALE;
+	if (before && step == STEP_GIVE_UP)
+		return gives_up(p, v6) ? -REASON_UNANSWERED : -REASON_STALE;
+	/* Not before: until here its place on the stack is for keys. */
+	*flow = (struct flow){};
+	if (before && step == STEP_ELSEWHERE) {
+		flow->backend = before->backend;
+		/* What an earlier connection has cost is past. */
+		flow->flags = is_opening(before->flags) ? before->flags & FLOW_RETRIES : 0;
+		/* Beside a flood it goes on: there is no higher number for this one. */
+		if (flow->flags == FLOW_RETRIES)
+			flow->flags -= FLOW_RETRY;
+	}
+	error = flow_new(ctx, p, flow, from_outside, v6);
+	if (error < 0)
+		return error;
+	if (error == FLOW_STAYS && step == STEP_ELSEWHERE)
+		return 0;
+	/* The one before would hide it. */
+	if (before && !(before->flags & FLOW_OPENING))
+		flow_forget(p, STAGE_GOING, v6);
+	*known = error == FLOW_STAYS ? flow_lookup(p, STAGE_OPENING, v6) : flow;
+	return 0;
+}
+
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct backend *backend;
-	struct flow *known, flow;
-	int error, reason, step = STEP_OVER;
-	enum snat_answer answer;
+	struct flow *known;
+	struct flow flow;
+	int reason, step = STEP_OVER;
 
 	if (!config)
 		return REASON_NO_FRONTEND;
-	answer = may_be_snat(p, config, v6);
-	if (answer != SNAT_NO) {
-		struct reply *reply = reply_of_answer(p, v6);
-		/* The host may give any port to what it masquerades itself: who agrees to a connection there answers that one. */
-		bool shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE ||
-			      (p->syn_ack && reply && reply->flags & FLOW_ENDED);
-
-		if (reply && reply->flags & FLOW_SNAT && !(shared && may_be_anothers(p, reply) && is_anothers(p, v6))) {
-			if (reply->flags & FLOW_MOVED)
-				return REASON_STALE;
-			if (p->syn_ack && !takes_answer(reply, p))
-				return REASON_STALE;
-			if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
-				return REASON_STALE;
-			reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
-			if (reason == REASON_BACK)
-				count_back(reply, p, v6);
-			return was_last_back(p, reply, reason, v6);
-		}
-		if (!reply && !shared && lost_entry(p, v6))
-			return REASON_STALE;
-	}
+	reason = answered_here(ctx, p, config, v6);
+	if (reason != NOT_ANSWERED)
+		return reason;
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
 		return REASON_NO_FRONTEND;
-	known = flow_lookup(p, STAGE_GOING, v6);
-	if (!known)
-		known = flow_opening(p, v6);
+	known = flow_lookup(p, STAGE_GOING, v6) ?: flow_opening(p, v6);
 	backend = known ? backend_at(known->backend, known->generation) : NULL;
 	if (known && backend)
 		step = step_of(p, known, config, v6);
 	if (step != STEP_ON) {
-		/* Only the first piece of a datagram starts a flow or is answered. */
-		if (p->piece == PIECE_LATER)
-			return REASON_STALE;
-		if (known && p->proto == IPPROTO_TCP && !p->syn)
-			return config->flags & CONFIG_RESET_STALE && !p->reset ? REASON_STALE_RESET : REASON_STALE;
-		if (known && step == STEP_GIVE_UP)
-			return gives_up(p, v6) ? REASON_UNANSWERED : REASON_STALE;
-		/* Not before: until here its place on the stack is for keys. */
-		flow = (struct flow){};
-		if (known && step == STEP_ELSEWHERE) {
-			flow.backend = known->backend;
-			/* What an earlier connection has cost is past. */
-			flow.flags = is_opening(known->flags) ? known->flags & FLOW_RETRIES : 0;
-			/* Beside a flood it goes on: there is no higher number for this one. */
-			if (flow.flags == FLOW_RETRIES)
-				flow.flags -= FLOW_RETRY;
-		}
-		error = flow_new(ctx, p, &flow, from_outside, v6);
-		if (error < 0)
-			return -error;
-		if (error != FLOW_STAYS || step != STEP_ELSEWHERE) {
-			/* The one before would hide it. */
-			if (known && !(known->flags & FLOW_OPENING))
-				flow_forget(p, STAGE_GOING, v6);
-			known = error == FLOW_STAYS ? flow_lookup(p, STAGE_OPENING, v6) : &flow;
-			backend = known ? bpf_map_lookup_elem(&backends, &known->backend) : NULL;
-		}
+		reason = -begin(ctx, p, &known, &flow, step, from_outside, v6);
+		if (reason)
+			return reason;
+		backend = known ? bpf_map_lookup_elem(&backends, &known->backend) : NULL;
 	}
 	if (!known || !backend)
 		return REASON_BROKEN_TABLE;

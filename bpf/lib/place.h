@@ -108,6 +108,30 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }
 
+/*
+ * The same where the endpoint is a process of this node, which there is no other address for. Of two flows of datagrams from the same port the newer
+ * one wins; of two connections there is no place for the newer one.
+ */
+static __always_inline long reply_store_here(const struct packet *p, const struct backend *backend,
+					     const struct reply *reply, bool first, const bool v6)
+{
+	const struct reply *old;
+	union flow_key key;
+
+	reply_key(&key, backend, &p->src, p->sport, v6);
+	old = p->proto == IPPROTO_UDP ? NULL : reply_at(&key, STAGE_ANY, v6);
+	/* What it says to the newer one's SYN would have its client reset it. Not where nobody has answered: somebody may have forged that. */
+	if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING && !reply_yields(old, p, reply, v6))
+		return -1;
+	if (old && first && is_unanswered(old, p, reply, v6))
+		return FLOW_AGAIN;
+	if (is_answered_already(old, p, reply, v6))
+		return 0;
+	/* Without it the answer would leave with the node's own address. */
+	reply_forget(&key, STAGE_GOING, v6);
+	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
+}
+
 /* A search for a free source port. */
 struct snat_search {
 	struct reply reply;

@@ -171,6 +171,19 @@ static __always_inline void take_end_along(const struct packet *p, const struct 
 	}
 }
 
+/* Writes both entries of a flow to the tables of those that go on. Returns whether it could. */
+static __always_inline bool write_going(const struct packet *p, const struct flow *flow, const struct reply *reply,
+					const union flow_key *key, const bool v6)
+{
+	if (reply_store(key, reply, BPF_ANY, STAGE_GOING, v6))
+		return false;
+	if (!flow_store(p, flow, STAGE_GOING, v6))
+		return true;
+	/* It would hide the one that counts. */
+	reply_forget(key, STAGE_GOING, v6);
+	return false;
+}
+
 /*
  * Moves a flow that was answered to the tables of those that go on. Returns whether it did: its backend may have said nothing
  * yet, its client not know of it, or a busy table may have no room now. What was found in the tables before is not there any more
@@ -187,7 +200,6 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	union flow_key key;
 	__u32 slot = flow->backend;
 	__be16 port = flow->snat_port;
-	bool moved;
 
 	if (!config || !backend)
 		return false;
@@ -212,13 +224,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	clear_bits(&flow->flags, FLOW_OPENING | FLOW_SETTLED);
 	/* Of one that was met in its middle this is not known yet. */
 	set_bits(&flow->flags, FLOW_REPLIED);
-	moved = !reply_store(&key, reply, BPF_ANY, STAGE_GOING, v6);
-	if (moved && flow_store(p, flow, STAGE_GOING, v6)) {
-		/* It would hide the one that counts. */
-		reply_forget(&key, STAGE_GOING, v6);
-		moved = false;
-	}
-	if (!moved) {
+	if (!write_going(p, flow, reply, &key, v6)) {
 		set_bits(&reply->flags, stays);
 		set_bits(&flow->flags, stays);
 		return false;
