@@ -257,9 +257,9 @@ struct backend_counters {
  * their source ports alike; and it outlives the slots.
  */
 struct snat_counter {
-	__u32 next;    /* HOST, wraps: its lower half is the first port number that the next flow may get */
-	__u32 pressed; /* HOST, in ticks: when a flow that had only just begun lost its port to the next one */
-	__u32 in_vain; /* HOST, in ticks: when a search for a port was in vain */
+	__u32 next;	   /* HOST, wraps: its lower half is the first port number that the next flow may get */
+	__u32 pressed;	   /* HOST, in ticks: when a flow that had only just begun lost its port to the next one */
+	__u32 long_search; /* HOST, in ticks: when a search for a port was long */
 	__u32 pad;
 };
 

@@ -78,7 +78,7 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 /*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
- * same port through another frontend. For these, and where FLOW_SNAT is set already, only that is set.
+ * same port through another frontend, or may be another node in the stead of one that does. For these, and where FLOW_SNAT is set already, only that is set.
  * Returns 0, FLOW_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
@@ -97,7 +97,8 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 			return flow_by_hash(p, flow, v6);
 		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 	}
-	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6)) {
+	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6) ||
+	    (!is_here(backend) && is_from_nodes_port(p))) {
 		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
@@ -180,8 +181,8 @@ static __always_inline bool is_own(const struct addr *addr, const struct config 
 #define FLOW_COUNTED 3
 
 /*
- * Chooses among the endpoints of a frontend for a packet that starts a flow, and fills in the flow, which may name a backend to avoid, and hold how
- * often that was so. Returns 0, FLOW_COUNTED or a negative reason.
+ * Chooses an endpoint of a frontend's service for a packet that starts a flow, and fills in the flow, which may name a backend to avoid, and hold
+ * how often that was so. Returns 0, FLOW_COUNTED or a negative reason.
  */
 static __always_inline int flow_fill(const struct packet *p, struct flow *flow, const struct frontend *frontend,
 				     const struct config *config, bool from_outside, const bool v6)
@@ -218,7 +219,10 @@ static __always_inline int flow_fill(const struct packet *p, struct flow *flow, 
 	return error ?: ago && !p->syn ? FLOW_COUNTED : 0;
 }
 
-/* Finds the frontend of a packet that starts a flow, and fills in the flow as flow_fill() does. Returns what that does, or a negative reason. */
+/*
+ * Finds the frontend of a packet that starts a flow, and fills in the flow: flow_fill(), or flow_start_unwrapped() for what came wrapped. Forgets the
+ * flows of an address that is no service's any more. Returns 0, FLOW_COUNTED or a negative reason.
+ */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();

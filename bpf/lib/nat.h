@@ -228,11 +228,11 @@ static __always_inline int was_last_back(const struct packet *p, const struct re
 	return reason;
 }
 
-/* Not a reason: a packet to the node's own address is no answer to it in a client's stead. */
-#define NOT_ANSWERED (-1)
-
-/* What a packet to the node's own address is as an answer to it in a client's stead. Returns a reason, or NOT_ANSWERED. */
-static __always_inline int answered_here(ctx_t *ctx, struct packet *p, const struct config *config, const bool v6)
+/*
+ * Sends an answer to the node in a client's stead back to that client. Returns a reason, or REASON_NONE: it is no such answer, or may be the
+ * host's own.
+ */
+static __always_inline int answer_to_node(ctx_t *ctx, struct packet *p, const struct config *config, const bool v6)
 {
 	const enum snat_answer answer = may_be_snat(p, config, v6);
 	struct reply *reply;
@@ -240,15 +240,15 @@ static __always_inline int answered_here(ctx_t *ctx, struct packet *p, const str
 	int reason;
 
 	if (answer == SNAT_NO)
-		return NOT_ANSWERED;
+		return REASON_NONE;
 	reply = reply_of_answer(p, v6);
 	/* The host may give any port to what it masquerades itself: who agrees to a connection there answers that one. */
 	shared = answer == SNAT_LEFT || config->flags & CONFIG_BESIDE ||
 		 (p->syn_ack && reply && reply->flags & FLOW_ENDED);
 	if (!reply)
-		return !shared && lost_entry(p, v6) ? REASON_STALE : NOT_ANSWERED;
+		return !shared && lost_entry(p, v6) ? REASON_STALE : REASON_NONE;
 	if (!(reply->flags & FLOW_SNAT) || (shared && may_be_anothers(p, reply) && is_anothers(p, v6)))
-		return NOT_ANSWERED;
+		return REASON_NONE;
 	if (reply->flags & FLOW_MOVED)
 		return REASON_STALE;
 	if (p->syn_ack && !takes_answer(reply, p))
@@ -262,18 +262,21 @@ static __always_inline int answered_here(ctx_t *ctx, struct packet *p, const str
 }
 
 /*
- * Begins a flow with a packet, where the flow that is known of it, if any, does not go on with its backend. flow: room for the new one, which is
- * known from then on. Returns 0 or a negative reason.
+ * Begins a flow with a packet that does not go on with the flow that is known of it, or of which none is known; or says why it begins none.
+ * known: that flow, or NULL; then the one that the packet goes with, or NULL if another took its place. flow: room for a new one. step: what the
+ * packet is to the flow that is known. Returns 0, -REASON_STALE, -REASON_STALE_RESET, -REASON_UNANSWERED, or a negative reason of flow_new().
  */
-static __always_inline int begin(ctx_t *ctx, const struct packet *p, struct flow **known, struct flow *flow,
-				 enum next_step step, const bool from_outside, const bool v6)
+static __always_inline int flow_anew(ctx_t *ctx, const struct packet *p, struct flow **known, struct flow *flow,
+				     enum next_step step, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct flow *before = *known;
 	int error;
 
+	if (!config)
+		return -REASON_BROKEN_TABLE;
 	/* Only the first piece of a datagram starts a flow or is answered. */
-	if (p->piece == PIECE_LATER || !config)
+	if (p->piece == PIECE_LATER)
 		return -REASON_STALE;
 	if (before && p->proto == IPPROTO_TCP && !p->syn)
 		return config->flags & CONFIG_RESET_STALE && !p->reset ? -REASON_STALE_RESET : -REASON_STALE;
@@ -305,14 +308,13 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 {
 	const struct config *config = config_get();
 	const struct backend *backend;
-	struct flow *known;
-	struct flow flow;
+	struct flow *known, flow;
 	int reason, step = STEP_OVER;
 
 	if (!config)
 		return REASON_NO_FRONTEND;
-	reason = answered_here(ctx, p, config, v6);
-	if (reason != NOT_ANSWERED)
+	reason = answer_to_node(ctx, p, config, v6);
+	if (reason != REASON_NONE)
 		return reason;
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
 		return REASON_NO_FRONTEND;
@@ -321,7 +323,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	if (known && backend)
 		step = step_of(p, known, config, v6);
 	if (step != STEP_ON) {
-		reason = -begin(ctx, p, &known, &flow, step, from_outside, v6);
+		reason = -flow_anew(ctx, p, &known, &flow, step, from_outside, v6);
 		if (reason)
 			return reason;
 		backend = known ? bpf_map_lookup_elem(&backends, &known->backend) : NULL;

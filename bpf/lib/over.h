@@ -43,6 +43,11 @@ enum claim {
 	CLAIM_TURN = 1, /* a new flow for which the source port is the one that was taken longest ago */
 	CLAIM_NEED = 2, /* the same, after several that were not free */
 	CLAIM_ANY = 3,	/* the same, after so many that most are kept, or beside a flood */
+	/*
+	 * A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely: a flood of such packets takes
+	 * no port from who waits for an answer.
+	 */
+	CLAIM_FREE = 4,
 };
 
 /*
@@ -81,7 +86,7 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
  */
 static __always_inline bool keeps_port(const struct reply *reply, const struct config *config, enum claim claim)
 {
-	return (claim == CLAIM_TURN || claim == CLAIM_NEED) && reply->flags & FLOW_KEPT &&
+	return (claim == CLAIM_TURN || claim == CLAIM_NEED || claim == CLAIM_FREE) && reply->flags & FLOW_KEPT &&
 	       !is_idle(now_ticks(), reply->last_seen, remembered_limit(config));
 }
 
@@ -104,7 +109,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);
-	if (claim != CLAIM_ONLY && opening_yields(flow, reply, backend->proto))
+	if (claim != CLAIM_ONLY && claim != CLAIM_FREE && opening_yields(flow, reply, backend->proto))
 		return true;
 	limit = idle_limit(backend->proto, config);
 	if (is_opening(flow->flags) && backend->proto != IPPROTO_UDP)

@@ -10,13 +10,13 @@
 
 /*
  * Source ports whose turn it is that are tried for one new flow. Those that many connections have taken one after the other, and keep, are a
- * run of them; while a flood takes them, a collision means that most are taken. Where all are in use each search would take as long: who
- * comes soon after one in vain tries fewer.
+ * run of them; while a flood takes them, a collision means that most are taken. Where most are in use each search would take as long: who
+ * comes soon after a long one tries fewer.
  */
 #define SNAT_PROBES 512
 #define SNAT_PROBES_SHORT 128
 #define SNAT_PROBES_PRESSED 32
-/* Ticks after a search in vain in which that is so. */
+/* Ticks after a long search in which that is so. */
 #define SNAT_SHORT 1
 /* After so many a port that another client's port keeps is taken: before, there may be free ones behind all of those. */
 #define SNAT_PROBES_KEPT 256
@@ -109,8 +109,9 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 }
 
 /*
- * The same where the endpoint is a process of this node, which there is no other address for. Of two flows of datagrams from the same port the newer
- * one wins; of two connections there is no place for the newer one.
+ * The same where the endpoint is a process of this node: its flows cannot have another source. Of two flows of datagrams from the same port the
+ * newer one wins; of two connections the newer one gets no place, unless nobody has answered the older one or that is over.
+ * Returns 0, FLOW_AGAIN, or a negative error.
  */
 static __always_inline long reply_store_here(const struct packet *p, const struct backend *backend,
 					     const struct reply *reply, bool first, const bool v6)
@@ -120,15 +121,15 @@ static __always_inline long reply_store_here(const struct packet *p, const struc
 
 	reply_key(&key, backend, &p->src, p->sport, v6);
 	old = p->proto == IPPROTO_UDP ? NULL : reply_at(&key, STAGE_ANY, v6);
-	/* What it says to the newer one's SYN would have its client reset it. Not where nobody has answered: somebody may have forged that. */
+	/* What the process says to the newer one's SYN would have the client reset it. Not where nobody has answered: somebody may have forged that. */
 	if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING && !reply_yields(old, p, reply, v6))
 		return -1;
 	if (old && first && is_unanswered(old, p, reply, v6))
 		return FLOW_AGAIN;
 	if (is_answered_already(old, p, reply, v6))
 		return 0;
-	/* Without it the answer would leave with the node's own address. */
 	reply_forget(&key, STAGE_GOING, v6);
+	/* Without an entry the answer would leave with the node's own address. */
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }
 
@@ -153,6 +154,19 @@ static __always_inline __u32 snat_port_from(__u32 number)
 	const struct snat_next *next = bpf_map_lookup_elem(&snat_next, &slot);
 
 	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
+}
+
+/*
+ * Whether a packet comes from another node, by a port that nodes give out, and not to processes of their own: an endpoint here may be talking there
+ * to one of that node's clients, of whom nothing is known here, and whoever sends this in the node's name would have that translated. A function of its own, for the stack's sake.
+ */
+__noinline int is_from_nodes_port(const struct packet *p)
+{
+	const __u32 port = p ? bpf_ntohs(p->sport) : 0;
+
+	/* SCTP has all ports of its clients. What came wrapped is a client's of the node that has wrapped it. */
+	return p && p->proto != IPPROTO_SCTP && !is_unwrapped(p) && port && snat_port_from(port) == port &&
+	       lookup_by(&other_nodes, p->src);
 }
 
 /* The counter of an endpoint, whichever service sends to it; NULL only to the verifier. */
@@ -210,6 +224,12 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 	return reply_is_over(old, port, search->backend->proto, search->claim, v6);
 }
 
+/* Whether a search is for a connection that is met in its middle. */
+static __always_inline bool snat_goes_on(const struct snat_search *search)
+{
+	return search->backend->proto == IPPROTO_TCP && !search->begins;
+}
+
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
@@ -221,12 +241,17 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 
 	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed)
 		return 1;
+	/* Somebody may see to it that each search is long, and leave a free port here and there. */
+	if (round == SNAT_PROBES_SHORT + search->keeps)
+		search->counter->long_search = now_ticks();
 	search->again = !round && search->keeps;
 	search->claim = round < SNAT_CHOICE + search->keeps		       ? CLAIM_TURN
 			: round < SNAT_PROBES_KEPT + search->keeps && !pressed ? CLAIM_NEED
 									       : CLAIM_ANY;
 	if (search->again || search->backend->proto == IPPROTO_SCTP)
 		search->claim = CLAIM_ONLY;
+	else if (snat_goes_on(search))
+		search->claim = CLAIM_FREE;
 	search->reply.flags &= ~FLOW_KEPT;
 	port = search->again ? snat_again(search, v6) : snat_take(search);
 	/* Only now, for the stack's sake. */
@@ -265,25 +290,27 @@ static long snat_try6(__u32 round, struct snat_search *search)
 	return snat_try(round, search, true);
 }
 
-/* Ports that a search for one protocol's flow tries; counter: of the endpoint. */
-static __always_inline __u32 snat_probes(const struct snat_counter *counter, __u8 proto)
+/* Ports that a search tries beside one that is remembered. */
+static __always_inline __u32 snat_probes(const struct snat_search *search)
 {
+	const __u8 proto = search->backend->proto;
+
 	if (proto == IPPROTO_SCTP)
 		return 1;
-	return is_idle(now_ticks(), counter->in_vain, SNAT_SHORT) ? SNAT_PROBES : SNAT_PROBES_SHORT;
+	if (snat_goes_on(search))
+		return SNAT_CHOICE;
+	return is_idle(now_ticks(), search->counter->long_search, SNAT_SHORT) ? SNAT_PROBES : SNAT_PROBES_SHORT;
 }
 
 /*
- * Notes that a search was in vain. What is behind a long run of ports in use has its turn hardly later for one that was short, and no later where
+ * Passes over ports after a search in vain. What is behind a long run of ports in use has its turn hardly later for one that was short, and no later where
  * new flows may take every number.
  */
-static __always_inline void snat_searched(const struct snat_search *search)
+static __always_inline void snat_pass_over(const struct snat_search *search)
 {
 	const __u32 tried = is_pressed(search->counter) ? SNAT_PROBES_PRESSED : search->probes;
 
-	if (tried == SNAT_PROBES)
-		search->counter->in_vain = now_ticks();
-	else if (search->probes > 1)
+	if (tried < SNAT_PROBES && search->probes > SNAT_CHOICE)
 		__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - tried);
 }
 
@@ -305,12 +332,12 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	search.begins = p->syn;
 	/* From here on all of it is there alone, for the stack's sake. */
 	in_memory(&search);
-	search.probes = snat_probes(search.counter, search.backend->proto);
+	search.probes = snat_probes(&search);
 	in_memory(&search);
 	/* A loop of the kernel's: the verifier walks one round of it. */
 	bpf_loop(search.probes + search.keeps, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
 	if (!search.port)
-		snat_searched(&search);
+		snat_pass_over(&search);
 	return search.port;
 }
 

@@ -171,7 +171,7 @@ static __always_inline void take_end_along(const struct packet *p, const struct 
 	}
 }
 
-/* Writes both entries of a flow to the tables of those that go on. Returns whether it could. */
+/* Writes both entries of a flow to the tables of those that go on. key: of its answers. Returns whether it could; else neither is left there. */
 static __always_inline bool write_going(const struct packet *p, const struct flow *flow, const struct reply *reply,
 					const union flow_key *key, const bool v6)
 {

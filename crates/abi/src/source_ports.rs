@@ -10,8 +10,8 @@ pub struct SnatCounter {
     pub next: u32,
     /// In ticks: when a flow that had only just begun lost its port to the next one.
     pub pressed: u32,
-    /// In ticks: when a search for a port was in vain.
-    pub in_vain: u32,
+    /// In ticks: when a search for a port was long.
+    pub long_search: u32,
     /// Zero.
     pub pad: u32,
 }

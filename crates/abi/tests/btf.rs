@@ -64,7 +64,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
         BackendCounters = "backend_counters" { flows, answered, delay, refused, unanswered, failed_over, bytes_to, bytes_from, balance, base }
-        SnatCounter = "snat_counter" { next, pressed, in_vain, pad }
+        SnatCounter = "snat_counter" { next, pressed, long_search, pad }
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
         SnatKept = "snat_kept" { entry }

@@ -53,8 +53,13 @@ impl Tracked {
 /// Ports at which answers to masqueraded connections arrive. Lines that cannot be read are left out.
 #[must_use]
 pub fn masquerade_ports(table: &str) -> PortSet {
-    let tracked = table.lines().filter_map(Tracked::parse).filter(|tracked| !tracked.is_over);
-    tracked.filter_map(|tracked| tracked.masquerade_port()).collect()
+    table.lines().filter_map(masquerade_port).collect()
+}
+
+/// The same of one line: None if the connection is over, or was not masqueraded.
+#[must_use]
+pub fn masquerade_port(line: &str) -> Option<u16> {
+    Tracked::parse(line).filter(|tracked| !tracked.is_over)?.masquerade_port()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::tables::{Flow, Reply};
 
 /// Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered.
 const LAP: u32 = 1;
-/// Ticks after a search in vain in which others look at fewer ports.
+/// Ticks after a long search in which others look at fewer ports.
 const SHORT: u32 = 1;
 
 impl Model {
@@ -35,10 +35,10 @@ impl Model {
         pressed.is_some_and(|then| !self.now.is_idle(then, abi::OPENING_IDLE))
     }
 
-    /// Whether a search for a source port towards an endpoint was in vain of late.
-    pub(crate) fn was_in_vain(&self, backend: &abi::Backend) -> bool {
-        let in_vain = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.in_vain);
-        in_vain.is_some_and(|then| !self.now.is_idle(then, SHORT))
+    /// Whether a search for a source port towards an endpoint was long of late.
+    pub(crate) fn was_long_search(&self, backend: &abi::Backend) -> bool {
+        let long_search = self.tables.turns.get(&turn_slot(backend)).and_then(|turn| turn.long_search);
+        long_search.is_some_and(|then| !self.now.is_idle(then, SHORT))
     }
 
     /// The set, of each table of flows that begin, that has a key.

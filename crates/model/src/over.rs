@@ -18,6 +18,8 @@ pub(crate) enum Claim {
     Need,
     /// The same, after so many that most are kept, or beside a flood.
     Any,
+    /// A connection that is met in its middle.
+    Free,
 }
 
 /// Whether both sides have closed a connection, or one has reset it.
@@ -66,7 +68,7 @@ impl Model {
         // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
         // datagrams to one who need not answer does. Of a port that was kept the turn says nothing.
         let went_on = protocol != TCP && flow.last_seen != flow.created;
-        if claim != Claim::Only && flow.is_opening() && !went_on && !reply.kept {
+        if !matches!(claim, Claim::Only | Claim::Free) && flow.is_opening() && !went_on && !reply.kept {
             return true;
         }
         let limit = match protocol {

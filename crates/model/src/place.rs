@@ -80,12 +80,17 @@ impl Model {
         if let Some(port) = again.then(|| self.store_snat_again(p, flow, backend)).flatten() {
             return Some(port);
         }
+        let goes_on = p.protocol == TCP && !p.syn;
         let probes = match p.protocol {
             SCTP => 1,
-            _ if self.was_in_vain(backend) => PROBES_SHORT,
+            _ if goes_on => CHOICE,
+            _ if self.was_long_search(backend) => PROBES_SHORT,
             _ => PROBES,
         };
         for probe in 0..probes {
+            if probe == PROBES_SHORT {
+                self.tables.turns.entry(turn_slot(backend)).or_default().long_search = Some(self.now.ticks);
+            }
             let pressed = self.is_pressed(backend);
             if probe >= PROBES_PRESSED && pressed {
                 break;
@@ -93,6 +98,7 @@ impl Model {
             let Some(port) = self.take_port(backend, p.sport) else { continue };
             let claim = match p.protocol {
                 SCTP => Claim::Only,
+                _ if goes_on => Claim::Free,
                 _ if probe < CHOICE => Claim::Turn,
                 _ if probe < PROBES_KEPT && !pressed => Claim::Need,
                 _ => Claim::Any,
@@ -119,11 +125,8 @@ impl Model {
             }
         }
         match (probes, self.is_pressed(backend)) {
-            (1, _) => {}
+            (1 | CHOICE, _) => {}
             (_, true) => self.pass_over(backend, PROBES - PROBES_PRESSED),
-            (PROBES, false) => {
-                self.tables.turns.entry(turn_slot(backend)).or_default().in_vain = Some(self.now.ticks);
-            }
             (tried, false) => self.pass_over(backend, PROBES - tried),
         }
         None
@@ -131,7 +134,7 @@ impl Model {
 
     /// Whether a reply entry is free for another flow: its own was evicted or is over.
     pub(crate) fn is_over(&self, key: &Key, reply: &Reply, port: Option<u16>, claim: Claim) -> bool {
-        if matches!(claim, Claim::Turn | Claim::Need) && self.keeps_port(reply) {
+        if matches!(claim, Claim::Turn | Claim::Need | Claim::Free) && self.keeps_port(reply) {
             return false;
         }
         let flow = self.tables.flows.find(&reply.flow_key(key));

@@ -256,8 +256,8 @@ pub struct Turn {
     pub next: u32,
     /// In ticks: when a flow that had only just begun lost its port to the next one.
     pub pressed: Option<u32>,
-    /// In ticks: when a search for a port was in vain.
-    pub in_vain: Option<u32>,
+    /// In ticks: when a search for a port was long.
+    pub long_search: Option<u32>,
 }
 
 /// All of it.

@@ -3,17 +3,17 @@
 //! docs/adr/0024-source-ports-that-the-host-does-not-use.md.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use weir_abi as abi;
-use weir_core::conntrack::masquerade_ports;
+use weir_core::conntrack::masquerade_port;
 use weir_core::source_ports::{HostPorts, PortSet, leaves_few, local_port_range, reserved_ports};
 use weir_datapath::Counters;
 use weir_kube_watch::events::{Events, Regarding};
@@ -26,6 +26,11 @@ use crate::stage::CurrentStage;
 /// endpoint from the port that it has just bound. A look takes two small files and four listings of a host's few sockets; of its connections,
 /// too, only where new flows share ports with these.
 const LOOK: Duration = Duration::from_secs(5);
+/// Most of a core that looks may take, once one takes long: beside another proxy all connections that the kernel tracks are listed, for each
+/// page of which older kernels search the table from its beginning (`ct_seq_start()`).
+const EFFORT: f64 = 0.05;
+/// The longest time between two looks, whatever one takes.
+const LONGEST: Duration = Duration::from_secs(120);
 /// How often it is told that ports have run out, while they do.
 const REPEAT: Duration = Duration::from_secs(60);
 /// Linux' own `net.ipv4.ip_local_port_range`.
@@ -115,12 +120,19 @@ fn bound(connections: bool) -> Result<PortSet> {
 
 /// Of connections that another proxy has begun; ours are not tracked at ports of ours.
 fn masqueraded() -> Result<PortSet> {
-    match std::fs::read_to_string(CONNTRACK) {
-        Ok(table) => Ok(masquerade_ports(&table)),
+    // Line by line: a full table is tens of megabytes.
+    let lines = |file| BufReader::new(file).lines().map(|line| line.map(|line| masquerade_port(&line)));
+    match File::open(CONNTRACK).and_then(|file| lines(file).filter_map(Result::transpose).collect()) {
+        Ok(ports) => Ok(ports),
         // Nothing on this node asks for tracking, so nothing is masqueraded; or CONFIG_NF_CONNTRACK_PROCFS is missing.
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(PortSet::default()),
         Err(cause) => Err(cause).with_context(|| format!("cannot read {CONNTRACK}")),
     }
+}
+
+/// After a look that took so long.
+fn pause(took: Duration) -> Duration {
+    took.div_f64(EFFORT).clamp(LOOK, LONGEST)
 }
 
 fn sysctl(name: &str) -> Result<String> {
@@ -192,13 +204,13 @@ impl PortWatch {
     /// Works until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let work = async {
-            let mut look = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
-            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut next = Instant::now() + LOOK;
             loop {
                 tokio::select! {
-                    _ = look.tick() => {}
+                    () = sleep_until(next) => {}
                     () = self.stage.changed() => {}
                 }
+                let begin = Instant::now();
                 let (before, wanted, beside) = (self.seen.clone(), self.wanted.clone(), self.stage.is_beside());
                 if let Ok(Look { seen, troubles }) =
                     tokio::task::spawn_blocking(move || Look::now(before, &wanted, beside)).await
@@ -207,6 +219,7 @@ impl PortWatch {
                     publish(&self.used, seen.ports());
                     self.seen = seen;
                 }
+                next = Instant::now() + pause(begin.elapsed());
                 if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
                     self.complain(packets);
                 }
@@ -254,6 +267,12 @@ mod tests {
             let bound = bound(false).unwrap();
             assert!(addresses.into_iter().all(|address| bound.contains(address.unwrap().port())), "{bound}");
         }
+    }
+
+    #[test]
+    fn looks_that_take_long_are_few_but_never_too_few() {
+        let seconds = |took| pause(Duration::from_secs_f64(took)).as_secs();
+        assert_eq!([0.001, 0.25, 1.0, 60.0].map(seconds), [5, 5, 20, 120]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One service port's turn: its inputs are put together, its controllers asked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,13 +104,12 @@ impl Steered {
         let controller = self.controllers[index].as_mut()?;
         let members: Vec<(usize, &Member)> =
             set.members.iter().map(|index| (*index as usize, &self.target.members[*index as usize])).collect();
-        let nodes = nodes(&members, moment);
-        let place = |member: &Member| nodes.iter().position(|node| node.name == member.node).unwrap_or_default();
+        let (nodes, places) = nodes(&members, moment);
         let mut endpoints = Vec::with_capacity(members.len());
         let mut outcomes = Vec::with_capacity(members.len());
-        for (index, member) in &members {
+        for ((index, member), place) in members.iter().zip(places) {
             let counts = moment.counts[*index];
-            endpoints.push(endpoint(member, place(member), counts, moment));
+            endpoints.push(endpoint(member, place, counts, moment));
             outcomes.push(outcome(member, counts.since(self.seen[*index]), moment));
         }
         let own = Own { load: moment.facts.own(), pods: pods(set, &self.target.members, moment) };
@@ -151,19 +150,20 @@ const fn offered(rates: FlowRates, inbound: f64, open_flows: u32) -> Offered {
     Offered { flows_per_second: local + remote, local_flows_per_second: local + inbound, open_flows }
 }
 
-/// The nodes of the members, each once, in the members' order.
-fn nodes<'a, F: Facts>(members: &[(usize, &Member)], moment: &Moment<'a, F>) -> Vec<Node<'a>> {
-    let mut nodes: Vec<Node<'_>> = Vec::new();
-    for (_, member) in members {
-        if nodes.iter().any(|node| node.name == member.node) {
-            continue;
-        }
+/// The nodes of the members, each once, in the members' order; and of each member the place of its node among them.
+fn nodes<'a, F: Facts>(members: &[(usize, &Member)], moment: &Moment<'a, F>) -> (Vec<Node<'a>>, Vec<usize>) {
+    let mut nodes = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    let mut place = |member: &Member| {
         let local = *member.node == **moment.here;
         let report = if local { None } else { moment.facts.report(&member.node) };
         let interval = report.map(|_| moment.facts.report_interval(&member.node));
         nodes.push(Node { name: Arc::clone(&member.node), local, report, interval });
-    }
-    nodes
+        nodes.len() - 1
+    };
+    let places =
+        members.iter().map(|(_, member)| *known.entry(&*member.node).or_insert_with(|| place(member))).collect();
+    (nodes, places)
 }
 
 fn endpoint<F: Facts>(member: &Member, node: usize, counts: BackendCounts, moment: &Moment<'_, F>) -> Endpoint {

@@ -4,10 +4,11 @@ use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::Protocol;
 use weir_datapath::Hook;
+use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT};
-use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
+use crate::node::{Device, Node, SNAT_PORTS, TC_UNSPEC, XDP_PASS, web};
 use crate::talk::{Talk, WAYS, each_way};
 use crate::tcp_state::{LINGER, begins_anew, client_sends, endpoint_sends, establish, pass};
 
@@ -124,5 +125,29 @@ fn whoever_sends_in_the_nodes_own_name_gets_nothing_of_what_others_are_answered(
         }
         talk.endpoint_goes_on();
         talk.client_goes_on();
+    }
+}
+
+/// A client of another node's has such a port there, and an endpoint here; nothing is known of it here, and what the endpoint says to that node is not ours.
+#[test]
+fn who_sends_in_another_nodes_name_from_a_port_that_nodes_give_out_does_not_get_what_is_for_that_nodes_client() {
+    let Some(mut node) = Node::new("forged addresses of nodes") else { return };
+    node.serve(web(), &[(1, 1)]);
+    node.direct(&[]);
+    let port = SNAT_PORTS.0;
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
+        let theirs = case.at(address::node(2), port);
+        let said = case.later(case.at(address::pod(1, 1), TARGET_PORT), theirs);
+        for (hook, device) in [(Hook::NicIn, Device::Eth0), (Hook::PodIn, Device::Pod1)] {
+            let outcome = node.send(hook, device, &case.first(theirs, case.at(CLUSTER_IP, PORT)));
+            assert_eq!(outcome.reason, abi::REASON_TO_LOCAL, "{case:?}");
+            assert_eq!(outcome.packet().source, case.ip(address::node(1)), "{case:?}");
+            let outcome = node.send(Hook::NicOut, Device::Eth0, &said);
+            outcome.is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &said.to_bytes());
+        }
+        // A process of that node has another one, and keeps its address.
+        let process = case.first(case.at(address::node(2), SNAT_PORTS.1 + 1), case.at(CLUSTER_IP, PORT));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &process);
+        assert_eq!(outcome.packet().source_socket(), process.source_socket(), "{case:?}");
     }
 }

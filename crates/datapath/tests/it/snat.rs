@@ -58,6 +58,47 @@ fn a_flow_for_which_no_port_is_left_is_dropped() {
 }
 
 #[test]
+fn a_flow_for_which_an_endpoint_has_no_port_left_goes_to_another_one() {
+    let Some(mut node) = Node::new("SNAT exhaustion at one of two endpoints") else { return };
+    node.configure((50000, 50001), true);
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
+        node.serve_anew(web(), &[(2, 1), (2, 2)]);
+        let mut seen = BTreeSet::new();
+        for hook in [Hook::Xdp, Hook::NicIn, Hook::Xdp, Hook::NicIn] {
+            let sent = to_service(&node, case);
+            let outcome = node.send(hook, Device::Eth0, &sent);
+            assert_eq!(outcome.reason, abi::REASON_TO_REMOTE, "{case:?}");
+            go_on(&node, case, &sent, &outcome.packet());
+            seen.insert((outcome.packet().destination_socket(), outcome.packet().source_socket().port()));
+        }
+        assert_eq!(seen.len(), 4, "{case:?}: two ports towards each: {seen:?}");
+        node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case)).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+    }
+}
+
+/// The endpoint knows it from another port, and will reset it most likely.
+#[test]
+fn a_connection_that_is_met_in_its_middle_takes_no_port_from_who_waits_for_an_answer() {
+    let Some(mut node) = Node::new("SNAT ports and forged ACKs") else { return };
+    node.configure((50000, 50001), true);
+    for case in cases(Protocol::Tcp) {
+        node.serve_anew(web(), &[(2, 1)]);
+        let begins = [(); 2].map(|()| {
+            let first = to_service(&node, case);
+            let seen = node.send(Hook::NicIn, Device::Eth0, &first).packet();
+            (first, seen)
+        });
+        for hook in [Hook::Xdp, Hook::NicIn].into_iter().cycle().take(8) {
+            let forged = tcp(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT), ack(1));
+            assert_eq!(node.send(hook, Device::Eth0, &forged).reason, abi::REASON_SNAT_EXHAUSTED, "{case:?}");
+        }
+        for (first, seen) in begins {
+            go_on(&node, case, &first, &seen);
+        }
+    }
+}
+
+#[test]
 fn the_port_of_a_connection_that_both_sides_closed_is_used_again() {
     let Some(mut node) = Node::new("SNAT ports of closed connections") else { return };
     node.configure((50000, 50001), true);
@@ -280,6 +321,26 @@ fn who_has_looked_at_as_many_ports_as_it_may_spares_the_next_ones_that() {
         // It was at the end of the ports, and has begun anew.
         assert_eq!(search(), i64::from(first) - i64::from(last) + 2 * 511, "{case:?}");
         assert_eq!(search(), 2 * 128 + 512 - 128, "{case:?}");
+    }
+}
+
+/// Somebody may hold most ports, and leave a free one here and there: each search would be as long as it can be.
+#[test]
+fn after_a_long_search_the_next_ones_are_short_whether_it_was_in_vain_or_not() {
+    const HELD: u16 = 299;
+    let Some(mut node) = Node::new("long searches for ports") else { return };
+    node.configure((50000, 50000 + HELD), true);
+    for case in cases(Protocol::Udp) {
+        node.serve_anew(web(), &[(2, 1)]);
+        take(&node, case, HELD.into());
+        let sent = || node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case));
+        // The first one is next to them, the second one begins with those that go on and ends where the first one was.
+        for _ in 0..2 {
+            let outcome = sent();
+            outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+            assert_eq!(outcome.packet().source_socket().port(), 50000 + HELD, "{case:?}");
+        }
+        sent().is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
     }
 }
 

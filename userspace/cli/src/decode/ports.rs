@@ -14,7 +14,7 @@ pub(crate) fn snat_counter((index, counter): &RawEntry) -> (Value, Value) {
     let fields = [
         ("next", offset_of!(abi::SnatCounter, next)),
         ("pressed", offset_of!(abi::SnatCounter, pressed)),
-        ("inVain", offset_of!(abi::SnatCounter, in_vain)),
+        ("longSearch", offset_of!(abi::SnatCounter, long_search)),
     ];
     (number(word(index)), Value::Fields(fields.map(|(name, at)| (name, number(word(&counter[at..])))).into()))
 }

@@ -179,9 +179,9 @@ pub(super) fn turns(node: &Node, clocks: Clocks) -> HashMap<u32, Turn> {
     let slot = |key: &[u8]| u32::from_ne_bytes(key.try_into().unwrap());
     let turn = |value: &[u8]| {
         let mut f = Fields(value);
-        let (next, pressed, in_vain) = (f.u32(), f.u32(), f.u32());
+        let (next, pressed, long_search) = (f.u32(), f.u32(), f.u32());
         let tick = |when| (when != 0).then(|| clocks.tick(when));
-        Turn { next, pressed: tick(pressed), in_vain: tick(in_vain) }
+        Turn { next, pressed: tick(pressed), long_search: tick(long_search) }
     };
     let mut turns = entries(node, "snat_counters", slot, turn);
     turns.retain(|_, turn| *turn != Turn::default());
