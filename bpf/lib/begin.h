@@ -221,7 +221,7 @@ static __always_inline int flow_fill(const struct packet *p, struct flow *flow, 
 
 /*
  * Finds the frontend of a packet that starts a flow, and fills in the flow: flow_fill(), or flow_start_unwrapped() for what came wrapped. Forgets the
- * flows of an address that is no service's any more. Returns 0, FLOW_COUNTED or a negative reason.
+ * packet's flow where its address is no service's any more. Returns 0, FLOW_COUNTED or a negative reason.
  */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {

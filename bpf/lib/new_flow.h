@@ -88,32 +88,21 @@ static __always_inline int not_begun(const struct packet *p, const struct flow *
 }
 
 /*
- * Whether a flow that got no place at an endpoint may begin at another one. Of an association's port there is no other: the endpoint has one from
- * somebody else's, which it cannot tell from this. Or all ports towards the endpoint that were tried are in use.
- */
-static __always_inline bool may_begin_beside(const struct packet *p, int error)
-{
-	if (error == -REASON_FLOW_TABLE)
-		return p->proto == IPPROTO_SCTP && p->syn;
-	/* A connection that is met in its middle is at the endpoint that it has. */
-	return error == -REASON_SNAT_EXHAUSTED && (p->syn || p->proto == IPPROTO_UDP);
-}
-
-/*
- * A new flow at another endpoint than the one that it was chosen for, which has no place for it, as error says. Returns 0 or a negative reason.
+ * A new association at another endpoint than the one that it was chosen for: that has one from the same port of somebody else's, which it cannot
+ * tell from this, and no other port will do. Returns 0 or a negative reason.
  */
 static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				       int error, const bool v6)
+				       const bool v6)
 {
 	const __u32 taken = flow->backend;
-	int chosen;
+	int error, chosen;
 
 	*flow = (struct flow){ .backend = taken };
 	chosen = flow_choose(ctx, p, flow, from_outside, v6);
 	if (chosen < 0)
 		return chosen;
 	if (flow->backend == taken)
-		return not_begun(p, flow, error);
+		return not_begun(p, flow, -REASON_FLOW_TABLE);
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
 	error = flow_written(ctx, p, flow, from_outside, chosen, v6);
@@ -128,8 +117,8 @@ static __always_inline int flow_here(ctx_t *ctx, const struct packet *p, struct 
 {
 	int error = flow_written(ctx, p, flow, from_outside, chosen, v6);
 
-	if (may_begin_beside(p, error))
-		return flow_beside(ctx, p, flow, from_outside, error, v6);
+	if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
+		return flow_beside(ctx, p, flow, from_outside, v6);
 	return error < 0 ? not_begun(p, flow, error) : error;
 }
 

@@ -44,8 +44,8 @@ enum claim {
 	CLAIM_NEED = 2, /* the same, after several that were not free */
 	CLAIM_ANY = 3,	/* the same, after so many that most are kept, or beside a flood */
 	/*
-	 * A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely: a flood of such packets takes
-	 * no port from who waits for an answer.
+	 * A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely: it takes none from a flow that
+	 * begins, or has just ended.
 	 */
 	CLAIM_FREE = 4,
 };
@@ -77,7 +77,8 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
 {
 	const __u32 limit = remembered_limit(config);
 
-	return claim != CLAIM_TURN || is_silent(flow, reply, limit) || !is_idle(now_ticks(), flow->created, limit);
+	return (claim != CLAIM_TURN && claim != CLAIM_FREE) || is_silent(flow, reply, limit) ||
+	       !is_idle(now_ticks(), flow->created, limit);
 }
 
 /*

@@ -38,16 +38,6 @@ pub(crate) enum Begun {
     Stays,
 }
 
-/// Whether a flow that got no place at an endpoint may begin at another one: of an association's port there is no other, or all are in use. A
-/// connection that is met in its middle is at the endpoint that it has.
-fn may_begin_beside(p: &Packet, reason: Reason) -> bool {
-    match reason {
-        abi::REASON_FLOW_TABLE => p.protocol == SCTP && p.syn,
-        abi::REASON_SNAT_EXHAUSTED => p.syn || p.protocol == UDP,
-        _ => false,
-    }
-}
-
 impl Model {
     /// A new flow for a packet.
     pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Begun, Reason> {
@@ -57,7 +47,9 @@ impl Model {
             Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
             // It is left as if it had been known.
             Ok(Written::Again(flow)) => self.begin_elsewhere(p, flow, from_outside, place),
-            Err(reason) if may_begin_beside(p, reason) => self.begin_beside(p, flow, reason, from_outside, place),
+            Err(abi::REASON_FLOW_TABLE) if p.protocol == SCTP && p.syn => {
+                self.begin_beside(p, flow, from_outside, place)
+            }
             Err(reason) => Err(self.not_begun(p, &flow, reason)),
         }
     }
@@ -70,19 +62,18 @@ impl Model {
         reason
     }
 
-    /// The same for a flow whose endpoint has no place for it, at another one.
+    /// The same for an association whose endpoint has one from the same port of somebody else's, at another endpoint: no other port will do.
     fn begin_beside(
         &mut self,
         p: &Packet,
         taken: Flow,
-        reason: Reason,
         from_outside: bool,
         place: &Place<'_>,
     ) -> Result<Begun, Reason> {
         let mut started = self.start(p, Some(taken), from_outside, place)?;
         let flow = started.flow;
         if flow.backend == taken.backend {
-            return Err(self.not_begun(p, &flow, reason));
+            return Err(self.not_begun(p, &flow, abi::REASON_FLOW_TABLE));
         }
         // Nobody was silent.
         started.flow.retries = 0;

@@ -61,7 +61,7 @@ impl Model {
         if has_ended(flow, reply) {
             // The ports behind it are free for longer, unless all have had their turn while its endpoint may remember it.
             let limit = self.remembered_limit();
-            return claim != Claim::Turn
+            return !matches!(claim, Claim::Turn | Claim::Free)
                 || self.is_silent(flow, reply, limit)
                 || !self.now.is_idle(flow.created, limit);
         }

@@ -12,7 +12,7 @@ use crate::tables::{Flow, Reply, Stage};
 
 /// Source ports that are tried for a flow.
 const PROBES: usize = 512;
-/// The same soon after a search in vain.
+/// The same soon after a long search.
 const PROBES_SHORT: usize = 128;
 /// The same while a flood takes them.
 const PROBES_PRESSED: usize = 32;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use weir_abi as abi;
@@ -130,9 +130,9 @@ fn masqueraded() -> Result<PortSet> {
     }
 }
 
-/// After a look that took so long.
+/// How long it is at the least to the next look, after one that took so long.
 fn pause(took: Duration) -> Duration {
-    took.div_f64(EFFORT).clamp(LOOK, LONGEST)
+    took.div_f64(EFFORT).min(LONGEST)
 }
 
 fn sysctl(name: &str) -> Result<String> {
@@ -204,13 +204,21 @@ impl PortWatch {
     /// Works until `stop`.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let work = async {
-            let mut next = Instant::now() + LOOK;
+            let mut tick = tokio::time::interval_at(Instant::now() + LOOK, LOOK);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut next = Instant::now();
             loop {
-                tokio::select! {
-                    () = sleep_until(next) => {}
-                    () = self.stage.changed() => {}
+                let has_changed = tokio::select! {
+                    _ = tick.tick() => false,
+                    () = self.stage.changed() => true,
+                };
+                if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
+                    self.complain(packets);
                 }
                 let begin = Instant::now();
+                if begin < next && !has_changed {
+                    continue;
+                }
                 let (before, wanted, beside) = (self.seen.clone(), self.wanted.clone(), self.stage.is_beside());
                 if let Ok(Look { seen, troubles }) =
                     tokio::task::spawn_blocking(move || Look::now(before, &wanted, beside)).await
@@ -220,9 +228,6 @@ impl PortWatch {
                     self.seen = seen;
                 }
                 next = Instant::now() + pause(begin.elapsed());
-                if let Some(packets) = self.shortage.due(dropped(&self.counters), Instant::now()) {
-                    self.complain(packets);
-                }
             }
         };
         stop.run_until_cancelled(work).await;
@@ -272,7 +277,7 @@ mod tests {
     #[test]
     fn looks_that_take_long_are_few_but_never_too_few() {
         let seconds = |took| pause(Duration::from_secs_f64(took)).as_secs();
-        assert_eq!([0.001, 0.25, 1.0, 60.0].map(seconds), [5, 5, 20, 120]);
+        assert_eq!([0.001, 0.25, 1.0, 60.0].map(seconds), [0, 5, 20, 120]);
     }
 
     #[test]

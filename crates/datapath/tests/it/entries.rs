@@ -80,7 +80,7 @@ pub(crate) fn write_more(node: &Node, map: &str, count: u32) {
     });
 }
 
-/// Makes it so many ticks longer ago that an endpoint's ports were taken from flows which had only just begun, and looked for in vain.
+/// Makes it so many ticks longer ago that an endpoint's ports were taken from flows which had only just begun, and looked for long.
 pub(crate) fn age_pressure(node: &Node, ticks: u32) {
     let times = [offset_of!(abi::SnatCounter, pressed), offset_of!(abi::SnatCounter, long_search)];
     change_each::<{ size_of::<abi::SnatCounter>() }>(node, "snat_counters", 0, |counter, _| {

@@ -15,6 +15,7 @@ use crate::ended::{ack, fin};
 use crate::entries::calm;
 use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_TX, web};
 use crate::talk::{Talk, WAYS};
+use crate::turns::pass;
 
 fn to_service(node: &Node, case: Case) -> Packet {
     case.first(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT))
@@ -57,25 +58,6 @@ fn a_flow_for_which_no_port_is_left_is_dropped() {
     }
 }
 
-#[test]
-fn a_flow_for_which_an_endpoint_has_no_port_left_goes_to_another_one() {
-    let Some(mut node) = Node::new("SNAT exhaustion at one of two endpoints") else { return };
-    node.configure((50000, 50001), true);
-    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
-        node.serve_anew(web(), &[(2, 1), (2, 2)]);
-        let mut seen = BTreeSet::new();
-        for hook in [Hook::Xdp, Hook::NicIn, Hook::Xdp, Hook::NicIn] {
-            let sent = to_service(&node, case);
-            let outcome = node.send(hook, Device::Eth0, &sent);
-            assert_eq!(outcome.reason, abi::REASON_TO_REMOTE, "{case:?}");
-            go_on(&node, case, &sent, &outcome.packet());
-            seen.insert((outcome.packet().destination_socket(), outcome.packet().source_socket().port()));
-        }
-        assert_eq!(seen.len(), 4, "{case:?}: two ports towards each: {seen:?}");
-        node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case)).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
-    }
-}
-
 /// The endpoint knows it from another port, and will reset it most likely.
 #[test]
 fn a_connection_that_is_met_in_its_middle_takes_no_port_from_who_waits_for_an_answer() {
@@ -95,6 +77,41 @@ fn a_connection_that_is_met_in_its_middle_takes_no_port_from_who_waits_for_an_an
         for (first, seen) in begins {
             go_on(&node, case, &first, &seen);
         }
+    }
+}
+
+#[test]
+fn a_connection_that_is_met_in_its_middle_looks_at_few_ports_and_takes_none_of_a_connection_that_has_just_ended() {
+    const PORTS: u16 = 40;
+    const TRIED: i64 = 16;
+    let Some(mut node) = Node::new("SNAT ports of what has ended, and forged ACKs") else { return };
+    node.configure((50000, 50000 + PORTS - 1), true);
+    for case in cases(Protocol::Tcp) {
+        node.serve_anew(web(), &[(2, 1)]);
+        let open: Vec<_> = (0..PORTS)
+            .map(|_| {
+                let first = to_service(&node, case);
+                let seen = node.send(Hook::NicIn, Device::Eth0, &first).packet();
+                go_on(&node, case, &first, &seen);
+                seen
+            })
+            .collect();
+        // It was not for short connections that all ports have had their turn.
+        pass(&node, case, 1000);
+        for seen in open {
+            let reset = tcp(seen.destination_socket(), seen.source_socket(), TcpHeader { rst: true, ..ack(0) });
+            node.send(Hook::NicIn, Device::Eth0, &reset).is_for(TC_REDIRECT, abi::REASON_BACK);
+        }
+        let mut before = turns(&node);
+        for _ in 0..4 {
+            let forged = tcp(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT), ack(1));
+            node.send(Hook::NicIn, Device::Eth0, &forged).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+            let looked_at = turns(&node) - before;
+            // At the end of the ports it begins anew.
+            assert!([TRIED, TRIED - i64::from(PORTS)].contains(&looked_at), "{case:?}: {looked_at}");
+            before += looked_at;
+        }
+        node.send(Hook::NicIn, Device::Eth0, &to_service(&node, case)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
     }
 }
 

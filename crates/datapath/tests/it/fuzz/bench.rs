@@ -12,7 +12,7 @@ use weir_model::{Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, ends_of}
 use weir_testbed::address;
 
 use super::kernel::Reasons;
-use super::places::{client, wrapper};
+use super::places::{client, client_port, wrapper};
 use super::routes::Devices;
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
         match step {
             Step::Client { service, to, client: number, port, segment, hook, shape } => {
                 let served = &self.world.services[service % self.world.services.len()];
-                let from = std::net::SocketAddr::new(client(served.family, *number), *port);
+                let from = std::net::SocketAddr::new(client(served.family, *number), client_port(*number, *port));
                 let key = frame::key(served.protocol, from, served.destinations()[*to]);
                 self.client_sends(&key, *segment, *hook, shape)
             }

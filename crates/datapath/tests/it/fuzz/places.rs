@@ -44,6 +44,14 @@ pub(super) fn wrapper(family: Family, from: usize, to: usize) -> (IpAddr, IpAddr
     (of(family, from), of(family, to))
 }
 
+/// Number of the client that is another node.
+const OTHER_NODE: usize = 5;
+
+/// The port from which a client sends: another node does so from those that nodes give out, which are so many further on.
+pub(super) fn client_port(number: usize, port: u16) -> u16 {
+    if number == OTHER_NODE && port != 0 { port + 10_000 } else { port }
+}
+
 /// Who sends: two clients outside, two pods (of which the first one is an endpoint), two nodes, and addresses that nobody has.
 pub(super) fn client(family: Family, number: usize) -> IpAddr {
     let unspecified = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
