@@ -78,8 +78,8 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 /*
  * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
  * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
- * same port through another frontend, or may be another node in the stead of one that does. For these, and where FLOW_SNAT is set already, only that is set.
- * Returns 0, FLOW_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ * same port through another frontend, or may be another node in the stead of one that does. For these, and where FLOW_SNAT
+ * is set already, only that is set. Returns 0, FLOW_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {

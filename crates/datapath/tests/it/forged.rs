@@ -134,11 +134,13 @@ fn who_sends_in_another_nodes_name_from_a_port_that_nodes_give_out_does_not_get_
     let Some(mut node) = Node::new("forged addresses of nodes") else { return };
     node.serve(web(), &[(1, 1)]);
     node.direct(&[]);
-    let port = SNAT_PORTS.0;
     for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
-        let theirs = case.at(address::node(2), port);
-        let said = case.later(case.at(address::pod(1, 1), TARGET_PORT), theirs);
-        for (hook, device) in [(Hook::NicIn, Device::Eth0), (Hook::PodIn, Device::Pod1)] {
+        // A flow of each hook's own.
+        for (hook, device, port) in
+            [(Hook::NicIn, Device::Eth0, SNAT_PORTS.0), (Hook::PodIn, Device::Pod1, SNAT_PORTS.1)]
+        {
+            let theirs = case.at(address::node(2), port);
+            let said = case.later(case.at(address::pod(1, 1), TARGET_PORT), theirs);
             let outcome = node.send(hook, device, &case.first(theirs, case.at(CLUSTER_IP, PORT)));
             assert_eq!(outcome.reason, abi::REASON_TO_LOCAL, "{case:?}");
             assert_eq!(outcome.packet().source, case.ip(address::node(1)), "{case:?}");
