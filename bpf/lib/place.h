@@ -156,16 +156,20 @@ static __always_inline __u32 snat_port_from(__u32 number)
 	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
 }
 
+/* Whether new flows may take a port (HOST). */
+static __always_inline bool is_given_out(__u32 port)
+{
+	return port && snat_port_from(port) == port;
+}
+
 /*
  * Whether a packet comes from another node, by a port that nodes give out, and not to processes of their own: an endpoint here may be talking there
  * to one of that node's clients, of whom nothing is known here, and whoever sends this in the node's name would have that translated. A function of its own, for the stack's sake.
  */
 __noinline int is_from_nodes_port(const struct packet *p)
 {
-	const __u32 port = p ? bpf_ntohs(p->sport) : 0;
-
 	/* SCTP has all ports of its clients. What came wrapped is a client's of the node that has wrapped it. */
-	return p && p->proto != IPPROTO_SCTP && !is_unwrapped(p) && port && snat_port_from(port) == port &&
+	return p && p->proto != IPPROTO_SCTP && !is_unwrapped(p) && is_given_out(bpf_ntohs(p->sport)) &&
 	       lookup_by(&other_nodes, p->src);
 }
 
@@ -210,7 +214,7 @@ static __always_inline __be16 snat_again(struct snat_search *search, const bool 
 	port = port ?: kept;
 	if (port == kept)
 		search->reply.flags |= FLOW_KEPT;
-	return port && snat_port_from(bpf_ntohs(port)) == bpf_ntohs(port) ? port : 0;
+	return is_given_out(bpf_ntohs(port)) ? port : 0;
 }
 
 /* Whether the entry at a port gives its place to the new flow. If the port was kept for that, it must be of the same client. */
