@@ -81,10 +81,10 @@ fn a_slice_of_names_is_told_on_the_slice_and_the_other_slices_are_served() {
 fn a_port_that_no_packet_can_carry_is_told_on_the_slice_and_the_other_ports_are_served() {
     let Some(cluster) = CLUSTER.join("port 70000") else { return };
     undisturbed(&cluster, "port 70000", || {
-        let pods = ready(&cluster.world.node(2).pods());
+        let pods = cluster.world.node(2).pods();
         let service = cluster.objects.apply(&echo("far-out", "ClusterIP")).unwrap();
         for (suffix, v6) in [("v4", false), ("v6", true)] {
-            let mut slice = slice("far-out", suffix, v6, &pods);
+            let mut slice = slice("far-out", suffix, v6, &ready(&pods));
             slice.ports.as_mut().unwrap()[1].port = Some(70_000);
             cluster.objects.apply(&slice).unwrap();
         }
@@ -96,8 +96,11 @@ fn a_port_that_no_packet_can_carry_is_told_on_the_slice_and_the_other_ports_are_
             await_line(&cluster, &[&format!("default/{name}"), "70000"]);
         }
         let served = harness::echo::Echo { service };
+        // Each is told of when it is read; what it says is written a moment later, at the two ports that are left.
+        let backends: Vec<IpAddr> = pods.iter().flat_map(|pod| pod.address().both()).flat_map(|ip| [ip; 2]).collect();
         for agent in &cluster.agents {
             served.cluster_ips(Talk::Http).iter().for_each(|at| agent.await_frontend(at.ip(), at.port(), true));
+            agent.await_backends("far-out", backends.clone());
         }
         for target in served.cluster_ips(Talk::Http) {
             assert!(ask(&cluster, target).starts_with("node2-"), "{target}");

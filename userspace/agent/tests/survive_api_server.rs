@@ -145,7 +145,10 @@ fn an_agent_whose_rights_are_taken_away_serves_on_and_names_them() {
         return;
     }
     let mut cluster = with_an_account_of_its_own();
-    let served = cluster.publish(&service("served", 84, "TCP"), HTTP, &cluster.world.node(1).pods());
+    let pods = cluster.world.node(1).pods();
+    let served = cluster.publish(&service("served", 84, "TCP"), HTTP, &pods);
+    let endpoints: Vec<_> = pods.iter().flat_map(|pod| pod.address().both()).collect();
+    cluster.agents.iter().for_each(|agent| agent.await_backends("served", endpoints.clone()));
     let mut traffic = Traffic::default();
     for socket in cluster_sockets(&served) {
         cluster.await_frontend(socket.ip(), socket.port());

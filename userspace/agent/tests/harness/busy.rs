@@ -31,10 +31,12 @@ impl Busy {
         let far = cluster.world.node(2).pods();
         let web = cluster.publish(&with_node_port("web", 80), HTTP, &far);
         let echo = cluster.publish(&with_node_port("echo", 7), TCP, &far);
-        for service in [&web, &echo] {
+        let endpoints: Vec<_> = far.iter().flat_map(|pod| pod.address().both()).collect();
+        for (name, service) in [("web", &web), ("echo", &echo)] {
             for socket in cluster_sockets(service) {
                 cluster.await_frontend(socket.ip(), socket.port());
             }
+            cluster.agents.iter().for_each(|agent| agent.await_backends(name, endpoints.clone()));
         }
         let pod = cluster.world.node(1).pod(1);
         Self { cluster, pod, web, echo }
