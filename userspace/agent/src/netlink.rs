@@ -1,6 +1,7 @@
 //! Interfaces, their addresses and default routes, followed by netlink. The only file that knows the crates of rtnetlink.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
-/// Least time between two listings: where routes change all the time, as with a full table by BGP, each change would cost one of everything.
+/// Least time between two listings, each of which is of everything: where many pods start, changes come in swarms.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How often a listing is asked for that was interrupted by a change. The next message makes up for the last one.
@@ -34,9 +35,10 @@ const TRIES: usize = 5;
 
 /// Publishes the interfaces now and at every change, until nobody listens any more.
 pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
-    let (connection, handle, mut messages) =
+    let (connection, handle, messages) =
         new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
     tokio::spawn(connection);
+    let mut changes = messages.filter(|(message, _)| ready(matters(message)));
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
         let listed = Instant::now();
@@ -46,14 +48,25 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
         };
         publish(&sink, interfaces);
         tokio::select! {
-            message = messages.next() => {
-                message.context("the netlink socket was closed")?;
+            change = changes.next() => {
+                change.context("the netlink socket was closed")?;
             }
             () = sink.closed() => return Ok(()),
         }
         sleep_until(listed + PAUSE).await;
         // Whatever else has come meanwhile is seen by the same listing.
-        while let Some(Some(_)) = messages.next().now_or_never() {}
+        while let Some(Some(_)) = changes.next().now_or_never() {}
+    }
+}
+
+/// Whether a listing may find something new after this message: not where it is about a route to less than everything, as with a full table by BGP, in
+/// which routes change all the time. After an overrun, which is also a message, it may.
+fn matters(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    match &message.payload {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route)) => {
+            route.header.destination_prefix_length == 0
+        }
+        _ => true,
     }
 }
 
@@ -229,6 +242,7 @@ fn is_main(route: &RouteMessage) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_core::NetlinkHeader;
     use netlink_packet_route::link::InfoKind;
 
     use super::*;
@@ -253,6 +267,18 @@ mod tests {
         let mut unreachable = route(main, &[RouteAttribute::Oif(1)]);
         unreachable.header.kind = RouteType::Unreachable;
         assert_eq!(default_routes(&unreachable), []);
+    }
+
+    #[test]
+    fn of_routes_only_a_default_one_is_worth_a_listing() {
+        let told = |message| matters(&NetlinkMessage::from(message));
+        let default = route(RouteHeader::RT_TABLE_MAIN, &[RouteAttribute::Oif(2)]);
+        let mut narrow = default.clone();
+        narrow.header.destination_prefix_length = 24;
+        assert!(told(RouteNetlinkMessage::NewRoute(default.clone())) && told(RouteNetlinkMessage::DelRoute(default)));
+        assert!(!told(RouteNetlinkMessage::NewRoute(narrow.clone())) && !told(RouteNetlinkMessage::DelRoute(narrow)));
+        assert!(told(RouteNetlinkMessage::NewLink(LinkMessage::default())));
+        assert!(matters(&NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(Vec::new()))));
     }
 
     #[test]

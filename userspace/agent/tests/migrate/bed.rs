@@ -8,7 +8,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weir_core::conntrack::masquerade_ports;
+use weir_core::conntrack::masquerade_port;
+use weir_core::source_ports::PortSet;
 use weir_testbed::ask::PATIENCE;
 use weir_testbed::kube_proxy::Mode;
 use weir_testbed::{KubeProxy, Netns, Pod, address, wait};
@@ -243,7 +244,8 @@ impl Migration {
     pub(crate) fn await_ports_that_are_not_kube_proxys(&self) {
         let read = || std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
         let apart = || {
-            let theirs = masquerade_ports(&self.netns().enter(read));
+            let table = self.netns().enter(read);
+            let theirs: PortSet = table.lines().filter_map(masquerade_port).collect();
             if theirs.len() < 4 {
                 return Err(format!("clients outside and on the host, in both families: {theirs}"));
             }
