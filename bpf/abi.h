@@ -22,8 +22,7 @@ enum abi {
 	LINE_DEPTH = 4,
 	/* Set in a reference that names a line; clear in one that names a backend. Reference 0 is the empty tier. */
 	REF_LINE = 0x80000000,
-	/* Times in flows count units of 2^TICK_SHIFT jiffies: the one clock that a program reads at no cost. */
-	TICK_SHIFT = 8,
+	/* Times in flows are ticks, of nearly a second: lib/config.h. */
 	/* Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds. */
 	OPENING_IDLE = 8,
 	/* Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock. */

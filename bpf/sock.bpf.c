@@ -13,8 +13,10 @@
 #include "lib/peers.h"
 #include "lib/stats.h"
 
+/* Verdicts, and what of those that lead to one says that there is none yet. */
 #define ALLOW 1
 #define REFUSE 0
+#define UNDECIDED (-1)
 #define ERROR_CONNECTION_REFUSED (-111)
 #define ERROR_HOST_UNREACHABLE (-113)
 
@@ -129,6 +131,7 @@ static __always_inline struct request request_of(const struct frontend *frontend
 	};
 }
 
+/* Counts a reason for which a socket is refused. Returns REFUSE with an errno set. */
 static __always_inline int refuse(int reason)
 {
 	count(HOOK_SOCKET, reason, 0);
@@ -139,7 +142,52 @@ static __always_inline int refuse(int reason)
 	return REFUSE;
 }
 
-/* Where a socket connects or sends to. service_v6 is the family of the frontend, v6 that of the socket. */
+/*
+ * Chooses a backend for a socket. Returns UNDECIDED with the one that was chosen, ALLOW if its packets are to be translated or its address is no
+ * frontend any more, or REFUSE with an errno set.
+ */
+static __always_inline int socket_choose(const struct config *config, const struct socket_key *key,
+					 const struct caller *caller, const struct frontend *frontend,
+					 struct chosen *chosen, const bool service_v6)
+{
+	struct request request = request_of(frontend, key, caller->client, config, service_v6);
+	int error;
+
+	/* A socket keeps its pod's address; a packet can be given the node's. */
+	if (caller->is_pod && masquerades(config, &request, false, service_v6))
+		return ALLOW;
+	error = choose(&request);
+	if (!error) {
+		*chosen = (struct chosen){ request.backend, request.generation };
+		return UNDECIDED;
+	}
+	/* Nobody asks again for a socket: whoever serves the address by now has it. */
+	if (!frontend_lookup(&key->addr, key->port, key->proto, service_v6))
+		return ALLOW;
+	count_refusal(request.service, -error);
+	return refuse(-error);
+}
+
+/* Notes which backend a socket has got, or had already, and counts it if it is new. */
+static __always_inline void remember(ctx_t *ctx, const struct socket_key *key, __u32 service,
+				     const struct backend *backend, const struct chosen *chosen, bool is_new)
+{
+	if (is_new) {
+		count_selection(service, backend);
+		count_flow(chosen->backend, backend, true);
+	}
+	if (key->proto == IPPROTO_TCP) {
+		remember_connection(ctx, key, backend);
+		return;
+	}
+	remember_here(ctx, key, backend, chosen);
+	if (is_new)
+		remember_there(key, backend, chosen);
+}
+
+/*
+ * Where a socket connects or sends to. service_v6 is the family of the frontend, v6 that of the socket. Returns ALLOW, or REFUSE with an errno set.
+ */
 static __always_inline int translate(ctx_t *ctx, const struct config *config, const struct socket_key *key,
 				     const struct caller *caller, const bool service_v6, const bool v6)
 {
@@ -147,10 +195,9 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	const struct socket_peer *known;
 	const struct backend *backend;
 	struct chosen chosen = {};
-	struct request request;
-	int error;
+	int verdict;
 
-	if (!frontend && is_unused_port(&key->addr, service_v6)) {
+	if (!frontend && is_cluster_ip(&key->addr, service_v6)) {
 		/* A Service's ports are written before its address as such: this one may have come between the two looks. */
 		frontend = frontend_lookup(&key->addr, key->port, key->proto, service_v6);
 		if (!frontend)
@@ -165,39 +212,20 @@ static __always_inline int translate(ctx_t *ctx, const struct config *config, co
 	if (known) {
 		chosen = (struct chosen){ known->backend, known->generation };
 	} else {
-		request = request_of(frontend, key, caller->client, config, service_v6);
-		/* A socket keeps its pod's address; a packet can be given the node's. */
-		if (caller->is_pod && masquerades(config, &request, false, service_v6))
-			return ALLOW;
-		error = choose(&request);
-		if (error) {
-			/* Nobody asks again for a socket: whoever serves the address by now has it. */
-			if (!frontend_lookup(&key->addr, key->port, key->proto, service_v6))
-				return ALLOW;
-			count_refusal(request.service, -error);
-			return refuse(-error);
-		}
-		chosen = (struct chosen){ request.backend, request.generation };
+		verdict = socket_choose(config, key, caller, frontend, &chosen, service_v6);
+		if (verdict != UNDECIDED)
+			return verdict;
 	}
 	backend = bpf_map_lookup_elem(&backends, &chosen.backend);
 	if (!backend)
 		return refuse(REASON_BROKEN_TABLE);
-	if (!known) {
-		count_selection(frontend->service, backend);
-		count_flow(chosen.backend, backend, true);
-	}
-	if (key->proto == IPPROTO_TCP) {
-		remember_connection(ctx, key, backend);
-	} else {
-		remember_here(ctx, key, backend, &chosen);
-		if (!known)
-			remember_there(key, backend, &chosen);
-	}
+	remember(ctx, key, frontend->service, backend, &chosen, !known);
 	set_user_addr(ctx, &backend->addr, backend->port, v6);
 	count(HOOK_SOCKET, backend->flags & BACKEND_LOCAL ? REASON_TO_LOCAL : REASON_TO_REMOTE, 0);
 	return ALLOW;
 }
 
+/* forward_socket() to an address of either family, of the same socket. */
 static __always_inline int forward_family(ctx_t *ctx, struct addr *to, const bool connects, const bool service_v6,
 					  const bool v6)
 {
@@ -228,6 +256,7 @@ static __always_inline int forward_socket(ctx_t *ctx, const bool connects, const
 	return forward_family(ctx, &to, connects, false, v6);
 }
 
+/* Shows a frontend to the caller. Returns ALLOW. */
 static __always_inline int show(ctx_t *ctx, const struct addr *addr, __be16 port, const bool v6)
 {
 	set_user_addr(ctx, addr, port, v6);

@@ -30,7 +30,7 @@
 /* Of a tag: the VLAN that it names, or 0 where it only says how urgent the frame is (IEEE 802.1Q). */
 #define VLAN_ID 0x0fff
 
-/* Bytes up to the end of the transport header, by its protocol, behind so many up to there; LINEAR_BYTES: it is another. */
+/* Where a transport header ends that begins at network, in bytes from the frame's beginning; LINEAR_BYTES for others than TCP and UDP. */
 static __always_inline __u32 headers_of(__u32 network, __u8 proto)
 {
 	if (proto == IPPROTO_TCP)
@@ -192,10 +192,13 @@ __noinline int is_lost(const struct packet *p, bool v6)
 	/* The other proxy may have the connection. */
 	if (!p || !config || (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP))
 		return false;
-	return v6 ? is_unused_port(&p->dst, true) : is_unused_port(&p->dst, false);
+	return v6 ? is_cluster_ip(&p->dst, true) : is_cluster_ip(&p->dst, false);
 }
 
-/* What becomes of a piece without ports. Returns a reason. */
+/*
+ * What becomes of a piece without ports. On its way out, or to an address that hosts have, it passes untouched also where a copy waits
+ * (docs/adr/0014-fragments.md). Returns a reason.
+ */
 static __always_inline int unknown_piece(ctx_t *ctx, const struct packet *p, int reason, const bool out, const bool v6)
 {
 	const bool kept = reason == REASON_FRAGMENT_HELD && !held_store(ctx, p, out);
@@ -224,8 +227,12 @@ static __always_inline int first_piece(ctx_t *ctx, const struct packet *p, int r
 	return reason;
 }
 
-static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const enum hook hook, const bool out,
-				  const bool v6)
+/*
+ * What becomes of an IP packet, in this order: it is translated, and cut if it is too big (IPv4); it is sent past the host, or answered; held, if it is
+ * a piece without ports, or noted, if it is a first piece; on the way out dropped, if it is to nobody. error: of parse_ip(). Returns a reason.
+ */
+static __always_inline int process(ctx_t *ctx, struct packet *p, int error, const enum hook hook, const bool out,
+				   const bool v6)
 {
 	int reason = translate(ctx, p, error, hook, out, v6);
 
@@ -243,6 +250,7 @@ static __always_inline int settle(ctx_t *ctx, struct packet *p, int error, const
 	return reason;
 }
 
+/* Parses an IP packet and does the rest. Returns a reason. */
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const enum hook hook,
 				  const bool v6)
 {
@@ -253,7 +261,7 @@ static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct pack
 	error = parse_ip(cursor, p, v6);
 	/* A tag that the card took off the frame is a tag, unless it names no VLAN: the host takes that frame for its own. */
 	p->vlan |= ctx->vlan_present && ctx->vlan_tci & VLAN_ID;
-	return settle(ctx, p, error, hook, is_egress(hook), v6);
+	return process(ctx, p, error, hook, is_egress(hook), v6);
 }
 
 static __always_inline bool is_marked(const ctx_t *ctx)

@@ -18,6 +18,7 @@ __noinline int in6(ctx_t *ctx, struct packet *p)
 	return p ? ingress(ctx, p, true, true) : REASON_MALFORMED;
 }
 
+/* Parses an IP packet and does the rest. Returns a reason. */
 static __always_inline int family(ctx_t *ctx, struct cursor *cursor, struct packet *p, const bool v6)
 {
 	int error = parse_ip(cursor, p, v6);

@@ -46,13 +46,13 @@ struct config {
 	struct addr node6;  /* source of SNAT; zero: no IPv6 */
 	struct tunnel tunnel4;
 	struct tunnel tunnel6;
-	__u32 flags;	     /* HOST, enum config_flags */
-	__u32 udp_idle;	     /* HOST, ticks of silence of both sides after which a UDP flow is selected anew */
-	__u32 tcp_idle;	     /* HOST, ticks after which an idle TCP flow may lose its SNAT port to one that needs it */
-	__u32 abi_version;   /* HOST, ABI_VERSION of the writer */
-	__u32 fragment_idle; /* HOST, ticks after which the pieces of a packet are given up */
+	__u32 flags;	/* HOST, enum config_flags */
+	__u32 udp_idle; /* HOST, ticks of silence of both sides after which a UDP flow is selected anew */
+	__u32 tcp_idle; /* HOST, ticks of silence of both sides after which a connection or association may lose its place to another */
+	__u32 abi_version;	/* HOST, ABI_VERSION of the writer */
+	__u32 fragment_idle;	/* HOST, ticks after which the pieces of a packet are given up */
 	__u32 service_networks; /* HOST, how many of service_network are in use */
-	__u32 flood; /* HOST, new flows on a CPU in a tick above which no SYN is remembered needlessly; 0: never */
+	__u32 flood; /* HOST, new flows on a CPU in a tick from which on no SYN is remembered needlessly; 0: never */
 	__u32 tcp_half_closed; /* HOST, as tcp_idle, where one side has closed */
 	__u32 tcp_linger; /* HOST, ticks of silence after which what is said at an ended flow is of another one; its port yields by over.h */
 	__u32 held_pieces; /* HOST, entries of held_pieces in use; below HELD_REGION none is held */

@@ -116,8 +116,8 @@ struct reply {
 	__u32 backend;	      /* HOST, index into backends */
 	__u32 generation;     /* HOST, of the backend when it was selected */
 	__u32 last_seen;      /* HOST, in ticks */
-	__u32 asked;	      /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is */
-	__u32 bytes;	      /* HOST, of its packets, wraps */
+	__u32 asked; /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is; or ASKED_ELSEWHERE */
+	__u32 bytes; /* HOST, of its packets, wraps */
 	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES: the backend that was left for this one, or 0. */
 	__u32 held;
 };

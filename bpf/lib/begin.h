@@ -20,44 +20,16 @@ static __always_inline bool wants_answer(int reason)
 	return reason >= REASON_NO_ENDPOINTS && reason < REASON_NO_LOCAL_ENDPOINTS;
 }
 
+/* Whether a packet that leaves for a reason was translated. */
 static __always_inline bool is_translated(int reason)
 {
 	return reason >= REASON_TO_LOCAL && reason < REASON_NO_ENDPOINTS;
 }
 
 /* When the answer to a packet that begins a flow begins to be awaited. One that was there before us is not timed. */
-static __always_inline __u32 asked_by(const struct packet *p)
+static __always_inline __u32 asked_at(const struct packet *p)
 {
 	return asks(p) || p->proto == IPPROTO_UDP ? now_delay() : 0;
-}
-
-/* Whether so many new flows in a tick are more than anybody's clients make. */
-static __always_inline bool is_too_many(const struct pace *pace, const struct config *config)
-{
-	return config->flood && !(config->flags & CONFIG_BESIDE) && pace->flows >= config->flood;
-}
-
-/* Whether this CPU has got too many in this tick: what can be told from a packet is not remembered then. */
-static __always_inline bool is_flood(const struct config *config)
-{
-	__u32 first = 0;
-	const struct pace *pace = bpf_map_lookup_elem(&paces, &first);
-
-	return config && pace && is_too_many(pace, config) && pace->tick == now_ticks();
-}
-
-/* Counts a new flow of this tick, and whether it is a connection that began long ago. */
-static __always_inline void count_pace(const struct packet *p, const struct config *config)
-{
-	struct pace *pace = pace_now();
-
-	if (!pace)
-		return;
-	pace->flows++;
-	if (is_too_many(pace, config))
-		pace->flooded = pace->tick;
-	if (!p->syn && p->proto != IPPROTO_UDP)
-		pace->adopted++;
 }
 
 /* What is unsure about the flow that a packet begins: enum unsure. */
@@ -76,10 +48,30 @@ static __always_inline __u8 unsure_of(const struct packet *p, const struct confi
 }
 
 /*
- * Writes both entries of a new flow that keeps its client's address. External traffic to another node, and a pod that
- * meets itself, need the node's address as their source; so does a client that already talks to the backend from the
- * same port through another frontend, or may be another node in the stead of one that does. For these, and where FLOW_SNAT
- * is set already, only that is set. Returns 0, FLOW_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ * Writes the flow of a new connection, whose entry of answers is written. by_hash: it is one of a flood, and its client's next packet goes to the same
+ * backend, which by then has answered. Returns 0 or -REASON_FLOW_TABLE.
+ */
+static __always_inline int flow_store_new(const struct packet *p, const struct flow *flow, bool by_hash, const bool v6)
+{
+	if (by_hash)
+		return flow_by_hash(p, flow, v6);
+	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+}
+
+/*
+ * Whether a packet needs the node's address as its source: external traffic to another node, a pod that meets itself, and what may be another node in
+ * the stead of one of its clients.
+ */
+static __always_inline bool needs_snat(const struct packet *p, const struct backend *backend, bool from_outside,
+				       const bool v6)
+{
+	return (from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6) ||
+	       (!is_here(backend) && is_from_nodes_port(p));
+}
+
+/*
+ * Writes both entries of a new flow that keeps its client's address. Where it needs another one, as a client does that already talks to the backend
+ * from the same port through another frontend, and where FLOW_SNAT is set already, only that is set. Returns 0, BEGUN_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
@@ -92,17 +84,13 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	if (!config || !backend)
 		return -REASON_BROKEN_TABLE;
 	count_pace(p, config);
-	if (flow->flags & FLOW_DIRECT) {
-		if (flood)
-			return flow_by_hash(p, flow, v6);
-		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
-	}
-	if ((from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6) ||
-	    (!is_here(backend) && is_from_nodes_port(p))) {
+	if (flow->flags & FLOW_DIRECT)
+		return flow_store_new(p, flow, flood, v6);
+	if (needs_snat(p, backend, from_outside, v6)) {
 		flow->flags |= FLOW_SNAT;
 		return 0;
 	}
-	reply_of(&reply, p, flow, asked_by(p));
+	reply_of(&reply, p, flow, asked_at(p));
 	reply.flags |= flood ? FLOW_BY_HASH : 0;
 	/* The node cannot be sent its own packets: no masquerade, as with kube-proxy. */
 	if (is_here(backend)) {
@@ -114,21 +102,16 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
-		error = reply_store_direct(p, backend, &reply, first, v6);
+		error = reply_store_client(p, backend, &reply, first, v6);
 		if (error < 0) {
 			flow->flags |= FLOW_SNAT;
 			return 0;
 		}
 	}
-	if (error == FLOW_AGAIN)
-		return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : FLOW_AGAIN;
-	/*
-	 * Its client's next packet goes to the same backend, which by then has answered. Not that of a SYN that went
-	 * elsewhere: its entry must not go on naming the backend that was left.
-	 */
-	if (flood)
-		return flow_by_hash(p, flow, v6);
-	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+	/* Of a SYN that went elsewhere the entry must not go on naming the backend that was left. */
+	if (error == BEGUN_AGAIN)
+		return flow_store_new(p, flow, false, v6) ?: BEGUN_AGAIN;
+	return flow_store_new(p, flow, flood, v6);
 }
 
 /*
@@ -146,13 +129,13 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 		return -REASON_BROKEN_TABLE;
 	if (!is_set(source_of(config, flow->flags, v6)))
 		return -REASON_NO_ROUTE;
-	if (must_ask_again(p, flow, counter) && (v6 ? is_first_syn6(p) : is_first_syn4(p)))
+	if (must_ask_again(p, flow, counter) && (v6 ? note_first_syn6(p) : note_first_syn4(p)))
 		return -REASON_FIRST_SYN;
-	flow->snat_port = reply_store_snat(p, flow, asked_by(p), backend, counter, v6);
+	flow->snat_port = reply_store_snat(p, flow, asked_at(p), backend, counter, v6);
 	/* More ports would not help an association, which has its client's. */
 	if (!flow->snat_port)
 		return p->proto == IPPROTO_SCTP ? -REASON_FLOW_TABLE : -REASON_SNAT_EXHAUSTED;
-	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
+	return flow_store_new(p, flow, false, v6);
 }
 
 /* What keeps a packet to one of our addresses from starting a flow. Returns 0 or a negative reason. */
@@ -177,12 +160,9 @@ static __always_inline bool is_own(const struct addr *addr, const struct config 
 	       addr_equal(addr, source_of(config, FLOW_TUNNEL, v6), v6);
 }
 
-/* Not a reason: a flow of which a flood has left no more than where it goes was counted when it began. */
-#define FLOW_COUNTED 3
-
 /*
  * Chooses an endpoint of a frontend's service for a packet that starts a flow, and fills in the flow, which may name a backend to avoid, and hold
- * how often that was so. Returns 0, FLOW_COUNTED or a negative reason.
+ * how often that was so. Returns 0, BEGUN_COUNTED or a negative reason.
  */
 static __always_inline int flow_fill(const struct packet *p, struct flow *flow, const struct frontend *frontend,
 				     const struct config *config, bool from_outside, const bool v6)
@@ -216,12 +196,12 @@ static __always_inline int flow_fill(const struct packet *p, struct flow *flow, 
 	if (masquerades(config, &request, from_outside, v6))
 		flow->flags |= FLOW_SNAT;
 	flow->flags |= FLOW_OPENING;
-	return error ?: ago && !p->syn ? FLOW_COUNTED : 0;
+	return error ?: ago && !p->syn ? BEGUN_COUNTED : 0;
 }
 
 /*
  * Finds the frontend of a packet that starts a flow, and fills in the flow: flow_fill(), or flow_start_unwrapped() for what came wrapped. Forgets the
- * packet's flow where its address is no service's any more. Returns 0, FLOW_COUNTED or a negative reason.
+ * packet's flow where its address is no service's any more. Returns 0, BEGUN_COUNTED or a negative reason.
  */
 static __always_inline int flow_start(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
@@ -235,10 +215,9 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))
 		return -REASON_NO_FRONTEND;
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
-	if (!frontend && !is_unwrapped(p) && !is_unused_port(&p->dst, v6)) {
+	if (!frontend && !is_unwrapped(p) && !is_cluster_ip(&p->dst, v6)) {
 		/* Whoever serves the address now must get the rest of this connection, too. */
-		flow_forget(p, STAGE_GOING, v6);
-		flow_forget(p, STAGE_OPENING, v6);
+		flow_forget(p, STAGE_ANY, v6);
 		return -REASON_NO_FRONTEND;
 	}
 	error = turned_away(p, config);
@@ -288,7 +267,7 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 
 /*
  * Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its first
- * packet. A function of its own: few services ask.
+ * packet. A function of its own: few services ask. Returns 0.
  */
 __noinline int keep_backend(const struct packet *p, const struct flow *flow)
 {

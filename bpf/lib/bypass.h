@@ -21,7 +21,7 @@ static __always_inline bool bypasses_host(void)
 
 /*
  * Notes behind which interface a pod is, as bridges do: its frames tell. One that takes another's address gets from here what it
- * would get from the bridge, and nothing where there is no bridge.
+ * would get from the bridge, and nothing where there is no bridge. Returns 0.
  */
 __noinline int note_pod(ctx_t *ctx)
 {

@@ -91,16 +91,22 @@ static __always_inline __u64 flow_seed(const struct config *config, const struct
 	return service && service->flags & SERVICE_MAGLEV ? MAGLEV_SEED : config->hash_seed;
 }
 
-/* Whether a client may ask a service at this frontend. A function of its own, for the stack's sake. */
-__noinline int is_in_ranges(const struct request *request)
+/*
+ * Whether a client may ask a service at a frontend of a kind: it is in one of the service's loadBalancerSourceRanges, if they are for those and it has
+ * any. A function of its own, for the stack's sake.
+ */
+__noinline int is_in_ranges(__u32 kind, __u32 index, const struct addr *client)
 {
 	const struct service *service;
+	struct source_range_key key;
 
-	if (!request || request->kind != KIND_LOAD_BALANCER)
-		return request != NULL;
-	service = lookup_by(&services, request->service);
-	return service &&
-	       (!(service->flags & SERVICE_SOURCE_RANGES) || is_admitted(request->service, &request->client));
+	if (!client || kind != KIND_LOAD_BALANCER)
+		return client != NULL;
+	service = lookup_by(&services, index);
+	if (!service || !(service->flags & SERVICE_SOURCE_RANGES))
+		return service != NULL;
+	key = (struct source_range_key){ .prefixlen = 160, .service = index, .client = *client };
+	return bpf_map_lookup_elem(&source_ranges, &key) != NULL;
 }
 
 /*
@@ -181,7 +187,7 @@ __noinline int choose(struct request *request)
 	service = lookup_by(&services, request->service);
 	if (!service)
 		return -REASON_BROKEN_TABLE;
-	if (!is_in_ranges(request))
+	if (!is_in_ranges(request->kind, request->service, &request->client))
 		return -REASON_SOURCE_RANGE;
 	keeps = service->affinity && is_set(&request->client);
 	key = (struct affinity_key){ .client = request->client, .service = request->service };

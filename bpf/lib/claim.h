@@ -205,6 +205,7 @@ static __always_inline void opening_displace(struct opening_head *head, __u32 se
 		head->displaced++;
 	if ((__u8)opening_key(head, way, kind)[kind.words - 1] != IPPROTO_TCP)
 		return;
+	/* Its tag opening_take() has left there. */
 	if (kind.is_flow)
 		displace(set, head->born[way], (const struct flow *)value);
 	else

@@ -28,10 +28,13 @@ static __always_inline bool in_service_network(const struct config *config, cons
 	return false;
 }
 
-/* Ticks of 2^TICK_SHIFT jiffies. The verifier makes a load of it; reading a clock costs 15 ns. */
+/* A tick is so many jiffies, as a power of two: nearly a second. The loader says how many, as it knows how long a jiffy is. */
+const volatile __u32 tick_shift = 8;
+
+/* The tick that it is. The verifier makes a load of the kernel's jiffies; reading a clock costs 15 ns. */
 static __always_inline __u32 now_ticks(void)
 {
-	return bpf_jiffies64() >> TICK_SHIFT;
+	return bpf_jiffies64() >> tick_shift;
 }
 
 /* Whether something that was last seen then has been idle for longer. Another CPU may have seen it a tick after now. */

@@ -24,11 +24,20 @@ struct handover {
 };
 #define HANDOVER_MAGIC 0x77656972
 
+/* Where parsing begins. */
 static __always_inline struct cursor ctx_cursor(const ctx_t *ctx)
 {
 	void *data = (void *)(long)ctx->data;
 
 	return (struct cursor){ .start = data, .pos = data, .end = (void *)(long)ctx->data_end };
+}
+
+/* The link header, or NULL: it is not there. */
+static __always_inline struct ethhdr *ctx_eth(const ctx_t *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	return (void *)(eth + 1) > (void *)(long)ctx->data_end ? NULL : eth;
 }
 
 #endif

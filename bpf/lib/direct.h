@@ -8,10 +8,9 @@
 #define WEIR_DIRECT_H
 
 #include "choose.h"
-#include "csum.h"
 #include "forward.h"
+#include "ip_header.h"
 
-#define WRAPPER_TTL 64
 /* The other bits are marks of congestion: whoever unwraps does not look at them, so that none may be set (RFC 6040, 4.3). */
 #define WRAPPER_TOS 0xfc
 
@@ -96,15 +95,12 @@ static __always_inline int flow_start_unwrapped(const struct packet *p, struct f
 						const struct frontend *frontend)
 {
 	const struct backend *backend = lookup_by(&backends, p->backend);
-	const struct service *service;
 	__u32 generation;
 
 	/* It may have gone since it was found. */
 	if (!backend || !is_there(backend, &generation))
 		return -REASON_BROKEN_TABLE;
-	service = bpf_map_lookup_elem(&services, &backend->service);
-	if (frontend && frontend->kind == KIND_LOAD_BALANCER && service && service->flags & SERVICE_SOURCE_RANGES &&
-	    !is_admitted(backend->service, &p->src))
+	if (frontend && !is_in_ranges(frontend->kind, backend->service, &p->src))
 		return -REASON_SOURCE_RANGE;
 	if (flow->backend && flow->backend != p->backend)
 		flow->flags += FLOW_RETRY;
@@ -114,40 +110,6 @@ static __always_inline int flow_start_unwrapped(const struct packet *p, struct f
 	flow->flags |= FLOW_OPENING;
 	flow->created = flow->last_seen = now_ticks();
 	return 0;
-}
-
-static __always_inline struct iphdr wrapper4(const struct packet *p, const struct ends *to)
-{
-	struct iphdr ip = {
-		.version = 4,
-		.ihl = sizeof(ip) / 4,
-		.tos = p->tos & WRAPPER_TOS,
-		.tot_len = bpf_htons(p->length + sizeof(ip)),
-		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
-		.ttl = WRAPPER_TTL,
-		.protocol = IPPROTO_IPIP,
-		.saddr = to->src.word[3],
-		.daddr = to->dst.word[3],
-	};
-
-	ip.check = ~csum_fold(csum_words(&ip, sizeof(ip)));
-	return ip;
-}
-
-static __always_inline struct ipv6hdr wrapper6(const struct packet *p, const struct ends *to)
-{
-	struct ipv6hdr ip = {
-		.version = 6,
-		.priority = p->tos >> 4,
-		.flow_lbl = { p->tos << 4 & WRAPPER_TOS << 4 },
-		.payload_len = bpf_htons(p->length),
-		.nexthdr = IPPROTO_IPV6,
-		.hop_limit = WRAPPER_TTL,
-	};
-
-	__builtin_memcpy(&ip.saddr, &to->src, sizeof(ip.saddr));
-	__builtin_memcpy(&ip.daddr, &to->dst, sizeof(ip.daddr));
-	return ip;
 }
 
 /*
@@ -162,8 +124,8 @@ static __always_inline int make_room(ctx_t *ctx, struct packet *p, const bool v6
 
 	if (bpf_xdp_adjust_head(ctx, -(int)wrapper_size(v6)))
 		return -REASON_LEFT_TO_TC;
-	eth = (void *)(long)ctx->data;
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+	eth = ctx_eth(ctx);
+	if (!eth)
 		return -REASON_REWRITE_FAILED;
 	eth->h_proto = v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	p->l3 += wrapper_size(v6);
@@ -187,18 +149,14 @@ static __always_inline int make_room(ctx_t *ctx, struct packet *p, const bool v6
 /* Puts a header around the packet, which is a hop older then. Returns as make_room. */
 static __always_inline int wrap(ctx_t *ctx, struct packet *p, const struct ends *to, const bool v6)
 {
+	const struct new_ip ip = {
+		.tos = p->tos & WRAPPER_TOS,
+		.proto = v6 ? IPPROTO_IPV6 : IPPROTO_IPIP,
+		.payload = p->length,
+	};
 	int error = make_room(ctx, p, v6);
 
-	if (error)
-		return error;
-	if (v6) {
-		struct ipv6hdr ip = wrapper6(p, to);
-
-		return ctx_store(ctx, p->l3, &ip, sizeof(ip));
-	}
-	struct iphdr ip = wrapper4(p, to);
-
-	return ctx_store(ctx, p->l3, &ip, sizeof(ip));
+	return error ?: ip_store(ctx, p->l3, &to->src, &to->dst, ip, v6);
 }
 
 /*

@@ -58,7 +58,7 @@ static __always_inline int echo(ctx_t *ctx, struct packet *p, const bool v6)
 	error = bpf_l4_csum_replace(ctx, check, bpf_htons(asked << 8), bpf_htons(answer << 8), sizeof(__be16));
 	error = error ?: bpf_skb_store_bytes(ctx, p->l4, &answer, sizeof(answer), 0);
 	error = error ?: swap_addresses(ctx, p, v6);
-	error = error ?: ctx_set_ttl(ctx, p, REPLY_TTL, v6);
+	error = error ?: ctx_set_ttl(ctx, p, IP_HOPS, v6);
 	if (error)
 		return REASON_REWRITE_FAILED;
 	p->action = turn_around(ctx, p);

@@ -49,10 +49,12 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
 	struct reply *reply;
+	union flow_key key;
 
 	if (!config || !backend || flow->flags & FLOW_DIRECT)
 		return NULL;
-	reply = reply_to(p, flow, backend, config, v6);
+	answer_key(&key, p, flow, backend, config, v6);
+	reply = reply_at(&key, stage_of(flow->flags), v6);
 	return reply && reply_is_of(reply, p, flow, v6) ? reply : NULL;
 }
 
@@ -103,7 +105,7 @@ static __always_inline struct flow *client_closes(const struct packet *p, struct
 
 /*
  * Notes an end that a client has sent. The flag first: both sides may close at the same time, on two CPUs. A backend whose answers do not come by
- * here is believed to have closed its direction.
+ * here is believed to have closed its direction. Returns 0.
  */
 static __always_inline int client_ends(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -128,7 +130,7 @@ static __always_inline int client_ends(const struct packet *p, struct flow *flow
 
 /*
  * Has a connection go on whose client has reset it and sends all the same: it does not know of that. Somebody in its name may have sent the
- * reset, and only its backend knows the numbers that tell (RFC 5961, 3.2). A SYN soon after it is for the backend to judge, too.
+ * reset, and only its backend knows the numbers that tell (RFC 5961, 3.2). A SYN soon after it is for the backend to judge, too. Returns 0.
  */
 static __always_inline int revive(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -172,7 +174,7 @@ static __always_inline bool is_answered_by(const struct flow *flow, const struct
 
 /*
  * Notes an end that a backend has sent. The flow and the entry may be moving to the tables of those that go on: promote() takes along what
- * was noted before it has looked, and what is noted later is noted there, too.
+ * was noted before it has looked, and what is noted later is noted there, too. Returns 0.
  */
 static __always_inline int backend_ends(const struct packet *p, struct reply *reply, const bool v6)
 {
@@ -213,7 +215,7 @@ static __always_inline bool is_last(const struct packet *p, __u16 flags)
 /*
  * Moves a flow that has ended back to the tables of those that begin, so that it never costs one that goes on its place. What was
  * found in the other tables before is not there any more then. A packet that comes at the same time may look for the entry of answers
- * in vain: one that comes again, or the second last ACK where both sides close at once.
+ * in vain: one that comes again, or the second last ACK where both sides close at once. Returns 0.
  */
 static __always_inline int retire(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -227,9 +229,9 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 	/* It is there. */
 	if (flow->flags & FLOW_SETTLED) {
 		reply = own_reply(p, flow, v6);
-		flow->flags &= ~FLOW_SETTLED;
+		clear_bits(&flow->flags, FLOW_SETTLED);
 		if (reply) {
-			reply->flags &= ~FLOW_SETTLED;
+			clear_bits(&reply->flags, FLOW_SETTLED);
 			reply->heard = 0;
 		}
 		return 0;
@@ -238,24 +240,25 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 	if (!(flow->flags & FLOW_DIRECT))
 		reply = reply_at(&key, STAGE_GOING, v6);
 	if (reply && reply_is_of(reply, p, flow, v6)) {
-		reply->flags |= FLOW_OPENING;
+		set_bits(&reply->flags, FLOW_OPENING);
 		/* Its client has heard of the SYN-ACK long ago. */
 		reply->heard = 0;
 		if (reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6))
-			reply->flags &= ~FLOW_OPENING;
+			clear_bits(&reply->flags, FLOW_OPENING);
 		else
 			reply_forget(&key, STAGE_GOING, v6);
 	}
 	/* What it had cost is past: from now on bytes are held where a flow that begins names who was left. */
-	flow->flags = (flow->flags & ~FLOW_RETRIES) | FLOW_OPENING;
+	clear_bits(&flow->flags, FLOW_RETRIES);
+	set_bits(&flow->flags, FLOW_OPENING);
 	if (flow_store(p, flow, STAGE_OPENING, v6))
-		flow->flags &= ~FLOW_OPENING;
+		clear_bits(&flow->flags, FLOW_OPENING);
 	else
 		flow_forget(p, STAGE_GOING, v6);
 	return 0;
 }
 
-/* The same from the entry of its answers. Its client may have gone on to another flow. */
+/* The same from the entry of its answers. Its client may have gone on to another flow. Returns 0. */
 static __always_inline int retire_answered(const struct reply *reply, __u8 proto, const bool v6)
 {
 	struct packet asked;

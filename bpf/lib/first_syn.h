@@ -49,27 +49,19 @@ static __always_inline bool must_ask_again(const struct packet *p, const struct 
 }
 
 /*
- * Whether a SYN was not seen before. It is noted then, until another takes its place: one byte of a hash, so that the table
- * outlasts the seconds between two SYNs of a client.
+ * Notes a SYN that was not seen before, until another takes its place: one byte of a hash, so that the table outlasts the seconds between two SYNs of
+ * a client. Returns whether it was not.
  */
-static __always_inline bool is_first_syn(const struct packet *p, const bool v6)
+static __always_inline bool note_first_syn(const struct packet *p, const bool v6)
 {
-	const struct config *config = config_get();
+	const __u64 hash = packet_hash(p, v6);
+	const __u8 tag = (hash & 0xff) ?: 1;
 	struct first_syns *line;
-	union flow_key key;
-	__u64 hash;
-	__u32 set;
-	__u8 tag;
+	__u32 set = opening_set(hash);
 
-	if (!config)
-		return false;
-	packet_key(&key, p, v6);
-	hash = key_hash(&key, config->hash_seed, v6);
-	set = opening_set(hash);
 	line = bpf_map_lookup_elem(&first_syns, &set);
 	if (!line)
 		return false;
-	tag = (hash & 0xff) ?: 1;
 	if (line->tag[(hash >> 8) & (FIRST_SYNS - 1)] == tag)
 		return false;
 	line->tag[(hash >> 8) & (FIRST_SYNS - 1)] = tag;
@@ -77,14 +69,14 @@ static __always_inline bool is_first_syn(const struct packet *p, const bool v6)
 }
 
 /* Functions of their own, for the stack's sake. */
-__noinline int is_first_syn4(const struct packet *p)
+__noinline int note_first_syn4(const struct packet *p)
 {
-	return p ? is_first_syn(p, false) : false;
+	return p ? note_first_syn(p, false) : false;
 }
 
-__noinline int is_first_syn6(const struct packet *p)
+__noinline int note_first_syn6(const struct packet *p)
 {
-	return p ? is_first_syn(p, true) : false;
+	return p ? note_first_syn(p, true) : false;
 }
 
 #endif

@@ -51,6 +51,7 @@ static __always_inline __u64 key_hash(const union flow_key *key, __u64 seed, con
 		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed);
 }
 
+/* The same with this node's seed. */
 static __always_inline __u64 key_hash_here(const union flow_key *key, const bool v6)
 {
 	const struct config *config = config_get();
@@ -58,9 +59,19 @@ static __always_inline __u64 key_hash_here(const union flow_key *key, const bool
 	return key_hash(key, config ? config->hash_seed : 0, v6);
 }
 
+/* Key of what a packet belongs to: a client's to a flow, a backend's to the entry of a flow's answers. */
 static __always_inline void packet_key(union flow_key *key, const struct packet *p, const bool v6)
 {
 	flow_key_of(key, &p->src, &p->dst, p->sport, p->dport, p->proto, v6);
+}
+
+/* Hash of that key with this node's seed. */
+static __always_inline __u64 packet_hash(const struct packet *p, const bool v6)
+{
+	union flow_key key;
+
+	packet_key(&key, p, v6);
+	return key_hash_here(&key, v6);
 }
 
 /*
@@ -89,6 +100,7 @@ static __always_inline void note_written(const union flow_key *key, const bool v
 	(void)(v6 ? going6_note(&key->v6) : going4_note(&key->v4));
 }
 
+/* The flow with a key among those that go on, or NULL. */
 static __always_inline struct flow *flow_at_going(const union flow_key *key, const bool v6)
 {
 	if (!may_be_going(key, v6))
@@ -96,6 +108,7 @@ static __always_inline struct flow *flow_at_going(const union flow_key *key, con
 	return v6 ? bpf_map_lookup_elem(&flows6, &key->v6) : bpf_map_lookup_elem(&flows4, &key->v4);
 }
 
+/* The flow with a key at a stage, or NULL. */
 static __always_inline struct flow *flow_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct flow *flow = NULL;
@@ -118,7 +131,7 @@ static __always_inline struct flow *flow_lookup(const struct packet *p, const en
 	return flow_at(&key, stage, v6);
 }
 
-/* Returns 0 or a negative error of the map. */
+/* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */
 static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const enum stage stage,
 				       const bool v6)
 {
@@ -126,7 +139,7 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 	long error;
 
 	packet_key(&key, p, v6);
-	if (stage)
+	if (stage == STAGE_OPENING)
 		return v6 ? openings6_store(&key.v6, flow, BPF_ANY) : openings4_store(&key.v4, flow, BPF_ANY);
 	error = v6 ? bpf_map_update_elem(&flows6, &key.v6, flow, BPF_ANY)
 		   : bpf_map_update_elem(&flows4, &key.v4, flow, BPF_ANY);
@@ -136,16 +149,16 @@ static __always_inline long flow_store(const struct packet *p, const struct flow
 	return 0;
 }
 
-/* Forgets the flow at a stage that a client's packet belongs to, if there is one. */
+/* Forgets the flow at a stage, or at any, that a client's packet belongs to, if there is one. */
 static __always_inline void flow_forget(const struct packet *p, const enum stage stage, const bool v6)
 {
 	union flow_key key;
 
 	packet_key(&key, p, v6);
-	if (stage)
-		(void)(v6 ? openings6_drop(&key.v6) : openings4_drop(&key.v4));
-	else
+	if (stage != STAGE_OPENING)
 		(void)(v6 ? bpf_map_delete_elem(&flows6, &key.v6) : bpf_map_delete_elem(&flows4, &key.v4));
+	if (stage != STAGE_GOING)
+		(void)(v6 ? openings6_drop(&key.v6) : openings4_drop(&key.v4));
 }
 
 /* What is remembered of a connection whose place another flow took, or 0. */
@@ -175,6 +188,7 @@ static __always_inline void reply_key(union flow_key *key, const struct backend 
 	flow_key_of(key, &backend->addr, peer, backend->port, port, backend->proto, v6);
 }
 
+/* The entry of answers with a key among those of flows that go on, or NULL. */
 static __always_inline struct reply *reply_at_going(const union flow_key *key, const bool v6)
 {
 	if (!may_be_going(key, v6))
@@ -182,6 +196,7 @@ static __always_inline struct reply *reply_at_going(const union flow_key *key, c
 	return v6 ? bpf_map_lookup_elem(&replies6, &key->v6) : bpf_map_lookup_elem(&replies4, &key->v4);
 }
 
+/* The entry of answers with a key at a stage, or NULL. */
 static __always_inline struct reply *reply_at(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	struct reply *reply = NULL;
@@ -204,6 +219,7 @@ static __always_inline struct reply *reply_lookup(const struct packet *p, const 
 	return reply_at(&key, p->syn_ack ? STAGE_ANY : STAGE_GOING_FIRST, v6);
 }
 
+/* Forgets the entry of answers with a key at a stage, or at any, if there is one. */
 static __always_inline void reply_forget(const union flow_key *key, const enum stage stage, const bool v6)
 {
 	if (stage != STAGE_OPENING)
@@ -212,13 +228,13 @@ static __always_inline void reply_forget(const union flow_key *key, const enum s
 		(void)(v6 ? awaited6_drop(&key->v6) : awaited4_drop(&key->v4));
 }
 
-/* Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there at that stage. */
+/* stage: STAGE_GOING or STAGE_OPENING. Returns 0, or a negative error: -EEXIST with BPF_NOEXIST if the backend already answers somebody there at that stage. */
 static __always_inline long reply_store(const union flow_key *key, const struct reply *reply, __u64 flags,
 					const enum stage stage, const bool v6)
 {
 	long error;
 
-	if (stage)
+	if (stage == STAGE_OPENING)
 		return v6 ? awaited6_store(&key->v6, reply, flags) : awaited4_store(&key->v4, reply, flags);
 	error = v6 ? bpf_map_update_elem(&replies6, &key->v6, reply, flags)
 		   : bpf_map_update_elem(&replies4, &key->v4, reply, flags);
@@ -266,16 +282,6 @@ static __always_inline void answer_key(union flow_key *key, const struct packet 
 		reply_key(key, backend, &p->src, p->sport, v6);
 }
 
-/* The entry of the answers to a flow's packets, which may be another flow's, or NULL. */
-static __always_inline struct reply *reply_to(const struct packet *p, const struct flow *flow,
-					      const struct backend *backend, const struct config *config, const bool v6)
-{
-	union flow_key key;
-
-	answer_key(&key, p, flow, backend, config, v6);
-	return reply_at(&key, stage_of(flow->flags), v6);
-}
-
 /* Whether a flow goes to the backend that an entry awaits the answers of. */
 static __always_inline bool is_to_backend_of(const struct flow *flow, const struct reply *reply)
 {
@@ -317,6 +323,7 @@ static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 p
 	return flow_at(&key, stage_of(reply->flags), v6);
 }
 
+/* Whether two entries are of answers in the name of the same frontend. */
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)
 {
 	return a->frontend_port == b->frontend_port && addr_equal(&a->frontend, &b->frontend, v6);

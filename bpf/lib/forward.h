@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
  * Sends a packet on without the host's stack. Only packets that carry the node's address as their source, or whose
- * answer must, go this way: the stack would drop them as martians. Everything else is passed up and routed by the host.
+ * answer must, go this way: the stack would drop them as martians. Everything else is passed up and routed by the host, or goes by bypass.h.
  */
 #ifndef WEIR_FORWARD_H
 #define WEIR_FORWARD_H
@@ -62,9 +62,10 @@ static __always_inline bool fits_device(const ctx_t *ctx, const struct packet *p
 /* Whether a frame is to a MAC address. */
 static __always_inline bool is_frame_to(const ctx_t *ctx, const __u8 *mac)
 {
-	const __u16 *to = (void *)(long)ctx->data, *at = (const __u16 *)mac;
+	const struct ethhdr *eth = ctx_eth(ctx);
+	const __u16 *to = (const __u16 *)eth, *at = (const __u16 *)mac;
 
-	if ((void *)((struct ethhdr *)to + 1) > (void *)(long)ctx->data_end)
+	if (!eth)
 		return false;
 	return !((to[0] ^ at[0]) | (to[1] ^ at[1]) | (to[2] ^ at[2]));
 }
@@ -151,9 +152,9 @@ static __always_inline int route_find(ctx_t *ctx, struct packet *p, const struct
 static __always_inline int send_off(ctx_t *ctx, struct packet *p, const struct bpf_fib_lookup *fib)
 {
 #if CTX_XDP
-	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct ethhdr *eth = ctx_eth(ctx);
 
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+	if (!eth)
 		return -REASON_REWRITE_FAILED;
 	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);

@@ -30,7 +30,7 @@ static __always_inline bool is_same_datagram(const struct fragment_key *one, con
 static __always_inline __u32 held_region(const struct config *config, const struct addr *src)
 {
 	__u64 words = (__u64)(src->word[0] ^ src->word[2]) << 32 | (src->word[1] ^ src->word[3]);
-	__u64 h = (words ^ config->hash_seed) * 0x9e3779b97f4a7c15ull;
+	__u64 h = (words ^ config->hash_seed) * GOLDEN_RATIO;
 
 	return ((h >> 32) * (config->held_pieces / HELD_REGION) >> 32) * HELD_REGION;
 }
@@ -139,7 +139,7 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 
 /*
  * Lets one that waits in an entry come again, if it is of this datagram. Functions of their own: the verifier walks them once
- * for all entries.
+ * for all entries. Return 0.
  */
 __noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot, bool out, __u32 l3)
 {

@@ -12,11 +12,6 @@
 /* Headers that a quoted packet may have between IP and transport. */
 #define QUOTED_EXTENSIONS 4
 
-/* Codes of ICMP_UNREACHABLE and ICMPV6_UNREACHABLE that say that nobody is there; others are somebody's word. */
-#define ICMP_HOST_UNREACHABLE 1
-#define ICMPV6_NO_ROUTE 0
-#define ICMPV6_ADDRESS_UNREACHABLE 3
-
 /* What an error becomes. */
 struct error_turn {
 	struct addr from;	/* who tells */
@@ -38,17 +33,17 @@ static __always_inline bool is_icmp(const struct packet *p, const bool v6)
 static __always_inline bool is_icmp_error(__u8 type, const bool v6)
 {
 	if (v6)
-		return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER;
-	return type == ICMP_UNREACHABLE || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETER;
+		return type >= ICMPV6_DEST_UNREACH && type <= ICMPV6_PARAMPROB;
+	return type == ICMP_DEST_UNREACH || type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
-/* Whether an error says that nobody is where a packet was sent. */
+/* Whether an error says that nobody is where a packet was sent; with other codes it is somebody's word. */
 static __always_inline bool is_nobody_there(const struct icmp_header *icmp, const bool v6)
 {
 	if (v6)
-		return icmp->type == ICMPV6_UNREACHABLE &&
-		       (icmp->code == ICMPV6_NO_ROUTE || icmp->code == ICMPV6_ADDRESS_UNREACHABLE);
-	return icmp->type == ICMP_UNREACHABLE && icmp->code <= ICMP_HOST_UNREACHABLE;
+		return icmp->type == ICMPV6_DEST_UNREACH &&
+		       (icmp->code == ICMPV6_NOROUTE || icmp->code == ICMPV6_ADDR_UNREACH);
+	return icmp->type == ICMP_DEST_UNREACH && icmp->code <= ICMP_HOST_UNREACH;
 }
 
 /* Reads the quoted IP header. Returns the offset behind it, or a negative reason. */
@@ -225,7 +220,7 @@ static __always_inline long requote_addr(ctx_t *ctx, const struct packet *quoted
 	return error ?: bpf_skb_store_bytes(ctx, quoted->l3 + field, &to, sizeof(to), 0);
 }
 
-/* Replaces a port of the quoted packet, whose own checksum is left alone: nobody can verify it in a packet that was cut. */
+/* Replaces a port of the quoted packet, whose own checksum is left alone: nobody can verify it in a packet that was cut. Returns 0 or an error. */
 static __always_inline long requote_port(ctx_t *ctx, const struct packet *quoted, __u32 check, const bool source,
 					 __be16 port)
 {

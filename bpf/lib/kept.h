@@ -14,11 +14,10 @@
 /* Hash of an endpoint, whichever service sends to it. Those of several nodes may differ in the network alone. */
 static __always_inline __u64 snat_hash_of(const struct backend *backend)
 {
-	const __u64 multiplier = 0x9e3779b97f4a7c15ull;
-	__u64 h = ((__u64)backend->addr.word[0] << 32 | backend->addr.word[1]) * multiplier;
+	__u64 h = ((__u64)backend->addr.word[0] << 32 | backend->addr.word[1]) * GOLDEN_RATIO;
 
-	h = ((h ^ h >> 32) + ((__u64)backend->addr.word[2] << 32 | backend->addr.word[3])) * multiplier;
-	return ((h ^ h >> 32) + ((__u64)backend->port << 8 | backend->proto)) * multiplier;
+	h = ((h ^ h >> 32) + ((__u64)backend->addr.word[2] << 32 | backend->addr.word[3])) * GOLDEN_RATIO;
+	return ((h ^ h >> 32) + ((__u64)backend->port << 8 | backend->proto)) * GOLDEN_RATIO;
 }
 
 /* The slot of an endpoint's counter. */
@@ -76,7 +75,7 @@ static __always_inline __be16 snat_kept_port(const struct reply *reply, const bo
 	return way < SNAT_KEPT_WAYS ? bpf_htons((__u16)line->entry[way & (SNAT_KEPT_WAYS - 1)]) : 0;
 }
 
-/* Keeps the port of a connection that goes on. Where there is no room another one's goes, at random: none is in the way for ever. */
+/* Keeps the port of a connection that goes on. Where there is no room another one's goes, at random: none is in the way for ever. Returns 0. */
 static __always_inline int snat_keep(const struct packet *p, __u32 slot, __be16 port, const bool v6)
 {
 	const struct backend *backend = lookup_by(&backends, slot);

@@ -13,13 +13,10 @@
 /* Whether a backend still sends to a client that has been silent: datagrams of one side are enough. */
 static __always_inline bool is_told(const struct packet *p, const struct flow *flow, const bool v6)
 {
-	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
-	const struct reply *reply = NULL;
+	const struct reply *reply = own_reply(p, flow, v6);
 
-	if (config && backend && !(flow->flags & FLOW_DIRECT))
-		reply = reply_to(p, flow, backend, config, v6);
-	return reply && reply->flags & FLOW_REPLIED && reply_is_of(reply, p, flow, v6) &&
+	return config && reply && reply->flags & FLOW_REPLIED &&
 	       !is_idle(now_ticks(), reply->last_seen, config->udp_idle);
 }
 
@@ -47,8 +44,8 @@ static __always_inline bool may_lose_answers(const struct packet *p, const struc
  * What a packet is to its flow: a fast client reuses ports, an idle UDP flow has ended, another has taken its place, the
  * backend does not answer. SYNs and those of connections that begin ask each time, other packets once a tick.
  */
-static __always_inline int step_of(const struct packet *p, const struct flow *flow, const struct config *config,
-				   const bool v6)
+static __always_inline enum next_step step_of(const struct packet *p, const struct flow *flow,
+					      const struct config *config, const bool v6)
 {
 	__u32 now = now_ticks();
 
@@ -101,13 +98,12 @@ static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct
 	return error ? -error : reason;
 }
 
-/* What a backend's packet answers, or NULL. */
+/* As reply_lookup(), but a second datagram back moves its flow to those that go on before. */
 static __always_inline struct reply *reply_of_answer(const struct packet *p, const bool v6)
 {
 	struct reply *reply = reply_lookup(p, v6);
 
-	if (reply && is_answered_again(reply, p) &&
-	    (v6 ? promote_answered6(reply, p->proto) : promote_answered4(reply, p->proto)))
+	if (reply && is_answered_again(reply, p) && (v6 ? promote_answered6(reply) : promote_answered4(reply)))
 		return reply_lookup(p, v6);
 	return reply;
 }
@@ -121,11 +117,11 @@ static __always_inline bool answers_syn(const struct packet *p, const struct rep
 }
 
 /*
- * Whether the answer to a SYN may go back: its client has not gone on to another backend or port. Where a flood took the flow's place
- * while a SYN or its answer was sent again, the flow is written anew, as the client's next packet would be hashed to another backend
- * or get another port.
+ * Has a flow whose SYN is answered, and whose place a flood took while that or its answer was sent again, written anew: the client's next packet
+ * would be hashed to another backend or get another port. Returns whether the answer may go back: its client has not gone on to another backend or
+ * port.
  */
-static __always_inline bool is_still_asked(const struct packet *p, const struct reply *reply, const bool v6)
+static __always_inline bool restore_asked(const struct packet *p, const struct reply *reply, const bool v6)
 {
 	const struct backend *backend = backend_at(reply->backend, reply->generation);
 	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
@@ -152,30 +148,31 @@ static __always_inline bool is_still_asked(const struct packet *p, const struct 
 }
 
 /* Functions of their own: only answers to SYNs ask. */
-__noinline int is_still_asked4(const struct packet *p, const struct reply *reply)
+__noinline int restore_asked4(const struct packet *p, const struct reply *reply)
 {
-	return p && reply ? is_still_asked(p, reply, false) : false;
+	return p && reply ? restore_asked(p, reply, false) : false;
 }
 
-__noinline int is_still_asked6(const struct packet *p, const struct reply *reply)
+__noinline int restore_asked6(const struct packet *p, const struct reply *reply)
 {
-	return p && reply ? is_still_asked(p, reply, true) : false;
+	return p && reply ? restore_asked(p, reply, true) : false;
 }
 
+/* Whether a packet is a SYN-ACK whose connection's entry has lost its place. */
 static __always_inline bool lost_entry(const struct packet *p, const bool v6)
 {
 	return p->syn_ack && p->proto == IPPROTO_TCP && (v6 ? lost_entry6(p) : lost_entry4(p));
 }
 
-static __always_inline bool is_anothers(const struct packet *p, const bool v6)
+/* Whether a packet is another connection's than the entry which it meets: that is forgotten then. */
+static __always_inline bool is_anothers(const struct packet *p, const struct reply *reply, const bool v6)
 {
-	return v6 ? reply_is_anothers6(p) : reply_is_anothers4(p);
-}
+	/* Asked for anew, for the stack's sake. */
+	const struct config *config = config_get();
 
-/* Of most answers nobody need ask whether they belong to another connection between the same ports: it does not begin with them. */
-static __always_inline bool may_be_anothers(const struct packet *p, const struct reply *reply)
-{
-	return p->syn_ack || p->proto == IPPROTO_UDP || reply->flags & FLOW_CLOSING;
+	if (!config || !may_be_anothers(p, reply, config))
+		return false;
+	return v6 ? forget_if_anothers6(p) : forget_if_anothers4(p);
 }
 
 /* A SYN that no backend has answered. The next one begins anew. Returns whether it is so. */
@@ -185,8 +182,7 @@ static __always_inline bool gives_up(const struct packet *p, const bool v6)
 		return true;
 	if (!note(p, SILENCE_LEFT, v6))
 		return false;
-	flow_forget(p, STAGE_GOING, v6);
-	flow_forget(p, STAGE_OPENING, v6);
+	flow_forget(p, STAGE_ANY, v6);
 	return true;
 }
 
@@ -247,13 +243,13 @@ static __always_inline int answer_to_node(ctx_t *ctx, struct packet *p, const st
 		 (p->syn_ack && reply && reply->flags & FLOW_ENDED);
 	if (!reply)
 		return !shared && lost_entry(p, v6) ? REASON_STALE : REASON_NONE;
-	if (!(reply->flags & FLOW_SNAT) || (shared && may_be_anothers(p, reply) && is_anothers(p, v6)))
+	if (!(reply->flags & FLOW_SNAT) || (shared && is_anothers(p, reply, v6)))
 		return REASON_NONE;
 	if (reply->flags & FLOW_MOVED)
 		return REASON_STALE;
 	if (p->syn_ack && !takes_answer(reply, p))
 		return REASON_STALE;
-	if (answers_syn(p, reply) && !(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply)))
+	if (answers_syn(p, reply) && !(v6 ? restore_asked6(p, reply) : restore_asked4(p, reply)))
 		return REASON_STALE;
 	reason = v6 ? snat_back6(ctx, p, reply) : snat_back4(ctx, p, reply);
 	if (reason == REASON_BACK)
@@ -295,15 +291,16 @@ static __always_inline int flow_anew(ctx_t *ctx, const struct packet *p, struct 
 	error = flow_new(ctx, p, flow, from_outside, v6);
 	if (error < 0)
 		return error;
-	if (error == FLOW_STAYS && step == STEP_ELSEWHERE)
+	if (error == BEGUN_STAYS && step == STEP_ELSEWHERE)
 		return 0;
 	/* The one before would hide it. */
 	if (before && !(before->flags & FLOW_OPENING))
 		flow_forget(p, STAGE_GOING, v6);
-	*known = error == FLOW_STAYS ? flow_lookup(p, STAGE_OPENING, v6) : flow;
+	*known = error == BEGUN_STAYS ? flow_lookup(p, STAGE_OPENING, v6) : flow;
 	return 0;
 }
 
+/* A packet from a client's side. Returns a reason. */
 static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
@@ -344,7 +341,7 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 {
 	const struct config *config = config_get();
 	struct reply *reply = reply_of_answer(p, v6);
-	bool moved, begins;
+	bool moved, over;
 	__u32 now;
 
 	if (!reply && lost_entry(p, v6))
@@ -356,22 +353,24 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	if (moved && !is_idle(now, reply->last_seen, MOVED_IDLE))
 		return REASON_STALE;
 	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
-	begins = p->syn_ack || (p->reset && reply->flags & FLOW_ENDED) ||
-		 (p->proto == IPPROTO_UDP && is_idle(now, reply->last_seen, config->udp_idle)) ||
-		 (reply->flags & FLOW_ENDED && is_opening(reply->flags) && !p->ending &&
-		  is_idle(now, reply->last_seen, config->tcp_linger));
-	if (begins && is_anothers(p, v6))
+	if (p->proto == IPPROTO_UDP)
+		over = is_idle(now, reply->last_seen, config->udp_idle);
+	else
+		over = reply->flags & FLOW_ENDED && (p->reset || !p->ending);
+	if ((p->syn_ack || over) && is_anothers(p, reply, v6))
 		return REASON_NO_REPLY;
 	if (!moved && reply->flags & FLOW_MOVED)
 		return REASON_STALE;
 	if (p->syn_ack && !moved && !takes_answer(reply, p))
 		return REASON_STALE;
+	/* Of one whose client has gone elsewhere that was told above. */
 	if (answers_syn(p, reply))
-		(void)(v6 ? is_still_asked6(p, reply) : is_still_asked4(p, reply));
+		(void)(v6 ? restore_asked6(p, reply) : restore_asked4(p, reply));
 	*found = reply;
 	return REASON_BACK;
 }
 
+/* A packet on its way to a client. Returns a reason. */
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
 	struct reply *reply = NULL;

@@ -6,12 +6,13 @@
 #include "begin.h"
 #include "silence.h"
 
+/* note_silence() */
 static __always_inline bool note(const struct packet *p, enum silence silence, const bool v6)
 {
 	return v6 ? note_silence6(p, silence) : note_silence4(p, silence);
 }
 
-/* Both entries of a new flow. Returns 0, FLOW_AGAIN or a negative reason. */
+/* Both entries of a new flow. Returns 0, BEGUN_AGAIN or a negative reason. */
 static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 				      const bool v6)
 {
@@ -35,10 +36,7 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
-/* Not a reason: the backend to avoid keeps the flow, as no other one can have it or an answer has come. */
-#define FLOW_STAYS 1
-
-/* Chooses for a new flow. Returns 0, FLOW_COUNTED or a negative reason. */
+/* Chooses for a new flow. Returns 0, BEGUN_COUNTED or a negative reason. */
 static __always_inline int flow_choose(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 				       const bool v6)
 {
@@ -69,12 +67,12 @@ static __always_inline void count_asked(const struct packet *p, const struct flo
 }
 
 /* Both entries of a new flow, as flow_write(). It counts as one from then on. chosen: flow_choose() */
-static __always_inline int flow_written(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-					int chosen, const bool v6)
+static __always_inline int flow_write_counted(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
+					      int chosen, const bool v6)
 {
 	int error = flow_write(ctx, p, flow, from_outside, v6);
 
-	if (!error && chosen != FLOW_COUNTED)
+	if (!error && chosen != BEGUN_COUNTED)
 		count_begun(p, flow);
 	return error;
 }
@@ -105,24 +103,24 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 		return not_begun(p, flow, -REASON_FLOW_TABLE);
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
-	error = flow_written(ctx, p, flow, from_outside, chosen, v6);
+	error = flow_write_counted(ctx, p, flow, from_outside, chosen, v6);
 	if (error)
 		count_asked(p, flow);
 	return error < 0 ? not_begun(p, flow, error) : 0;
 }
 
-/* A new flow that was chosen for, at the only backend that it may have. Returns 0, FLOW_AGAIN or a negative reason. */
-static __always_inline int flow_here(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				     int chosen, const bool v6)
+/* A new flow that was chosen for, at the only backend that it may have. Returns 0, BEGUN_AGAIN or a negative reason. */
+static __always_inline int flow_write_or_beside(ctx_t *ctx, const struct packet *p, struct flow *flow,
+						bool from_outside, int chosen, const bool v6)
 {
-	int error = flow_written(ctx, p, flow, from_outside, chosen, v6);
+	int error = flow_write_counted(ctx, p, flow, from_outside, chosen, v6);
 
 	if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
 		return flow_beside(ctx, p, flow, from_outside, v6);
 	return error < 0 ? not_begun(p, flow, error) : error;
 }
 
-/* A new flow for a packet. Returns 0, FLOW_STAYS or a negative reason. */
+/* A new flow for a packet. Returns 0, BEGUN_STAYS or a negative reason. */
 static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
 				    const bool v6)
 {
@@ -132,8 +130,8 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 	if (chosen < 0)
 		return chosen;
 	if (!avoid) {
-		error = flow_here(ctx, p, flow, from_outside, chosen, v6);
-		if (error != FLOW_AGAIN)
+		error = flow_write_or_beside(ctx, p, flow, from_outside, chosen, v6);
+		if (error != BEGUN_AGAIN)
 			return error;
 		/* It is left as if it had been known. */
 		avoid = flow->backend;
@@ -144,18 +142,18 @@ static __always_inline int flow_new(ctx_t *ctx, const struct packet *p, struct f
 	}
 	if (avoid == flow->backend) {
 		(void)note(p, SILENCE_STAYS, v6);
-		return FLOW_STAYS;
+		return BEGUN_STAYS;
 	}
 	/* It has answered meanwhile. */
 	if (!note(p, SILENCE_LEFT, v6))
-		return FLOW_STAYS;
-	if (!flow_written(ctx, p, flow, from_outside, chosen, v6)) {
+		return BEGUN_STAYS;
+	if (!flow_write_counted(ctx, p, flow, from_outside, chosen, v6)) {
 		(void)(v6 ? note_left6(p, avoid) : note_left4(p, avoid));
 		return 0;
 	}
 	count_asked(p, flow);
 	(void)note(p, SILENCE_BACK, v6);
-	return FLOW_STAYS;
+	return BEGUN_STAYS;
 }
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The tables of flows that begin: arrays of sets with a few entries each. A flow is in the set that its hash names or in none;
- * where all are taken, the one that was written longest ago goes, unless it was used since. Nobody waits for a lock:
- * docs/adr/0037-sets-of-flows-that-begin.md.
+ * The tables of flows that begin: arrays of sets with a few entries each. A flow is in the set that its hash names or in none; where all are
+ * taken, claim.h says which one goes. Nobody waits for a lock: docs/adr/0037-sets-of-flows-that-begin.md.
  */
 #ifndef WEIR_OPENINGS_H
 #define WEIR_OPENINGS_H

@@ -37,17 +37,22 @@ static __always_inline bool is_silent(const struct flow *flow, const struct repl
 	return is_idle(now, flow->last_seen, limit) && is_idle(now, reply->last_seen, limit);
 }
 
-/* Who asks for the place of a flow. */
+/* Who asks for the place of a flow: what such a one takes beside the places of flows that are over. */
 enum claim {
-	CLAIM_ONLY = 0, /* whoever wants no other one: the port is the client's, the host's own, or was kept */
-	CLAIM_TURN = 1, /* a new flow for which the source port is the one that was taken longest ago */
-	CLAIM_NEED = 2, /* the same, after several that were not free */
-	CLAIM_ANY = 3,	/* the same, after so many that most are kept, or beside a flood */
-	/*
-	 * A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely: it takes none from a flow that
-	 * begins, or has just ended.
-	 */
-	CLAIM_FREE = 4,
+	CLAIM_OPENING = 1, /* from flows that begin */
+	CLAIM_ENDED = 2,   /* from those that have only just ended */
+	CLAIM_KEPT = 4,	   /* a port that another client's keeps from one connection to the next */
+
+	/* A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely. */
+	CLAIM_FREE = 0,
+	/* A new flow for which the source port is the one that was taken longest ago, */
+	CLAIM_TURN = CLAIM_OPENING,
+	/* after several that were not free, */
+	CLAIM_NEED = CLAIM_OPENING | CLAIM_ENDED,
+	/* and after so many that most are kept, or beside a flood. */
+	CLAIM_ANY = CLAIM_OPENING | CLAIM_ENDED | CLAIM_KEPT,
+	/* Whoever wants no other one: the port is the client's, the host's own, or was kept. */
+	CLAIM_ONLY = CLAIM_ENDED | CLAIM_KEPT,
 };
 
 /*
@@ -77,8 +82,7 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
 {
 	const __u32 limit = remembered_limit(config);
 
-	return (claim != CLAIM_TURN && claim != CLAIM_FREE) || is_silent(flow, reply, limit) ||
-	       !is_idle(now_ticks(), flow->created, limit);
+	return claim & CLAIM_ENDED || is_silent(flow, reply, limit) || !is_idle(now_ticks(), flow->created, limit);
 }
 
 /*
@@ -87,7 +91,7 @@ static __always_inline bool ended_yields(const struct flow *flow, const struct r
  */
 static __always_inline bool keeps_port(const struct reply *reply, const struct config *config, enum claim claim)
 {
-	return (claim == CLAIM_TURN || claim == CLAIM_NEED || claim == CLAIM_FREE) && reply->flags & FLOW_KEPT &&
+	return !(claim & CLAIM_KEPT) && reply->flags & FLOW_KEPT &&
 	       !is_idle(now_ticks(), reply->last_seen, remembered_limit(config));
 }
 
@@ -110,7 +114,7 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 		return true;
 	if (has_ended(flow, reply))
 		return ended_yields(flow, reply, config, claim);
-	if (claim != CLAIM_ONLY && claim != CLAIM_FREE && opening_yields(flow, reply, backend->proto))
+	if (claim & CLAIM_OPENING && opening_yields(flow, reply, backend->proto))
 		return true;
 	limit = idle_limit(backend->proto, config);
 	if (is_opening(flow->flags) && backend->proto != IPPROTO_UDP)
@@ -120,21 +124,25 @@ static __always_inline bool flow_is_over(const struct flow *flow, const struct r
 	return is_silent(flow, reply, limit);
 }
 
-/* Functions of their own: few flows meet another's entry. */
-__noinline int flow_of_is_over4(const struct reply *reply, __be16 port, __u8 proto, enum claim claim)
+/* The same of the flow that an entry is of. One that was evicted is over. */
+static __always_inline bool flow_of_is_over(const struct reply *reply, __be16 port, __u8 proto, enum claim claim,
+					    const bool v6)
 {
-	const struct flow *flow = reply ? reply_flow(reply, proto, false) : NULL;
+	const struct flow *flow = reply_flow(reply, proto, v6);
 	const struct config *config = flow ? config_get() : NULL;
 
 	return !config || flow_is_over(flow, reply, port, config, claim);
 }
 
+/* Functions of their own: few flows meet another's entry. */
+__noinline int flow_of_is_over4(const struct reply *reply, __be16 port, __u8 proto, enum claim claim)
+{
+	return reply ? flow_of_is_over(reply, port, proto, claim, false) : true;
+}
+
 __noinline int flow_of_is_over6(const struct reply *reply, __be16 port, __u8 proto, enum claim claim)
 {
-	const struct flow *flow = reply ? reply_flow(reply, proto, true) : NULL;
-	const struct config *config = flow ? config_get() : NULL;
-
-	return !config || flow_is_over(flow, reply, port, config, claim);
+	return reply ? flow_of_is_over(reply, port, proto, claim, true) : true;
 }
 
 /* Whether a reply entry is free for another flow: its own was evicted or is over. */
@@ -170,11 +178,47 @@ static __always_inline bool was_over(const struct reply *reply, __be16 port, __u
 }
 
 /*
- * Whether a packet that looks like an answer to a flow of ours belongs to another connection between the same ports, which
- * began after ours was over: a SYN-ACK, a reset, or the ACK of a TIME_WAIT that stands in its way. The entry goes, so that the rest
- * of that connection finds none.
+ * Whether a backend's packet may be of another connection between the same ports than the entry that it meets: a SYN-ACK, a datagram, or, after the
+ * linger, a reset or a TIME_WAIT's ACK where the backend has closed its direction.
  */
-static __always_inline bool reply_is_anothers(const struct packet *p, const bool v6)
+static __always_inline bool may_be_anothers(const struct packet *p, const struct reply *reply,
+					    const struct config *config)
+{
+	if (p->syn_ack || p->proto == IPPROTO_UDP)
+		return true;
+	return reply->flags & FLOW_CLOSING && (p->reset || is_opening(reply->flags)) &&
+	       is_idle(now_ticks(), reply->last_seen, config->tcp_linger);
+}
+
+/*
+ * Whether an entry awaits such a packet all the same: it may answer what its client has just said, or its flow may have lost its place in a flood.
+ * flow: the entry's, or NULL. port: its SNAT port, or 0.
+ */
+static __always_inline bool is_still_ours(const struct packet *p, const struct reply *reply, const struct flow *flow,
+					  __be16 port, const struct config *config)
+{
+	if (p->proto == IPPROTO_UDP)
+		return is_awaited(flow, reply, port);
+	if (!p->syn_ack)
+		return flow && !is_idle(now_ticks(), flow->last_seen, config->tcp_linger);
+	return !flow && (reply->flags & (FLOW_OPENING | FLOW_REPLIED | FLOW_ENDED)) == FLOW_OPENING &&
+	       !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
+}
+
+/* Whether a SYN-ACK answers a SYN that has gone to another backend since, in a flood, where nothing was left to note that at. */
+static __always_inline bool was_left(const struct packet *p, const struct reply *reply, const struct flow *flow,
+				     __be16 port)
+{
+	return p->syn_ack && !port && flow && flow->backend != reply->backend &&
+	       !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&
+	       (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING;
+}
+
+/*
+ * Forgets the entry that a packet which looks like an answer to a flow of ours meets, if it is of another connection between the same ports, which
+ * began after ours was over: so the rest of that connection finds none. Notes where our flow has left the backend. Returns whether it is another's.
+ */
+static __always_inline bool forget_if_anothers(const struct packet *p, const bool v6)
 {
 	const struct config *config = config_get();
 	const struct flow *flow;
@@ -184,45 +228,31 @@ static __always_inline bool reply_is_anothers(const struct packet *p, const bool
 
 	packet_key(&key, p, v6);
 	reply = reply_at(&key, STAGE_ANY, v6);
-	if (!config || !reply)
-		return false;
-	if (!p->syn_ack && p->proto != IPPROTO_UDP &&
-	    !(reply->flags & FLOW_CLOSING && (p->reset || is_opening(reply->flags)) &&
-	      is_idle(now_ticks(), reply->last_seen, config->tcp_linger)))
+	if (!config || !reply || !may_be_anothers(p, reply, config))
 		return false;
 	port = reply->flags & FLOW_SNAT ? p->dport : 0;
 	flow = reply_flow(reply, p->proto, v6);
-	/* It may answer what its client has just said; or its flow may have lost its place in a flood while it awaits that answer. */
-	if (!p->syn_ack && p->proto != IPPROTO_UDP && flow &&
-	    !is_idle(now_ticks(), flow->last_seen, config->tcp_linger))
+	if (is_still_ours(p, reply, flow, port, config))
 		return false;
-	if (p->syn_ack && !flow && (reply->flags & (FLOW_OPENING | FLOW_REPLIED | FLOW_ENDED)) == FLOW_OPENING &&
-	    !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE))
-		return false;
-	/* What it says to a SYN that has gone to another backend in a flood, where nothing was left to note that at. */
-	if (p->syn_ack && !port && flow && flow->backend != reply->backend &&
-	    !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&
-	    (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING) {
+	if (was_left(p, reply, flow, port)) {
 		set_bits(&reply->flags, FLOW_MOVED);
 		return false;
 	}
 	if (flow ? !flow_is_over(flow, reply, port, config, CLAIM_ONLY) : !was_over(reply, port, p->proto, config))
-		return false;
-	if (p->proto == IPPROTO_UDP && is_awaited(flow, reply, port))
 		return false;
 	reply_forget(&key, STAGE_ANY, v6);
 	return true;
 }
 
 /* Functions of their own: few packets ask. */
-__noinline int reply_is_anothers4(const struct packet *p)
+__noinline int forget_if_anothers4(const struct packet *p)
 {
-	return p ? reply_is_anothers(p, false) : false;
+	return p ? forget_if_anothers(p, false) : false;
 }
 
-__noinline int reply_is_anothers6(const struct packet *p)
+__noinline int forget_if_anothers6(const struct packet *p)
 {
-	return p ? reply_is_anothers(p, true) : false;
+	return p ? forget_if_anothers(p, true) : false;
 }
 
 #endif

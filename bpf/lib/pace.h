@@ -1,15 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What a CPU has done in this tick. */
+/* What a CPU has done in this tick, and whether that is a flood. */
 #ifndef WEIR_PACE_H
 #define WEIR_PACE_H
 
 #include "config.h"
+#include "parse.h"
 
-/* This CPU's numbers, from zero on with each tick; NULL only to the verifier. */
+/* This CPU's numbers, of the tick in which something was counted last; NULL only to the verifier. */
+static __always_inline struct pace *pace_get(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&paces, &first);
+}
+
+/* The same, from zero on with each tick. */
 static __always_inline struct pace *pace_now(void)
 {
-	__u32 first = 0, now = now_ticks();
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+	struct pace *pace = pace_get();
+	__u32 now = now_ticks();
 
 	if (pace && pace->tick != now) {
 		pace->tick = now;
@@ -26,10 +35,46 @@ static __always_inline struct pace *pace_now(void)
  */
 static __always_inline bool was_flooded(void)
 {
-	__u32 first = 0;
-	const struct pace *pace = bpf_map_lookup_elem(&paces, &first);
+	const struct pace *pace = pace_get();
 
 	return pace && pace->flooded && !is_idle(now_ticks(), pace->flooded, OPENING_IDLE);
+}
+
+/* Whether so many new flows in a tick are more than anybody's clients make. */
+static __always_inline bool is_too_many(const struct pace *pace, const struct config *config)
+{
+	return config->flood && !(config->flags & CONFIG_BESIDE) && pace->flows >= config->flood;
+}
+
+/* Whether this CPU has got too many in this tick: what can be told from a packet is not remembered then. */
+static __always_inline bool is_flood(const struct config *config)
+{
+	const struct pace *pace = pace_get();
+
+	return config && pace && is_too_many(pace, config) && pace->tick == now_ticks();
+}
+
+/* Counts a new flow of this tick, and whether it is a connection that began long ago. */
+static __always_inline void count_pace(const struct packet *p, const struct config *config)
+{
+	struct pace *pace = pace_now();
+
+	if (!pace)
+		return;
+	pace->flows++;
+	if (is_too_many(pace, config))
+		pace->flooded = pace->tick;
+	if (!p->syn && p->proto != IPPROTO_UDP)
+		pace->adopted++;
+}
+
+/* Counts an entry of a flow that goes on which was missing: nobody tells of evictions but those who come for what is gone. */
+static __always_inline void count_lost(void)
+{
+	struct pace *pace = pace_get();
+
+	if (pace)
+		pace->lost++;
 }
 
 /* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */

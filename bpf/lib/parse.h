@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * From bytes to a struct packet. Pointers into what has not been parsed are compared in this file or in ctx_*.h.
+ * From bytes to a struct packet. Pointers into a packet are compared with its end in this file, in ctx*.h and in rewrite.h; tc asks in addition whether
+ * all headers are there.
  *
  * Parsers move a cursor, check their own bounds and return what follows: a protocol number, or a negative reason.
  */
@@ -77,17 +78,22 @@ struct sctp_header {
 	__be16 length; /* BE */
 };
 
-/* Types and codes of ICMP errors (RFC 792, RFC 4443). linux/icmp.h includes the C library. */
-#define ICMP_UNREACHABLE 3
-#define ICMP_PORT 3
-#define ICMP_TOO_BIG 4
+/* Types of ICMP errors (RFC 792, RFC 4443), by the names of linux/icmp.h and linux/icmpv6.h, which include the C library, */
+#define ICMP_DEST_UNREACH 3
 #define ICMP_TIME_EXCEEDED 11
-#define ICMP_PARAMETER 12
-#define ICMPV6_UNREACHABLE 1
-#define ICMPV6_PORT 4
-#define ICMPV6_TOO_BIG 2
-#define ICMPV6_TIME_EXCEEDED 3
-#define ICMPV6_PARAMETER 4
+#define ICMP_PARAMETERPROB 12
+#define ICMPV6_DEST_UNREACH 1
+#define ICMPV6_PKT_TOOBIG 2
+#define ICMPV6_TIME_EXCEED 3
+#define ICMPV6_PARAMPROB 4
+/* and codes: of ICMP_DEST_UNREACH, */
+#define ICMP_HOST_UNREACH 1
+#define ICMP_PORT_UNREACH 3
+#define ICMP_FRAG_NEEDED 4
+/* of ICMPV6_DEST_UNREACH. */
+#define ICMPV6_NOROUTE 0
+#define ICMPV6_ADDR_UNREACH 3
+#define ICMPV6_PORT_UNREACH 4
 
 /* Of both families. */
 struct icmp_header {
@@ -127,7 +133,7 @@ struct packet {
 	__be16 dport;	     /* BE */
 	__u16 l3;	     /* offset of the IP header */
 	__u16 l4;	     /* offset of the transport header */
-	__u8 proto;	     /* IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP */
+	__u8 proto;	     /* of what is behind the IP headers; it has ports where is_transport() */
 	__u8 ttl;	     /* or hop limit */
 	__u8 tos;	     /* or traffic class */
 	__u8 syn;	     /* opens a connection: SYN without ACK and FIN, INIT */

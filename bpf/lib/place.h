@@ -22,6 +22,8 @@
 #define SNAT_PROBES_KEPT 256
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
+/* Tried for a connection that is met in its middle: its endpoint will reset it most likely. */
+#define SNAT_PROBES_MID_FLOW 16
 
 /* Whether an entry is of the same slot, and of the same endpoint in it: slots that were never used number theirs alike. */
 static __always_inline bool is_same_backend(const struct reply *old, const struct reply *reply)
@@ -43,8 +45,15 @@ static __always_inline bool reply_yields(const struct reply *old, const struct p
 	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, CLAIM_ONLY, v6);
 }
 
-/* Not an error: a SYN came again of a flow that no table knows. Its backend's answer has been awaited since. */
-#define FLOW_AGAIN 2
+/* What functions that begin a flow return beside 0 and negative reasons. */
+enum begun {
+	/* The backend to avoid keeps the flow, as no other one can have it or an answer has come. */
+	BEGUN_STAYS = 1,
+	/* A SYN came again of a flow that no table knows. Its backend's answer has been awaited since. */
+	BEGUN_AGAIN = 2,
+	/* A flow of which a flood has left no more than where it goes was counted when it began. */
+	BEGUN_COUNTED = 3,
+};
 
 /*
  * Whether an entry awaits the answer to the same SYN, which a flood has left no flow of: for longer than it takes, and not for so long
@@ -67,10 +76,10 @@ static __always_inline bool is_answered_already(const struct reply *old, const s
 }
 
 /*
- * Whether an entry has moved to those that go on since it was looked for there, and was not where it had been when another was stored:
- * that one goes.
+ * Takes back an entry that was just stored among those that begin, if another CPU has moved one with the same key to those that go on since that was
+ * looked for there. Returns whether it did.
  */
-static __always_inline bool moves_here(const union flow_key *key, const bool v6)
+static __always_inline bool take_back_if_going(const union flow_key *key, const bool v6)
 {
 	if (!reply_at(key, STAGE_GOING, v6))
 		return false;
@@ -80,10 +89,10 @@ static __always_inline bool moves_here(const union flow_key *key, const bool v6)
 
 /*
  * Stores the reply entry of a flow that keeps the client's address. first: it is that of a SYN which is not known to come again.
- * Returns 0, FLOW_AGAIN, or an error if the backend already knows this client address and port through another frontend, or the
+ * Returns 0, BEGUN_AGAIN, or an error if the backend already knows this client address and port through another frontend, or the
  * table is full.
  */
-static __always_inline long reply_store_direct(const struct packet *p, const struct backend *backend,
+static __always_inline long reply_store_client(const struct packet *p, const struct backend *backend,
 					       const struct reply *reply, bool first, const bool v6)
 {
 	const struct reply *old;
@@ -97,12 +106,12 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 		reply_forget(&key, STAGE_GOING, v6);
 	}
 	if (!reply_store(&key, reply, BPF_NOEXIST, STAGE_OPENING, v6))
-		return moves_here(&key, v6) ? -1 : 0;
+		return take_back_if_going(&key, v6) ? -1 : 0;
 	old = reply_at(&key, STAGE_OPENING, v6);
 	if (old && !reply_yields(old, p, reply, v6))
 		return -1;
 	if (old && first && is_unanswered(old, p, reply, v6))
-		return FLOW_AGAIN;
+		return BEGUN_AGAIN;
 	if (is_answered_already(old, p, reply, v6))
 		return 0;
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
@@ -111,7 +120,7 @@ static __always_inline long reply_store_direct(const struct packet *p, const str
 /*
  * The same where the endpoint is a process of this node: its flows cannot have another source. Of two flows of datagrams from the same port the
  * newer one wins; of two connections the newer one gets no place, unless nobody has answered the older one or that is over.
- * Returns 0, FLOW_AGAIN, or a negative error.
+ * Returns 0, BEGUN_AGAIN, or a negative error.
  */
 static __always_inline long reply_store_here(const struct packet *p, const struct backend *backend,
 					     const struct reply *reply, bool first, const bool v6)
@@ -125,7 +134,7 @@ static __always_inline long reply_store_here(const struct packet *p, const struc
 	if (old && (old->flags & (FLOW_OPENING | FLOW_REPLIED)) != FLOW_OPENING && !reply_yields(old, p, reply, v6))
 		return -1;
 	if (old && first && is_unanswered(old, p, reply, v6))
-		return FLOW_AGAIN;
+		return BEGUN_AGAIN;
 	if (is_answered_already(old, p, reply, v6))
 		return 0;
 	reply_forget(&key, STAGE_GOING, v6);
@@ -144,7 +153,7 @@ struct snat_search {
 	bool begins;		      /* with a SYN */
 	/* Of this round, here for the stack's sake: whether the port is that one, and who asks for it. */
 	bool again;
-	__u8 claim;
+	__u8 claim; /* enum claim */
 };
 
 /* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
@@ -156,7 +165,7 @@ static __always_inline __u32 snat_port_from(__u32 number)
 	return next ? next->port[number & ((1 << SNAT_NEXT_BITS) - 1)] : 0;
 }
 
-/* Whether new flows may take a port (HOST). */
+/* Whether new flows may take a port (host byte order). */
 static __always_inline bool is_given_out(__u32 port)
 {
 	return port && snat_port_from(port) == port;
@@ -229,9 +238,21 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 }
 
 /* Whether a search is for a connection that is met in its middle. */
-static __always_inline bool snat_goes_on(const struct snat_search *search)
+static __always_inline bool snat_is_mid_flow(const struct snat_search *search)
 {
 	return search->backend->proto == IPPROTO_TCP && !search->begins;
+}
+
+/* Who asks for the port of a round. */
+static __always_inline enum claim snat_claim(__u32 round, const struct snat_search *search, bool pressed)
+{
+	if (search->again || search->backend->proto == IPPROTO_SCTP)
+		return CLAIM_ONLY;
+	if (snat_is_mid_flow(search))
+		return CLAIM_FREE;
+	if (round < SNAT_CHOICE + search->keeps)
+		return CLAIM_TURN;
+	return pressed || round >= SNAT_PROBES_KEPT + search->keeps ? CLAIM_ANY : CLAIM_NEED;
 }
 
 /* Tries one port. Returns whether the search is over. */
@@ -249,13 +270,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 	if (round == SNAT_PROBES_SHORT + search->keeps)
 		search->counter->long_search = now_ticks();
 	search->again = !round && search->keeps;
-	search->claim = round < SNAT_CHOICE + search->keeps		       ? CLAIM_TURN
-			: round < SNAT_PROBES_KEPT + search->keeps && !pressed ? CLAIM_NEED
-									       : CLAIM_ANY;
-	if (search->again || search->backend->proto == IPPROTO_SCTP)
-		search->claim = CLAIM_ONLY;
-	else if (snat_goes_on(search))
-		search->claim = CLAIM_FREE;
+	search->claim = snat_claim(round, search, pressed);
 	search->reply.flags &= ~FLOW_KEPT;
 	port = search->again ? snat_again(search, v6) : snat_take(search);
 	/* Only now, for the stack's sake. */
@@ -277,7 +292,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
-	} else if (moves_here(&key, v6)) {
+	} else if (take_back_if_going(&key, v6)) {
 		return 0;
 	}
 	search->port = port;
@@ -301,20 +316,20 @@ static __always_inline __u32 snat_probes(const struct snat_search *search)
 
 	if (proto == IPPROTO_SCTP)
 		return 1;
-	if (snat_goes_on(search))
-		return SNAT_CHOICE;
+	if (snat_is_mid_flow(search))
+		return SNAT_PROBES_MID_FLOW;
 	return is_idle(now_ticks(), search->counter->long_search, SNAT_SHORT) ? SNAT_PROBES : SNAT_PROBES_SHORT;
 }
 
 /*
- * Passes over ports after a search in vain. What is behind a long run of ports in use has its turn hardly later for one that was short, and no later where
- * new flows may take every number.
+ * Passes over ports after a short search in vain, as many as a long one would have tried: what is free behind a long run of ports in use is reached
+ * after as many searches, or hardly more where new flows may not take every number.
  */
 static __always_inline void snat_pass_over(const struct snat_search *search)
 {
 	const __u32 tried = is_pressed(search->counter) ? SNAT_PROBES_PRESSED : search->probes;
 
-	if (tried < SNAT_PROBES && search->probes > SNAT_CHOICE)
+	if (tried < SNAT_PROBES && search->probes >= SNAT_PROBES_SHORT)
 		__sync_fetch_and_add(&search->counter->next, SNAT_PROBES - tried);
 }
 

@@ -11,14 +11,12 @@
  */
 static __always_inline int flow_by_hash(const struct packet *p, const struct flow *flow, const bool v6)
 {
-	union flow_key key;
 	__u64 hash;
 
 	flow_forget(p, STAGE_OPENING, v6);
 	if (p->proto != IPPROTO_TCP)
 		return 0;
-	packet_key(&key, p, v6);
-	hash = key_hash_here(&key, v6);
+	hash = packet_hash(p, v6);
 	displace(opening_set(hash), opening_tag(hash), flow);
 	return 0;
 }
@@ -46,7 +44,8 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
 
 	/* Some of the hash is known, so that it may be another's. */
-	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP || !is_in_ranges(request))
+	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
+	    !is_in_ranges(request->kind, request->service, &request->client))
 		return 0;
 	if (p->syn && !is_awaited_from(backend, id, p, v6))
 		return 0;
@@ -61,22 +60,12 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
  */
 __noinline int lost_entry4(const struct packet *p)
 {
-	union flow_key key;
-
-	if (!p)
-		return false;
-	packet_key(&key, p, false);
-	return displaced_answers(key_hash_here(&key, false), p->heard);
+	return p ? displaced_answers(packet_hash(p, false), p->heard) : false;
 }
 
 __noinline int lost_entry6(const struct packet *p)
 {
-	union flow_key key;
-
-	if (!p)
-		return false;
-	packet_key(&key, p, true);
-	return displaced_answers(key_hash_here(&key, true), p->heard);
+	return p ? displaced_answers(packet_hash(p, true), p->heard) : false;
 }
 
 __noinline int goes_on_there4(struct request *request, const struct packet *p)

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Answers in the service's name: a reset for TCP, port unreachable for UDP, and for all the size that a packet may have.
+ * Answers in the service's name: a reset for TCP, port unreachable for UDP, and for all packet too big and time exceeded.
  * The packet itself is turned around and sent back out of the interface that it came from. SCTP's ABORT would need a CRC32c;
  * its client hears nothing. For tc; XDP leaves these packets to it.
  */
 #ifndef WEIR_REJECT_H
 #define WEIR_REJECT_H
 
-#include "csum.h"
 #include "ctx_tc.h"
+#include "ip_header.h"
 #include "pace.h"
 
-#define REPLY_TTL 64
 /* RFC 792 asks for eight bytes behind the header that is quoted; they hold both ports. */
 #define QUOTE_L4 8
 
@@ -46,31 +45,10 @@ static __always_inline __u64 pseudo_sum(const struct packet *p, __u8 proto, __u1
 	return csum_words(&pseudo, sizeof(pseudo));
 }
 
-/* Writes an IP header from the packet's destination to its source. Returns 0 or an error. */
+/* Writes an IP header from the packet's destination to its source. Returns as ip_store. */
 static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 proto, __u16 payload, const bool v6)
 {
-	if (v6) {
-		struct ipv6hdr ip = {
-			.version = 6, .payload_len = bpf_htons(payload), .nexthdr = proto, .hop_limit = REPLY_TTL
-		};
-
-		__builtin_memcpy(&ip.saddr, &p->dst, sizeof(ip.saddr));
-		__builtin_memcpy(&ip.daddr, &p->src, sizeof(ip.daddr));
-		return ctx_store(ctx, p->l3, &ip, sizeof(ip));
-	}
-	struct iphdr ip = {
-		.version = 4,
-		.ihl = sizeof(ip) / 4,
-		.tot_len = bpf_htons(sizeof(ip) + payload),
-		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
-		.ttl = REPLY_TTL,
-		.protocol = proto,
-		.saddr = p->dst.word[3],
-		.daddr = p->src.word[3],
-	};
-
-	ip.check = ~csum_fold(csum_words(&ip, sizeof(ip)));
-	return ctx_store(ctx, p->l3, &ip, sizeof(ip));
+	return ip_store(ctx, p->l3, &p->dst, &p->src, (struct new_ip){ .proto = proto, .payload = payload }, v6);
 }
 
 /*
@@ -225,8 +203,8 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	struct icmp_header icmp = {
-		.type = v6 ? ICMPV6_UNREACHABLE : ICMP_UNREACHABLE,
-		.code = v6 ? ICMPV6_PORT : ICMP_PORT,
+		.type = v6 ? ICMPV6_DEST_UNREACH : ICMP_DEST_UNREACH,
+		.code = v6 ? ICMPV6_PORT_UNREACH : ICMP_PORT_UNREACH,
 	};
 
 	return answer_error(ctx, p, icmp, v6);
@@ -238,8 +216,8 @@ static __always_inline long reject_udp(ctx_t *ctx, const struct packet *p, const
 static __always_inline long too_big(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	struct icmp_header icmp = {
-		.type = v6 ? ICMPV6_TOO_BIG : ICMP_UNREACHABLE,
-		.code = v6 ? 0 : ICMP_TOO_BIG,
+		.type = v6 ? ICMPV6_PKT_TOOBIG : ICMP_DEST_UNREACH,
+		.code = v6 ? 0 : ICMP_FRAG_NEEDED,
 		.rest = bpf_htonl(p->mtu),
 	};
 
@@ -249,7 +227,7 @@ static __always_inline long too_big(ctx_t *ctx, const struct packet *p, const bo
 /* Tells the sender of a packet that it was too many hops away, as who traces its way asks for (RFC 1812, 5.3.1). Returns as too_big. */
 static __always_inline long expired(ctx_t *ctx, const struct packet *p, const bool v6)
 {
-	struct icmp_header icmp = { .type = v6 ? ICMPV6_TIME_EXCEEDED : ICMP_TIME_EXCEEDED };
+	struct icmp_header icmp = { .type = v6 ? ICMPV6_TIME_EXCEED : ICMP_TIME_EXCEEDED };
 
 	return answer_error(ctx, p, icmp, v6);
 }

@@ -183,8 +183,9 @@ static __always_inline int rewrite(ctx_t *ctx, const struct packet *p, const str
 	transport_fields(to + ip_words, transport, rest, covers, tcp);
 	barrier();
 	/*
-	 * A card may have summed up the packet, in skb->csum. The kernel has taken off that what the addresses took off the checksum; what ports
-	 * took off, where it was asked for that, it has not, as the ports even it out: they are written as if nothing changed then.
+	 * A card may have summed up the packet, headers and all (CHECKSUM_COMPLETE). bpf_l4_csum_replace() has corrected skb->csum for the addresses
+	 * (BPF_F_PSEUDO_HDR). Not for the ports: their change and that of the checksum's field cancel out, so that where it was asked about these they
+	 * are stored without BPF_F_RECOMPUTE_CSUM.
 	 */
 	if (p->l4 == p->l3 + ip_at + ip_words * sizeof(word) && covers != COVERS_UNKNOWN)
 		return ctx_store(ctx, p->l3 + ip_at, to, (ip_words + words) * sizeof(word));

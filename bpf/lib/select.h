@@ -9,10 +9,11 @@
 
 #include "maps.h"
 #include "parse.h"
+#include "word.h"
 
 static __always_inline __u64 hash_mix(__u64 h, __u64 word)
 {
-	h = (h ^ word) * 0x9e3779b97f4a7c15ull;
+	h = (h ^ word) * GOLDEN_RATIO;
 	return h ^ h >> 32;
 }
 
@@ -24,7 +25,7 @@ static __always_inline __u64 hash_end(__u64 h)
 	return h ^ h >> 32;
 }
 
-/* One that nothing tells. */
+/* A random hash, which no client can predict. */
 static __always_inline __u64 random_hash(void)
 {
 	return (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();

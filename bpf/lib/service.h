@@ -14,8 +14,8 @@
  */
 static __always_inline __u32 frontend_filter_hash(__be32 last_word, __be16 port, __u8 proto)
 {
-	__u64 address = (__u64)last_word * 0x9e3779b97f4a7c15ull;
-	__u64 all = ((__u64)last_word << 32 | (__u64)port << 16 | proto) * 0x9e3779b97f4a7c15ull;
+	__u64 address = (__u64)last_word * GOLDEN_RATIO;
+	__u64 all = ((__u64)last_word << 32 | (__u64)port << 16 | proto) * GOLDEN_RATIO;
 
 	return (address >> (64 - FILTER_BITS) & -(1u << FILTER_NEAR_BITS)) | all >> (64 - FILTER_NEAR_BITS);
 }
@@ -49,10 +49,10 @@ static __always_inline const struct frontend *frontend_lookup(const struct addr 
 }
 
 /*
- * Whether an address is a cluster IP in use. Its frontends are looked up first: this is about the ports that no service
- * has, whose packets would otherwise leave for wherever the address is routed to.
+ * Whether an address is a cluster IP in use. To be asked where it has no frontend at a port: such packets would otherwise leave for wherever the
+ * address is routed to.
  */
-static __always_inline bool is_unused_port(const struct addr *addr, const bool v6)
+static __always_inline bool is_cluster_ip(const struct addr *addr, const bool v6)
 {
 	const struct frontend *frontend = may_be_frontend(addr, 0, 0) ? frontend_lookup(addr, 0, 0, v6) : NULL;
 
@@ -67,7 +67,7 @@ static __always_inline bool is_loopback(const struct addr *addr, const bool v6)
 	return (addr->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
 }
 
-/* Whom who asks for nobody's address gets: itself (ip_route_output_key_hash_rcu() in net/ipv4/route.c, tcp_v6_connect() in net/ipv6/tcp_ipv6.c). */
+/* Who connects to 0.0.0.0 or :: gets the host itself (ip_route_output_key_hash_rcu() in net/ipv4/route.c, tcp_v6_connect() in net/ipv6/tcp_ipv6.c). */
 static __always_inline void any_to_loopback(struct addr *addr, const bool v6)
 {
 	if (v6 && !(addr->word[0] | addr->word[1] | addr->word[2] | addr->word[3]))
@@ -96,14 +96,6 @@ static __always_inline bool is_one_host(const struct addr *addr, const bool v6)
 		return false;
 	/* Broadcast. */
 	return v6 || ~first;
-}
-
-/* Whether a client is in one of a service's loadBalancerSourceRanges. */
-static __always_inline bool is_admitted(__u32 service, const struct addr *client)
-{
-	struct source_range_key key = { .prefixlen = 160, .service = service, .client = *client };
-
-	return bpf_map_lookup_elem(&source_ranges, &key);
 }
 
 /* kube-proxy's short circuit: who is inside the cluster may use every endpoint, whatever the external policy says. */

@@ -44,7 +44,7 @@ struct opening_kind {
  */
 static __always_inline __u64 opening_hash(const word *key, const __u32 words, __u64 seed)
 {
-	__u64 odd = 0x9e3779b97f4a7c15ull, hash = seed;
+	__u64 odd = GOLDEN_RATIO, hash = seed;
 
 	for (__u32 i = 0; i < words; i += 2) {
 		hash += (key[i] + (seed ^ odd)) * (key[i + 1] + (seed ^ (odd * 3)));
@@ -53,6 +53,7 @@ static __always_inline __u64 opening_hash(const word *key, const __u32 words, __
 	return (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
 }
 
+/* The tag by which a key of a hash is known in its set: none of those that say something else. */
 static __always_inline __u32 opening_tag(__u64 hash)
 {
 	__u32 tag = hash;
@@ -60,6 +61,7 @@ static __always_inline __u32 opening_tag(__u64 hash)
 	return tag > OPENING_BUSY ? tag : tag + 2;
 }
 
+/* The set that keys of a hash are in. */
 static __always_inline __u32 opening_set(__u64 hash)
 {
 	return (hash >> 32) * opening_sets >> 32;

@@ -29,7 +29,7 @@ static __always_inline __u32 count_bytes(__u32 *bytes, __u32 *held, const struct
 	__u32 now = *held + p->frame, total = *bytes + p->frame;
 	__u32 most = p->proto == IPPROTO_UDP ? total >> HELD_SHIFT : HELD_MAX;
 
-	/* A new flow's first packet is counted before the table has the flow. */
+	/* A new flow's first packet may be counted at a copy of its entry (flow_anew()): nothing can be held back there. */
 	all = all || !*bytes;
 	*bytes = total;
 	*held = all || now > most ? 0 : now;
@@ -46,7 +46,7 @@ static __always_inline __u32 count_apart(__u32 *bytes, const struct packet *p)
 	return p->frame;
 }
 
-/* Whether a flow with these flags is such a one. Of all but direct ones it is in the entry of the answers. */
+/* Whether a flow with these flags names there which backend it has left. Of all but direct ones the entry of the answers does. */
 static __always_inline bool names_left(__u16 flags)
 {
 	return (flags & (FLOW_DIRECT | FLOW_OPENING)) == (FLOW_DIRECT | FLOW_OPENING) && flags & FLOW_RETRIES;
@@ -85,7 +85,7 @@ static __always_inline void count_answer(struct backend_counters *counters, stru
 	__u32 delay = now_delay() - asked;
 
 	if (again) {
-		reply->flags &= ~FLOW_ASKED_AGAIN;
+		clear_bits(&reply->flags, FLOW_ASKED_AGAIN);
 	} else if (p->proto == IPPROTO_UDP || p->syn_ack) {
 		__sync_fetch_and_add(&counters->answered, 1);
 		__sync_fetch_and_add(&counters->delay, delay);
@@ -100,7 +100,7 @@ static __always_inline struct backend_counters *counters_of(const struct reply *
 	return backend_at(reply->backend, reply->generation) ? lookup_by(&backend_counters, reply->backend) : NULL;
 }
 
-/* Tells the backend's counters of its packets. A function of its own: few packets ask. */
+/* Tells the backend's counters of its packets. A function of its own: few packets ask. Returns 0. */
 __noinline int report_back(struct reply *reply, const struct packet *p, __u32 bytes)
 {
 	struct backend_counters *counters = reply && p ? counters_of(reply) : NULL;
@@ -144,7 +144,7 @@ __noinline int takes_answer(struct reply *reply, const struct packet *p)
 	return asked & 1 || !asked;
 }
 
-/* Tells a flow that begins that it was answered: now its client's next packet is worth a look at promotion. */
+/* Tells a flow that begins that it was answered: now its client's next packet is worth a look at promotion. Returns 0. */
 static __always_inline int note_answer(const struct reply *reply, __u8 proto, const bool v6)
 {
 	struct flow *flow;
@@ -180,7 +180,7 @@ static __always_inline void failed_over(__u32 backend)
 /*
  * Counts it of a connection whose client has heard of this backend's answer: it is there, and let in. Where nobody is heard of, that may
  * be the client's fault, or somebody's in its name; so it may where TCP has said anything but a SYN-ACK, as to somebody who is half-open there.
- * From here on bytes are held in that place. A function of its own: few flows are led elsewhere.
+ * From here on bytes are held in that place. A function of its own: few flows are led elsewhere. Returns 0.
  */
 __noinline int count_failover(struct reply *reply)
 {

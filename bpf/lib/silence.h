@@ -19,23 +19,16 @@ enum silence {
 static __always_inline bool note_silence(const struct packet *p, enum silence silence, const bool v6)
 {
 	const struct flow *flow = flow_lookup(p, STAGE_ANY, v6);
-	const struct config *config = config_get();
-	struct backend_counters *counters;
-	const struct backend *backend;
-	struct reply *reply;
+	struct reply *reply = flow ? own_reply(p, flow, v6) : NULL;
+	struct backend_counters *counters = flow ? lookup_by(&backend_counters, flow->backend) : NULL;
 	__u32 asked, next;
 
-	if (!flow || !config)
-		return true;
-	backend = lookup_by(&backends, flow->backend);
-	counters = lookup_by(&backend_counters, flow->backend);
-	reply = backend ? reply_to(p, flow, backend, config, v6) : NULL;
-	if (!counters || !reply || !reply_is_of(reply, p, flow, v6))
+	if (!flow || !counters || !reply)
 		return true;
 	if (silence == SILENCE_BACK) {
 		clear_bits(&reply->flags, FLOW_MOVED);
 		reply->asked = now_delay();
-		__sync_fetch_and_add(&counters->balance, 1);
+		balance_add(flow, 1);
 		return true;
 	}
 	asked = reply->asked;
@@ -45,12 +38,12 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 	__sync_fetch_and_add(&counters->unanswered, 1);
 	if (silence == SILENCE_LEFT) {
 		set_bits(&reply->flags, FLOW_MOVED);
-		__sync_fetch_and_add(&counters->balance, -1);
+		balance_add(flow, -1);
 	}
 	return true;
 }
 
-/* Notes of a flow that has just begun which backend it has left, until its client is heard of: at the entry of its answers, if they come by here. */
+/* Notes of a flow that has just begun which backend it has left, until its client is heard of: at the entry of its answers, if they come by here. Returns 0. */
 static __always_inline int note_left(const struct packet *p, __u32 left, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);

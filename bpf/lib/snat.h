@@ -70,7 +70,10 @@ enum snat_answer {
 	SNAT_LEFT = 2, /* it may be one, or the host's own by now */
 };
 
-/* Few packets are for the node itself, so that the others pay for two comparisons. SCTP flows keep their client's port. */
+/*
+ * Whether a packet may answer one that left in the node's name. Few packets are for the node itself, so that the others pay for two comparisons. SCTP
+ * flows keep their client's port.
+ */
 static __always_inline enum snat_answer may_be_snat(const struct packet *p, const struct config *config, const bool v6)
 {
 	const struct tunnel *tunnel = v6 ? &config->tunnel6 : &config->tunnel4;

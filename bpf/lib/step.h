@@ -52,8 +52,9 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 		/* It is there, and need not say so again. */
 		if (!is_idle(now_ticks(), reply->last_seen, SPOKEN_LATELY))
 			return STEP_ON;
+		/* First: to whom answers in between it would be the first answer. */
+		set_bits(&reply->flags, FLOW_ASKED_AGAIN);
 		reply->asked = now_delay();
-		reply->flags |= FLOW_ASKED_AGAIN;
 		return STEP_ON;
 	}
 	if (now_delay() - reply->asked < (again ? SYN_AGAIN_GOING : SYN_AGAIN))
@@ -61,16 +62,6 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 	if ((flow->flags & FLOW_RETRIES) == FLOW_RETRIES && !was_flooded())
 		return STEP_GIVE_UP;
 	return STEP_ELSEWHERE;
-}
-
-/* An entry of a flow that goes on was missing: nobody tells of evictions but those who come for what is gone. */
-static __always_inline void count_lost(void)
-{
-	__u32 first = 0;
-	struct pace *pace = bpf_map_lookup_elem(&paces, &first);
-
-	if (pace)
-		pace->lost++;
 }
 
 /*
@@ -119,8 +110,8 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 }
 
 /*
- * The same for a flow without an entry for its answers: that its client goes on is all that is known. A packet that made it may come to this
- * twice, as XDP leaves it to tc, or it is cut, and what comes behind a first piece is no other packet: it takes a third one.
+ * promote() for direct flows, which have no entry for their answers: a third packet shows that the client goes on. The one that has made the flow may
+ * come here twice, left to tc by XDP or cut, and later pieces are no packets of their own. Returns whether it moved.
  */
 static __always_inline bool promote_alone(const struct packet *p, struct flow *flow, const bool v6)
 {
@@ -130,11 +121,11 @@ static __always_inline bool promote_alone(const struct packet *p, struct flow *f
 		return false;
 	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp())
 		return false;
-	flow->flags &= ~FLOW_OPENING;
+	clear_bits(&flow->flags, FLOW_OPENING);
 	flow->held -= left;
 	if (flow_store(p, flow, STAGE_GOING, v6)) {
 		flow->held += left;
-		flow->flags |= FLOW_OPENING;
+		set_bits(&flow->flags, FLOW_OPENING);
 		return false;
 	}
 	flow_forget(p, STAGE_OPENING, v6);
@@ -294,7 +285,7 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 	return true;
 }
 
-/* The same at a client's packet. The next connection from its port gets the same source port. Returns enum promoted. */
+/* Lets a client's flow settle, or moves it. The next connection from its port gets the same source port. Returns enum promoted. */
 static __always_inline int promote_and_keep(const struct packet *p, const bool v6)
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
@@ -311,15 +302,14 @@ static __always_inline int promote_and_keep(const struct packet *p, const bool v
 }
 
 /*
- * The same at a second datagram back: a client may ask once for many. Of a flood with others' addresses most get one. Returns
- * whether it did.
+ * promote() at a second datagram back: a client may ask once for many. Of a flood with others' addresses most get one. Returns whether it did.
  */
-static __always_inline bool promote_answered(const struct reply *reply, __u8 proto, const bool v6)
+static __always_inline bool promote_answered(const struct reply *reply, const bool v6)
 {
 	struct packet asked;
 	struct flow *flow;
 
-	client_packet(&asked, reply, proto);
+	client_packet(&asked, reply, IPPROTO_UDP);
 	flow = flow_lookup(&asked, STAGE_OPENING, v6);
 	return flow && promote(&asked, flow, v6);
 }
@@ -346,14 +336,14 @@ __noinline int promote6(const struct packet *p)
 	return p ? promote_and_keep(p, true) : PROMOTED_NOT;
 }
 
-__noinline int promote_answered4(const struct reply *reply, __u8 proto)
+__noinline int promote_answered4(const struct reply *reply)
 {
-	return reply ? promote_answered(reply, proto, false) : false;
+	return reply ? promote_answered(reply, false) : false;
 }
 
-__noinline int promote_answered6(const struct reply *reply, __u8 proto)
+__noinline int promote_answered6(const struct reply *reply)
 {
-	return reply ? promote_answered(reply, proto, true) : false;
+	return reply ? promote_answered(reply, true) : false;
 }
 
 #endif

@@ -16,6 +16,9 @@ typedef __u32 __attribute__((may_alias)) word;
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a word is its lowest");
 
+/* 2^64 over the golden ratio: spreads whatever it multiplies (Knuth, "The Art of Computer Programming", volume 3, 6.4). */
+#define GOLDEN_RATIO 0x9e3779b97f4a7c15ull
+
 /* Of two halves, as they follow each other in memory. A byte with nothing behind it is a half, too. */
 static __always_inline word word_of(__u16 first, __u16 second)
 {
@@ -23,6 +26,8 @@ static __always_inline word word_of(__u16 first, __u16 second)
 }
 
 /*
+ * Flags of entries in tables are changed by these two alone, those of what is on the stack plainly.
+ *
  * Sets bits of the first half of a word. What is read afterwards is read after that on every CPU: of two that set a bit each and then look
  * for the other's, one at least sees it. That takes an exchange, whose result somebody wants. Returns the bits that were set before.
  */

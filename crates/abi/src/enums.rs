@@ -9,8 +9,6 @@ pub const LINE_ENTRIES: usize = 16;
 pub const LINE_DEPTH: usize = 4;
 /// `REF_LINE` of `enum abi`.
 pub const REF_LINE: u32 = 0x8000_0000;
-/// Times in flows count units of two to the power of this in jiffies; see [`crate::ticks`].
-pub const TICK_SHIFT: u32 = 8;
 /// Ticks after which a connection that nobody has answered is given up: clients ask at 0, 1, 3 and 7 seconds.
 pub const OPENING_IDLE: u32 = 8;
 /// Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock.

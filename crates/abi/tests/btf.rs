@@ -115,7 +115,6 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         HELD_BYTES,
         HELD_REGION,
         NAME_SIZE,
-        TICK_SHIFT,
         OPENING_IDLE,
         ANSWER_IDLE,
         OPENING_WAYS,

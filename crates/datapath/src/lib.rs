@@ -4,6 +4,7 @@
 
 mod attach;
 mod capabilities;
+mod clock;
 mod clsact;
 mod counters;
 mod error;
@@ -38,6 +39,7 @@ mod sys;
 mod view;
 
 pub use attach::AttachOptions;
+pub use clock::tick_clock;
 pub use clsact::detach as detach_clsact;
 pub use counters::{Counters, MapUse};
 pub use error::{Error, Result};

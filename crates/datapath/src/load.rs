@@ -14,6 +14,7 @@ use weir_core::source_ports::PortSet;
 
 use crate::attach::program_count;
 use crate::capabilities;
+use crate::clock::tick_clock;
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::flow_table;
@@ -341,6 +342,8 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     let beside_tcp = room_beside_tcp(spec("flows4").entries(capacity).unwrap_or_default());
     loader.override_global("opening_sets", &sets, false);
     loader.override_global("room_beside_tcp", &beside_tcp, false);
+    let tick_shift = tick_clock()?.shift();
+    loader.override_global("tick_shift", &tick_shift, false);
     for spec in MAPS {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         if let Some(entries) = spec.entries(capacity) {

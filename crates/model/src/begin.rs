@@ -291,7 +291,7 @@ impl Model {
                 if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, None, Claim::Only)) {
                     return Err(abi::REASON_FLOW_TABLE);
                 }
-                let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_by(p)) };
+                let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_at(p)) };
                 if old.is_some_and(|old| p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, &flow)) {
                     self.tables.flows.put(Stage::Opening, p.key(), flow);
                     return Ok(Written::Again(flow));
@@ -350,7 +350,7 @@ impl Model {
     }
 
     /// Since when an answer is awaited. A connection that was there before us is not timed.
-    pub(crate) fn asked_by(&self, p: &Packet) -> Option<u32> {
+    pub(crate) fn asked_at(&self, p: &Packet) -> Option<u32> {
         (p.asks() || p.protocol == UDP).then_some(self.now.delay)
     }
 

@@ -24,7 +24,7 @@ impl Model {
             }
             self.tables.replies.forget_all(&key);
         }
-        let reply = Reply { snat: true, kept: true, ..self.reply_of(p, flow, self.asked_by(p)) };
+        let reply = Reply { snat: true, kept: true, ..self.reply_of(p, flow, self.asked_at(p)) };
         self.tables.replies.put(Stage::Opening, key, reply);
         Some(port)
     }

@@ -255,7 +255,7 @@ impl Model {
 
     /// Whether the answer to a SYN may go back: its client has not gone on to another backend or port. A flow that begins and
     /// is gone is written anew, as the client's next packet would be hashed to another backend or get another port.
-    pub(crate) fn is_still_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
+    pub(crate) fn restore_asked(&mut self, p: &Packet, reply: &Reply) -> bool {
         if !p.syn_ack || !reply.is_opening() || reply.closing || reply.ended.is_some() || reply.moved || reply.by_hash {
             return true;
         }

@@ -37,7 +37,7 @@ impl Model {
                 return Err(abi::REASON_STALE);
             }
             self.take_answer(stage, p);
-            let asked = self.is_still_asked(p, &reply);
+            let asked = self.restore_asked(p, &reply);
             return if asked { self.send_back(p, stage, &reply, place) } else { Err(abi::REASON_STALE) };
         }
         let port_of_any = End { addr: p.dst, port: 0 };
@@ -192,7 +192,7 @@ impl Model {
             self.take_answer(stage, p);
         }
         // Another's was told from it before.
-        self.is_still_asked(p, &reply);
+        self.restore_asked(p, &reply);
         Ok((stage, reply))
     }
 }

@@ -50,7 +50,7 @@ impl Model {
     /// The entry of a flow that keeps its client's address.
     pub(crate) fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend, flood: bool) -> Stored {
         let key = reply_key(p, backend, p.source());
-        let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_by(p)) };
+        let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_at(p)) };
         let same = |old: &Reply| old.frontend == reply.frontend;
         if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
             if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
@@ -119,7 +119,7 @@ impl Model {
                 };
             }
             if free {
-                let reply = Reply { snat: true, ..self.reply_of(p, flow, self.asked_by(p)) };
+                let reply = Reply { snat: true, ..self.reply_of(p, flow, self.asked_at(p)) };
                 self.tables.replies.put(Stage::Opening, key, reply);
                 return Some(port);
             }

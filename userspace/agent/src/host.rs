@@ -10,9 +10,8 @@ use anyhow::{Context, Result};
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
-use nix::time::{ClockId, clock_getres, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 use tracing::warn;
-use weir_abi::ticks::TickClock;
 use weir_core::kernel_features::KernelFacts;
 
 /// The host's name in the form that the kubelet registers: lower case.
@@ -83,12 +82,6 @@ pub(crate) fn uptime_seconds() -> u32 {
 pub(crate) fn driver(interface: &str) -> Option<String> {
     let driver = fs::read_link(format!("/sys/class/net/{interface}/device/driver")).ok()?;
     Some(driver.file_name()?.to_string_lossy().into_owned())
-}
-
-/// The clock of flows.
-pub(crate) fn tick_clock() -> Result<TickClock> {
-    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
-    Ok(TickClock::new(jiffy.into()))
 }
 
 /// Bytes that nobody foresees.

@@ -241,7 +241,7 @@ impl Collector for KernelCollector {
 impl KernelCollector {
     /// None: nobody knows.
     fn flooded(&self) -> Option<i64> {
-        let tick = host::tick_clock().ok()?.at(host::uptime());
+        let tick = weir_datapath::tick_clock().ok()?.at(host::uptime());
         i64::try_from(self.counters.flooded(tick).ok()?).ok()
     }
 

@@ -35,8 +35,7 @@ const TRIES: usize = 5;
 
 /// Publishes the interfaces now and at every change, until nobody listens any more.
 pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
-    let (connection, handle, messages) =
-        new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
+    let (connection, handle, messages) = new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
     tokio::spawn(connection);
     let mut changes = messages.filter(|(message, _)| ready(matters(message)));
     loop {

@@ -147,7 +147,7 @@ impl PressureWatch {
                 tokio::time::sleep(pause).await;
                 let counted = tokio::task::spawn_blocking(move || {
                     let begin = Instant::now();
-                    let tick = host::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
+                    let tick = weir_datapath::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
                     let flows = view.flow_uses(tick);
                     let rebuilt = follow(&going, flows.as_ref().ok());
                     let counts = flows.and_then(|flows| Counts::read(&view, flows, tick));

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::time::{ClockId, clock_getres, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_abi::ticks::TickClock;
+use weir_datapath::tick_clock;
 
 /// A moment on the clocks of the kernel, which do not count suspend.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +19,7 @@ impl Now {
     /// This moment.
     pub(crate) fn read() -> Result<Self> {
         let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?.into();
-        let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("cannot read the length of a jiffy")?;
-        Ok(Self::new(monotonic, TickClock::new(jiffy.into())))
+        Ok(Self::new(monotonic, tick_clock()?))
     }
 
     /// A moment of the monotonic clock, and how ticks follow from it.

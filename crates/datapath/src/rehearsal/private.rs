@@ -9,6 +9,7 @@ use aya::programs::ProgramFd;
 use aya_obj::generated::bpf_map_type;
 use weir_abi::{self as abi, Hook};
 
+use crate::clock::tick_clock;
 use crate::error::{Error, Result};
 use crate::flow_key::{Client, FlowKey, Kept};
 use crate::flow_table::FlowTable;
@@ -67,6 +68,8 @@ impl Private {
         let beside_tcp = room_beside_tcp(flows);
         loader.override_global("opening_sets", &sets, false);
         loader.override_global("room_beside_tcp", &beside_tcp, false);
+        let tick_shift = tick_clock()?.shift();
+        loader.override_global("tick_shift", &tick_shift, false);
         for spec in MAPS {
             let (_, entries) = pins.open_map(&spec, READ_ONLY)?;
             match (WRITTEN.contains(&spec.name), WRITTEN_BY_SLOT.contains(&spec.name)) {

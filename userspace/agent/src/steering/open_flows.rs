@@ -57,7 +57,7 @@ impl OpenReader {
     /// Counts as long as that is `wanted`.
     pub(super) fn new(view: View, wanted: watch::Receiver<bool>) -> (Self, watch::Receiver<OpenByBackend>) {
         let (latest, open) = watch::channel(OpenByBackend::new());
-        let tables = Tables { view, clock: host::tick_clock().ok() };
+        let tables = Tables { view, clock: weir_datapath::tick_clock().ok() };
         (Self { flows: OpenFlows::new(tables), latest, wanted }, open)
     }
 

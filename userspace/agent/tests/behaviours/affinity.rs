@@ -13,8 +13,6 @@ use crate::harness::matrix::{Kind, external};
 use crate::harness::shared::Shared;
 use crate::harness::standalone::{self, Standalone};
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, SessionAffinityConfig};
-use nix::time::{ClockId, clock_getres};
-use weir_abi::ticks::TickClock;
 use weir_testbed::address::Pair;
 use weir_testbed::{Node, Pod, address};
 
@@ -133,8 +131,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The datapath's clock has ticks of about a second; both ends of a span may be cut.
 fn two_ticks() -> Duration {
-    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).unwrap();
-    TickClock::new(jiffy.into()).duration(2)
+    weir_datapath::tick_clock().unwrap().duration(2)
 }
 
 #[test]

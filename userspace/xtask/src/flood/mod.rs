@@ -26,7 +26,6 @@ use crate::section;
 use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT, external};
 use crate::steering::Holder;
-use crate::ticks;
 use counts::Counts;
 
 /// Where endpoints are, seen from the node that connections come to.
@@ -244,7 +243,7 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
 
 /// New flows per second on a CPU above which SYNs are not remembered; 0: they always are.
 fn stateless_above(view: &View) -> Result<f64> {
-    let tick = ticks::clock()?.duration(1);
+    let tick = weir_datapath::tick_clock()?.duration(1);
     Ok(f64::from(view.config()?.flood) / tick.as_secs_f64())
 }
 

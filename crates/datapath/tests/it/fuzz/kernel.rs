@@ -9,7 +9,7 @@ use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray};
 use nix::errno::Errno;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
-use weir_datapath::{GoingFilter, MapStore};
+use weir_datapath::{GoingFilter, MapStore, tick_clock};
 use weir_model::{HandOver, Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
@@ -77,7 +77,7 @@ pub(super) const TIMERS: &str = "/proc/timer_list";
 pub(super) fn tick() -> u32 {
     let timers = fs::read_to_string(TIMERS).unwrap();
     let jiffies = timers.lines().find_map(|line| line.strip_prefix("jiffies: ")).unwrap();
-    u32::try_from(jiffies.parse::<u64>().unwrap() >> abi::TICK_SHIFT).unwrap()
+    u32::try_from(jiffies.parse::<u64>().unwrap() >> tick_clock().unwrap().shift()).unwrap()
 }
 
 /// Packets by reason that a hook has counted.

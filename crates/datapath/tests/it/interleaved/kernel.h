@@ -33,7 +33,7 @@ static __u64 ticks, nanoseconds;
 #define __sync_fetch_and_and(at, bits) (meanwhile(), __sync_fetch_and_and(at, bits))
 #define bpf_loop(rounds, round, state, flags) repeat(rounds, round, state)
 /* Time stands still but for what a scenario lets pass. */
-#define bpf_jiffies64() (ticks << TICK_SHIFT)
+#define bpf_jiffies64() (ticks << tick_shift)
 #define bpf_ktime_get_ns() nanoseconds
 #define bpf_get_prandom_u32() 4
 /* What becomes of the frame is others' business. */
