@@ -10,6 +10,7 @@
 /* The context comes first: what follows is the same code for XDP and tc. */
 #include "lib/bypass.h"
 #include "lib/cut.h"
+#include "lib/egress.h"
 #include "lib/echo.h"
 #include "lib/fragment.h"
 #include "lib/held.h"

@@ -73,10 +73,10 @@ struct flow {
 	__u32 generation; /* HOST, of the backend when it was selected */
 	__u32 service;	  /* HOST, index into services */
 	__u16 flags;	  /* HOST, enum flow_flags */
-	__be16 snat_port; /* BE, 0 without FLOW_SNAT */
-	__u32 created;	  /* HOST, in ticks */
-	__u32 last_seen;  /* HOST, in ticks */
-	__u32 bytes;	  /* HOST, of its packets without the first, wraps */
+	__be16 snat_port; /* BE, the port that the backend sees in place of the client's; without FLOW_SNAT with the client's address; 0: none */
+	__u32 created;	 /* HOST, in ticks */
+	__u32 last_seen; /* HOST, in ticks */
+	__u32 bytes;	 /* HOST, of its packets without the first, wraps */
 	/* HOST, those of them that backend_counters lack so far. Direct, with FLOW_OPENING and FLOW_RETRIES: as in struct reply. */
 	__u32 held;
 };

@@ -58,20 +58,18 @@ static __always_inline int flow_store_new(const struct packet *p, const struct f
 	return flow_store(p, flow, STAGE_OPENING, v6) ? -REASON_FLOW_TABLE : 0;
 }
 
-/*
- * Whether a packet needs the node's address as its source: external traffic to another node, a pod that meets itself, and what may be another node in
- * the stead of one of its clients.
- */
+/* Whether a packet needs the node's address as its source: external traffic to another node, and a pod that meets itself. */
 static __always_inline bool needs_snat(const struct packet *p, const struct backend *backend, bool from_outside,
 				       const bool v6)
 {
-	return (from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6) ||
-	       (!is_here(backend) && is_from_nodes_port(p));
+	return (from_outside && !(backend->flags & BACKEND_LOCAL)) || addr_equal(&p->src, &backend->addr, v6);
 }
 
 /*
- * Writes both entries of a new flow that keeps its client's address. Where it needs another one, as a client does that already talks to the backend
- * from the same port through another frontend, and where FLOW_SNAT is set already, only that is set. Returns 0, BEGUN_AGAIN, -REASON_FLOW_TABLE or -REASON_BROKEN_TABLE.
+ * Writes both entries of a new flow that keeps its client's address and port. Where it needs another address, only FLOW_SNAT is set, as it may be
+ * already. Returns 0, BEGUN_AGAIN, -REASON_FLOW_TABLE, -REASON_BROKEN_TABLE, or BEGUN_ELSE with nothing written, where it needs another port: its
+ * client already talks to the backend from the same one through another frontend, or may be another node in the stead of one that does. With
+ * another address it would pass network policies by, on this node's way to its pods.
  */
 static __always_inline int flow_open(const struct packet *p, struct flow *flow, bool from_outside, const bool v6)
 {
@@ -102,11 +100,9 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	} else if (flow->flags & FLOW_SNAT) {
 		return 0;
 	} else {
-		error = reply_store_client(p, backend, &reply, first, v6);
-		if (error < 0) {
-			flow->flags |= FLOW_SNAT;
-			return 0;
-		}
+		error = is_from_nodes_port(p) ? -1 : reply_store_client(p, backend, &reply, first, v6);
+		if (error < 0)
+			return p->proto == IPPROTO_SCTP ? -REASON_FLOW_TABLE : BEGUN_ELSE;
 	}
 	/* Of a SYN that went elsewhere the entry must not go on naming the backend that was left. */
 	if (error == BEGUN_AGAIN)
@@ -115,7 +111,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 }
 
 /*
- * Writes both entries of a new flow with FLOW_SNAT. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE,
+ * Writes both entries of a new flow with FLOW_SNAT, or of one that gets another port with its client's address. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE,
  * -REASON_BROKEN_TABLE, or -REASON_NO_ROUTE on a node without an address of the family.
  */
 static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
@@ -127,7 +123,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	counter = backend ? snat_counter_of(backend) : NULL;
 	if (!config || !backend || !counter)
 		return -REASON_BROKEN_TABLE;
-	if (!is_set(source_of(config, flow->flags, v6)))
+	if (flow->flags & FLOW_SNAT && !is_set(source_of(config, flow->flags, v6)))
 		return -REASON_NO_ROUTE;
 	if (must_ask_again(p, flow, counter) && (v6 ? note_first_syn6(p) : note_first_syn4(p)))
 		return -REASON_FIRST_SYN;

@@ -10,7 +10,7 @@
 #include <linux/if_packet.h>
 
 #include "ctx_tc.h"
-#include "nat.h"
+#include "egress.h"
 
 static __always_inline bool bypasses_host(void)
 {
@@ -124,7 +124,7 @@ static __always_inline int past_host(ctx_t *ctx, struct packet *p, struct reply 
 	if (!way)
 		return REASON_NO_FRONTEND;
 	count_back(reply, p, v6);
-	error = ctx_rewrite_source_on(ctx, p, &reply->frontend, reply->frontend_port, v6);
+	error = ctx_rewrite_back(ctx, p, reply, 1, v6);
 	if (error)
 		return -error;
 	p->action = take_shortcut(ctx, &fib, way);

@@ -13,6 +13,14 @@ static __always_inline const struct config *config_get(void)
 	return bpf_map_lookup_elem(&config, &CONFIG_SLOT);
 }
 
+/* The seed of this node's hashes. */
+static __always_inline __u64 hash_seed(void)
+{
+	const struct config *config = config_get();
+
+	return config ? config->hash_seed : 0;
+}
+
 /* Whether cluster IPs come from where an address lies. */
 static __always_inline bool in_service_network(const struct config *config, const struct addr *addr)
 {

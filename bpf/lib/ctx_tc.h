@@ -53,19 +53,14 @@ static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p,
 	return ctx_set_ttl(ctx, p, p->ttl - 1, v6);
 }
 
-/* Replaces one end of the packet: address, and port unless addresses_only. Returns 0 or -REASON_REWRITE_FAILED. */
-static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const bool source, const struct addr *addr,
-				       __be16 port, const bool v6)
+/*
+ * Replaces the destination by a backend, and the source port, which may be the client's as before; neither port if addresses_only. Returns 0 or
+ * -REASON_REWRITE_FAILED.
+ */
+static __always_inline int ctx_rewrite_to(ctx_t *ctx, const struct packet *p, const struct backend *backend,
+					  __be16 sport, const bool v6)
 {
-	return source ? rewrite_ends(ctx, p, addr, &p->dst, port, p->dport, 0, v6)
-		      : rewrite_ends(ctx, p, &p->src, addr, p->sport, port, 0, v6);
-}
-
-/* The same of the source, and takes a hop off its life. */
-static __always_inline int ctx_rewrite_source_on(ctx_t *ctx, const struct packet *p, const struct addr *addr,
-						 __be16 port, const bool v6)
-{
-	return rewrite_ends(ctx, p, addr, &p->dst, port, p->dport, 1, v6);
+	return rewrite_ends(ctx, p, &p->src, &backend->addr, sport, backend->port, 0, v6);
 }
 
 /* Replaces both ends of a packet that goes on from here, and takes a hop off its life. Returns 0 or -REASON_REWRITE_FAILED. */

@@ -102,6 +102,13 @@ static __always_inline int ctx_rewrite(ctx_t *ctx, const struct packet *p, const
 	return 0;
 }
 
+/* Replaces the destination by a backend. What gets another source port is left to tc. Returns 0 or -REASON_REWRITE_FAILED. */
+static __always_inline int ctx_rewrite_to(ctx_t *ctx, const struct packet *p, const struct backend *backend,
+					  __be16 sport __attribute__((unused)), const bool v6)
+{
+	return ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
+}
+
 /* One hop less to live. Returns 0 or -REASON_REWRITE_FAILED. */
 static __always_inline int ctx_decrement_ttl(ctx_t *ctx, const struct packet *p, const bool v6)
 {

@@ -60,15 +60,15 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 
 /*
  * Whether a reset ends nothing: who begins may be answered what is for an earlier connection between the same ports, resets that and goes on
- * asking (RFC 9293, 3.10.7.3). At another endpoint it might meet the next, or nobody. In the node's name the earlier one may have been
- * somebody else's.
+ * asking (RFC 9293, 3.10.7.3). At another endpoint it might meet the next, or nobody. From another port than the client's the earlier one may
+ * have been somebody else's.
  */
 static __always_inline bool is_reset_of_another(const struct packet *p, const struct flow *flow,
 						const struct reply *reply)
 {
 	if (!p->reset || p->proto != IPPROTO_TCP || !is_opening(flow->flags))
 		return false;
-	return flow->flags & FLOW_SNAT || (reply && !reply->heard);
+	return flow->snat_port || (reply && !reply->heard);
 }
 
 /*
@@ -165,11 +165,9 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 static __always_inline bool is_answered_by(const struct flow *flow, const struct packet *p, const struct reply *reply,
 					   const bool v6)
 {
-	const bool snat = reply->flags & FLOW_SNAT;
-
-	if (!snat && (reply->client_port != p->dport || !addr_equal(&reply->client, &p->dst, v6)))
+	if (!(reply->flags & FLOW_SNAT) && !addr_equal(&reply->client, &p->dst, v6))
 		return false;
-	return flow && is_to_backend_of(flow, reply) && flow->snat_port == (snat ? p->dport : 0);
+	return flow && is_to_backend_of(flow, reply) && flow->snat_port == snat_port_of(reply, p->dport);
 }
 
 /*

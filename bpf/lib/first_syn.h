@@ -45,7 +45,8 @@ static __always_inline bool is_pressed(const struct snat_counter *counter)
 static __always_inline bool must_ask_again(const struct packet *p, const struct flow *flow,
 					   const struct snat_counter *counter)
 {
-	return p->syn && p->proto == IPPROTO_TCP && !(flow->flags & FLOW_RETRIES) && is_pressed(counter);
+	return p->syn && p->proto == IPPROTO_TCP && (flow->flags & (FLOW_SNAT | FLOW_RETRIES)) == FLOW_SNAT &&
+	       is_pressed(counter);
 }
 
 /*

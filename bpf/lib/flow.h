@@ -54,9 +54,7 @@ static __always_inline __u64 key_hash(const union flow_key *key, __u64 seed, con
 /* The same with this node's seed. */
 static __always_inline __u64 key_hash_here(const union flow_key *key, const bool v6)
 {
-	const struct config *config = config_get();
-
-	return key_hash(key, config ? config->hash_seed : 0, v6);
+	return key_hash(key, hash_seed(), v6);
 }
 
 /* Key of what a packet belongs to: a client's to a flow, a backend's to the entry of a flow's answers. */
@@ -279,7 +277,13 @@ static __always_inline void answer_key(union flow_key *key, const struct packet 
 	if (flow->flags & FLOW_SNAT)
 		reply_key(key, backend, source_of(config, flow->flags, v6), flow->snat_port, v6);
 	else
-		reply_key(key, backend, &p->src, p->sport, v6);
+		reply_key(key, backend, &p->src, flow->snat_port ?: p->sport, v6);
+}
+
+/* The port (BE) that a flow has in place of its client's, by the entry of its answers and the port that these go to, or 0. */
+static __always_inline __be16 snat_port_of(const struct reply *reply, __be16 port)
+{
+	return reply->flags & FLOW_SNAT || reply->client_port != port ? port : 0;
 }
 
 /* Whether a flow goes to the backend that an entry awaits the answers of. */

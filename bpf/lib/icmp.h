@@ -155,11 +155,9 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 	turn->to = turn->quoted_src = backend->addr;
 	turn->quoted_sport = backend->port;
 	turn->quoted_dst = quoted->dst;
-	turn->quoted_dport = quoted->dport;
-	if (flow->flags & FLOW_SNAT) {
+	turn->quoted_dport = flow->snat_port ?: quoted->dport;
+	if (flow->flags & FLOW_SNAT)
 		turn->quoted_dst = turn->from;
-		turn->quoted_dport = flow->snat_port;
-	}
 	return true;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * A packet's life. ingress() is for the interface that a client is behind, and for answers to the node's own SNAT ports;
- * egress() is for answers on their way to the client. Both return the reason why the packet leaves the program:
- * below 16 it is untouched, below 32 translated, below 48 answered, from 48 on dropped. p->action, if set, is the verdict.
+ * A packet's life. ingress() is for the interface that a client is behind, and for answers to the node's own SNAT ports; egress() in egress.h is
+ * for answers on their way to the client. Both return the reason why the packet leaves the program: below 16 it is untouched, below 32 translated,
+ * below 48 answered, from 48 on dropped. p->action, if set, is the verdict.
  */
 #ifndef WEIR_NAT_H
 #define WEIR_NAT_H
@@ -88,12 +88,15 @@ static __always_inline int to_backend(ctx_t *ctx, struct packet *p, const struct
 		if (addr_equal(&p->src, &backend->addr, v6))
 			reason = REASON_HAIRPIN;
 		error = v6 ? snat_to6(ctx, p, flow, backend) : snat_to4(ctx, p, flow, backend);
+	} else if (CTX_XDP && flow->snat_port) {
+		/* Few have another port. */
+		return REASON_LEFT_TO_TC;
 	} else {
 		p->hand_over = handover_of(backend);
 		/* Where tc cannot be told, it does all of it. */
 		if (p->hand_over == HANDOVER_TO_POD && !ctx_hand_over(ctx, HANDOVER_TO_POD))
 			return REASON_LEFT_TO_TC;
-		error = ctx_rewrite(ctx, p, false, &backend->addr, backend->port, v6);
+		error = ctx_rewrite_to(ctx, p, backend, flow->snat_port ?: p->sport, v6);
 	}
 	return error ? -error : reason;
 }
@@ -124,7 +127,7 @@ static __always_inline bool answers_syn(const struct packet *p, const struct rep
 static __always_inline bool restore_asked(const struct packet *p, const struct reply *reply, const bool v6)
 {
 	const struct backend *backend = backend_at(reply->backend, reply->generation);
-	const __be16 port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	const __be16 port = snat_port_of(reply, p->dport);
 	const struct frontend *frontend;
 	struct flow *known, flow = {};
 	union flow_key key;
@@ -334,53 +337,6 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 			(void)(v6 ? retire6(p, known) : retire4(p, known));
 	}
 	return reason;
-}
-
-/* What a packet on its way to a client answers. Returns REASON_BACK with its entry, or why it is not to be translated. */
-static __always_inline int answered(const struct packet *p, struct reply **found, const bool v6)
-{
-	const struct config *config = config_get();
-	struct reply *reply = reply_of_answer(p, v6);
-	bool moved, over;
-	__u32 now;
-
-	if (!reply && lost_entry(p, v6))
-		return REASON_STALE;
-	if (!config || !reply || reply->flags & FLOW_SNAT)
-		return REASON_NO_REPLY;
-	now = now_ticks();
-	moved = reply->flags & FLOW_MOVED;
-	if (moved && !is_idle(now, reply->last_seen, MOVED_IDLE))
-		return REASON_STALE;
-	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
-	if (p->proto == IPPROTO_UDP)
-		over = is_idle(now, reply->last_seen, config->udp_idle);
-	else
-		over = reply->flags & FLOW_ENDED && (p->reset || !p->ending);
-	if ((p->syn_ack || over) && is_anothers(p, reply, v6))
-		return REASON_NO_REPLY;
-	if (!moved && reply->flags & FLOW_MOVED)
-		return REASON_STALE;
-	if (p->syn_ack && !moved && !takes_answer(reply, p))
-		return REASON_STALE;
-	/* Of one whose client has gone elsewhere that was told above. */
-	if (answers_syn(p, reply))
-		(void)(v6 ? restore_asked6(p, reply) : restore_asked4(p, reply));
-	*found = reply;
-	return REASON_BACK;
-}
-
-/* A packet on its way to a client. Returns a reason. */
-static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
-{
-	struct reply *reply = NULL;
-	int error, reason = answered(p, &reply, v6);
-
-	if (!reply)
-		return reason;
-	count_back(reply, p, v6);
-	error = ctx_rewrite(ctx, p, true, &reply->frontend, reply->frontend_port, v6);
-	return was_last_back(p, reply, error ? -error : REASON_BACK, v6);
 }
 
 #endif

@@ -18,6 +18,8 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
 
+	if (error == BEGUN_ELSE)
+		return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 	if (error)
 		return error;
 	if (!(flow->flags & FLOW_SNAT)) {

@@ -42,6 +42,7 @@ enum claim {
 	CLAIM_OPENING = 1, /* from flows that begin */
 	CLAIM_ENDED = 2,   /* from those that have only just ended */
 	CLAIM_KEPT = 4,	   /* a port that another client's keeps from one connection to the next */
+	CLAIM_AGAIN = 8,   /* only from the same client's port, of which the source port was before */
 
 	/* A connection that is met in its middle. The endpoint knows it from another port, and will reset it most likely. */
 	CLAIM_FREE = 0,
@@ -157,8 +158,9 @@ static __always_inline bool awaits_answer(const struct reply *reply, const struc
 					  const bool v6)
 {
 	return reply->backend == id && reply->generation == generation && reply->asked &&
-	       !(reply->flags & (FLOW_REPLIED | FLOW_MOVED)) && reply->frontend_port == p->dport &&
-	       addr_equal(&reply->frontend, &p->dst, v6) && !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
+	       !(reply->flags & (FLOW_REPLIED | FLOW_MOVED)) && reply->client_port == p->sport &&
+	       reply->frontend_port == p->dport && addr_equal(&reply->frontend, &p->dst, v6) &&
+	       !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
 /* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
@@ -230,7 +232,7 @@ static __always_inline bool forget_if_anothers(const struct packet *p, const boo
 	reply = reply_at(&key, STAGE_ANY, v6);
 	if (!config || !reply || !may_be_anothers(p, reply, config))
 		return false;
-	port = reply->flags & FLOW_SNAT ? p->dport : 0;
+	port = snat_port_of(reply, p->dport);
 	flow = reply_flow(reply, p->proto, v6);
 	if (is_still_ours(p, reply, flow, port, config))
 		return false;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The place of a new flow's answers: with the client's own address and port, or with a source port of the node's. */
+/*
+ * The place of a new flow's answers: with the client's own address and port, with another port of that address, or with a source port of the node's.
+ */
 #ifndef WEIR_PLACE_H
 #define WEIR_PLACE_H
 
@@ -22,6 +24,11 @@
 #define SNAT_PROBES_KEPT 256
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
+/* Ports that are tried for a flow that keeps its client's address alone. Most of them are none that flows in a node's name may have. */
+#define OTHER_PORTS 64
+#define OTHER_PORTS_APART 56
+/* Ports below are for who may have them: some servers trust such clients. */
+#define FIRST_OTHER_PORT 1024
 /* Tried for a connection that is met in its middle: its endpoint will reset it most likely. */
 #define SNAT_PROBES_MID_FLOW 16
 
@@ -38,11 +45,12 @@ static __always_inline bool is_of_client(const struct reply *old, const struct r
 	       is_same_frontend(old, reply, v6);
 }
 
-/* Whether an entry gives its place to a flow that keeps the client's address: it is of the same frontend, or is over. */
+/* Whether an entry gives its place to a flow that keeps the client's address and port: it is of the same frontend, or is over. */
 static __always_inline bool reply_yields(const struct reply *old, const struct packet *p, const struct reply *reply,
 					 const bool v6)
 {
-	return is_same_frontend(old, reply, v6) || reply_is_over(old, 0, p->proto, CLAIM_ONLY, v6);
+	return is_of_client(old, reply, v6) ||
+	       reply_is_over(old, snat_port_of(old, p->sport), p->proto, CLAIM_ONLY, v6);
 }
 
 /* What functions that begin a flow return beside 0 and negative reasons. */
@@ -51,6 +59,8 @@ enum begun {
 	BEGUN_STAYS = 1,
 	/* A SYN came again of a flow that no table knows. Its backend's answer has been awaited since. */
 	BEGUN_AGAIN = 2,
+	/* The flow cannot have its client's port towards the backend: it gets another one. */
+	BEGUN_ELSE = 4,
 	/* A flow of which a flood has left no more than where it goes was counted when it began. */
 	BEGUN_COUNTED = 3,
 };
@@ -72,7 +82,7 @@ static __always_inline bool is_answered_already(const struct reply *old, const s
 {
 	return old && !p->syn &&
 	       (old->flags & (FLOW_OPENING | FLOW_REPLIED | FLOW_MOVED)) == (FLOW_OPENING | FLOW_REPLIED) &&
-	       is_same_backend(old, reply) && is_same_frontend(old, reply, v6);
+	       is_same_backend(old, reply) && is_of_client(old, reply, v6);
 }
 
 /*
@@ -148,12 +158,10 @@ struct snat_search {
 	const struct backend *backend;
 	struct snat_counter *counter; /* of the backend */
 	__be16 port;		      /* BE, what was found; 0 so far */
-	__u16 probes;		      /* ports whose turn it is that are tried */
-	bool keeps;		      /* the first round is for the port that was kept */
+	__u16 probes;		      /* ports that are tried, whose turn it is or by the hash */
+	__u16 hash;		      /* of the flow */
 	bool begins;		      /* with a SYN */
-	/* Of this round, here for the stack's sake: whether the port is that one, and who asks for it. */
-	bool again;
-	__u8 claim; /* enum claim */
+	__u8 claim;		      /* enum claim, of this round: here for the stack's sake */
 };
 
 /* The first port from a number on that new flows may take, around the end. Returns 0 if there is none. */
@@ -232,9 +240,36 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 {
 	const struct config *config = config_get();
 
-	if (search->again ? !is_of_client(old, &search->reply, v6) : !config || keeps_port(old, config, search->claim))
+	if (search->claim & CLAIM_AGAIN ? !is_of_client(old, &search->reply, v6)
+					: !config || keeps_port(old, config, search->claim))
 		return false;
-	return reply_is_over(old, port, search->backend->proto, search->claim, v6);
+	return reply_is_over(old, snat_port_of(old, port), search->backend->proto, search->claim, v6);
+}
+
+/* Whether the first round of a search is for a port that the client's port had before. */
+static __always_inline bool snat_keeps_port(const struct snat_search *search)
+{
+	return search->backend->proto == IPPROTO_TCP && search->reply.flags & FLOW_SNAT;
+}
+
+/* Whether a search is for a flow that keeps its client's address. */
+static __always_inline bool snat_keeps_client(const struct snat_search *search)
+{
+	return !(search->reply.flags & FLOW_SNAT);
+}
+
+/*
+ * The port (BE) of a round for a flow that keeps its client's address, or 0: not this one. The hash decides, so that a connection which no table knows
+ * any more gets it again. Not one that nodes give out: the client may be one, and the endpoint talk to a client of its there.
+ */
+static __always_inline __be16 other_port(const struct snat_search *search, __u32 round)
+{
+	const __u16 spread = search->hash + round * (__u16)(GOLDEN_RATIO >> 48);
+	const __u32 number = FIRST_OTHER_PORT + (spread * (0x10000 - FIRST_OTHER_PORT) >> 16);
+
+	if (round < OTHER_PORTS_APART && is_given_out(number))
+		return 0;
+	return bpf_htons(number) == search->reply.client_port ? 0 : bpf_htons(number);
 }
 
 /* Whether a search is for a connection that is met in its middle. */
@@ -246,38 +281,46 @@ static __always_inline bool snat_is_mid_flow(const struct snat_search *search)
 /* Who asks for the port of a round. */
 static __always_inline enum claim snat_claim(__u32 round, const struct snat_search *search, bool pressed)
 {
-	if (search->again || search->backend->proto == IPPROTO_SCTP)
+	const bool keeps = snat_keeps_port(search);
+
+	if (!round && keeps)
+		return CLAIM_ONLY | CLAIM_AGAIN;
+	if (search->backend->proto == IPPROTO_SCTP || snat_keeps_client(search))
 		return CLAIM_ONLY;
 	if (snat_is_mid_flow(search))
 		return CLAIM_FREE;
-	if (round < SNAT_CHOICE + search->keeps)
+	if (round < SNAT_CHOICE + keeps)
 		return CLAIM_TURN;
-	return pressed || round >= SNAT_PROBES_KEPT + search->keeps ? CLAIM_ANY : CLAIM_NEED;
+	return pressed || round >= SNAT_PROBES_KEPT + keeps ? CLAIM_ANY : CLAIM_NEED;
 }
 
 /* Tries one port. Returns whether the search is over. */
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
-	const bool pressed = is_pressed(search->counter);
+	const bool pressed = is_pressed(search->counter), keeps = snat_keeps_port(search);
 	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
 	__be16 port;
 
-	if (round >= SNAT_PROBES_PRESSED + search->keeps && pressed)
+	if (round >= SNAT_PROBES_PRESSED + keeps && pressed)
 		return 1;
 	/* Somebody may see to it that each search is long, and leave a free port here and there. */
-	if (round == SNAT_PROBES_SHORT + search->keeps)
+	if (round == SNAT_PROBES_SHORT + keeps)
 		search->counter->long_search = now_ticks();
-	search->again = !round && search->keeps;
 	search->claim = snat_claim(round, search, pressed);
 	search->reply.flags &= ~FLOW_KEPT;
-	port = search->again ? snat_again(search, v6) : snat_take(search);
+	if (snat_keeps_client(search))
+		port = other_port(search, round);
+	else
+		port = search->claim & CLAIM_AGAIN ? snat_again(search, v6) : snat_take(search);
 	/* Only now, for the stack's sake. */
 	config = port ? config_get() : NULL;
 	if (!config)
 		return 0;
-	reply_key(&key, search->backend, source_of(config, search->reply.flags, v6), port, v6);
+	reply_key(&key, search->backend,
+		  snat_keeps_client(search) ? &search->reply.client : source_of(config, search->reply.flags, v6), port,
+		  v6);
 	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
 		if (!snat_yields(old, search, port, v6))
@@ -288,7 +331,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		old = reply_at(&key, STAGE_OPENING, v6);
 		if (!old || !snat_yields(old, search, port, v6))
 			return 0;
-		if (!search->again && search->backend->proto == IPPROTO_TCP)
+		if (!(search->claim & CLAIM_AGAIN) && search->backend->proto == IPPROTO_TCP)
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
 		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
 			return 0;
@@ -316,6 +359,8 @@ static __always_inline __u32 snat_probes(const struct snat_search *search)
 
 	if (proto == IPPROTO_SCTP)
 		return 1;
+	if (snat_keeps_client(search))
+		return OTHER_PORTS;
 	if (snat_is_mid_flow(search))
 		return SNAT_PROBES_MID_FLOW;
 	return is_idle(now_ticks(), search->counter->long_search, SNAT_SHORT) ? SNAT_PROBES : SNAT_PROBES_SHORT;
@@ -334,8 +379,8 @@ static __always_inline void snat_pass_over(const struct snat_search *search)
 }
 
 /*
- * Takes a free source port of the node for a flow and stores its reply entry. asked: when the answer began to be awaited. Returns the
- * port (BE), or 0.
+ * Takes a free source port for a flow, with FLOW_SNAT of the node's, and stores its reply entry. asked: when the answer began to be awaited. Returns
+ * the port (BE), or 0.
  */
 static __always_inline __be16 reply_store_snat(const struct packet *p, const struct flow *flow, __u32 asked,
 					       const struct backend *backend, struct snat_counter *counter,
@@ -347,14 +392,14 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	search.counter = counter;
 	search.port = 0;
 	reply_of(&search.reply, p, flow, asked);
-	search.keeps = backend->proto == IPPROTO_TCP;
 	search.begins = p->syn;
+	search.hash = flow_hash(hash_seed(), p, v6) >> 48;
 	/* From here on all of it is there alone, for the stack's sake. */
 	in_memory(&search);
 	search.probes = snat_probes(&search);
 	in_memory(&search);
 	/* A loop of the kernel's: the verifier walks one round of it. */
-	bpf_loop(search.probes + search.keeps, v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
+	bpf_loop(search.probes + snat_keeps_port(&search), v6 ? (void *)snat_try6 : (void *)snat_try4, &search, 0);
 	if (!search.port)
 		snat_pass_over(&search);
 	return search.port;

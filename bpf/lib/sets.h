@@ -100,8 +100,7 @@ static __always_inline int opening_way(struct opening_head *head, const word *ke
 /* The place of a key in a table, or -1. */
 static __always_inline int opening_find(void *table, const word *key, const struct opening_kind kind)
 {
-	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0);
+	__u64 hash = opening_hash(key, kind.words, hash_seed());
 	__u32 set = opening_set(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way = head ? opening_way(head, key, opening_tag(hash), OPENING_WAYS, kind) : -1;

@@ -184,7 +184,6 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 {
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
-	const bool snat = flow->flags & FLOW_SNAT;
 	const __u16 stays = FLOW_OPENING | (flow->flags & FLOW_SETTLED);
 	struct flow *going;
 	struct reply *reply;
@@ -222,7 +221,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	}
 	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
 	going = flow_lookup(p, STAGE_GOING, v6);
-	if (going && (going->backend != slot || (snat && going->snat_port != port))) {
+	if (going && (going->backend != slot || going->snat_port != port)) {
 		flow_forget(p, STAGE_GOING, v6);
 		return false;
 	}
@@ -290,7 +289,7 @@ static __always_inline int promote_and_keep(const struct packet *p, const bool v
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 	__u32 slot = flow ? flow->backend : 0;
-	__be16 port = flow ? flow->snat_port : 0;
+	__be16 port = flow && flow->flags & FLOW_SNAT ? flow->snat_port : 0;
 	int step;
 
 	if (!flow)

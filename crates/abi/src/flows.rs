@@ -51,7 +51,7 @@ pub struct Flow {
     pub service: u32,
     /// Enum flow_flags.
     pub flags: u16,
-    /// 0 without FLOW_SNAT.
+    /// The port that the backend sees in place of the client's, without FLOW_SNAT with the client's address; 0: none.
     pub snat_port: Be16,
     /// In ticks.
     pub created: u32,

@@ -211,6 +211,7 @@ impl Model {
             generation: self.control.backend(backend).generation,
             service,
             snat: None,
+            other_port: None,
             tunnel: false,
             direct: false,
             closing: false,
@@ -278,17 +279,17 @@ impl Model {
             self.put_unless(flood, p, flow);
             return Ok(Written::Flow(flow));
         }
-        let must = (from_outside && !is_local(&backend))
-            || p.src == backend.addr
-            || (!is_here(&backend) && self.is_from_nodes_port(p));
+        let must = (from_outside && !is_local(&backend)) || p.src == backend.addr;
         let keeps_client = !must
             && if is_here(&backend) {
                 // The node cannot be sent its own packets. Of two such flows of datagrams the newer one wins.
                 let key = reply_key(p, &backend, p.source());
                 let old = self.tables.replies.find(&key).map(|(_, old)| old).filter(|_| p.protocol != UDP);
                 // Where nobody has answered somebody may have forged it.
-                let others = |old: &Reply| old.frontend != p.destination() && (old.replied || !old.opening);
-                if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, None, Claim::Only)) {
+                let is_its = |old: &Reply| (old.frontend, old.client) == (p.destination(), p.source());
+                let others = |old: &Reply| !is_its(old) && (old.replied || !old.opening);
+                let port = |old: &Reply| old.source_port(p.sport);
+                if old.is_some_and(|old| others(&old) && !self.is_over(&key, &old, port(&old), Claim::Only)) {
                     return Err(abi::REASON_FLOW_TABLE);
                 }
                 let reply = Reply { by_hash: flood, ..self.reply_of(p, &flow, self.asked_at(p)) };
@@ -302,11 +303,23 @@ impl Model {
                 }
                 true
             } else {
-                let stored = if masquerade { Stored::Taken } else { self.store_direct(p, &flow, &backend, flood) };
+                let may_be_anothers = !masquerade && self.is_from_nodes_port(p);
+                let stored = match (masquerade, may_be_anothers) {
+                    (true, _) => None,
+                    (false, true) => Some(Stored::Taken),
+                    (false, false) => Some(self.store_direct(p, &flow, &backend, flood)),
+                };
                 match stored {
-                    Stored::Written => true,
-                    Stored::Taken => false,
-                    Stored::Again => {
+                    None => false,
+                    Some(Stored::Written) => true,
+                    Some(Stored::Taken) if p.protocol == SCTP => return Err(abi::REASON_FLOW_TABLE),
+                    Some(Stored::Taken) => {
+                        let port = self.store_other_port(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
+                        flow.other_port = Some(port);
+                        self.tables.flows.put(Stage::Opening, p.key(), flow);
+                        return Ok(Written::Flow(flow));
+                    }
+                    Some(Stored::Again) => {
                         self.tables.flows.put(Stage::Opening, p.key(), flow);
                         return Ok(Written::Again(flow));
                     }

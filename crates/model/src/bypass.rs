@@ -31,7 +31,7 @@ impl Model {
         outcome: Outcome,
         place: &Place<'_>,
     ) -> Outcome {
-        let Translated::Destination { to, is_pod: true } = *how else { return outcome };
+        let Translated::Destination { to, sport: _, is_pod: true } = *how else { return outcome };
         if !self.may_bypass(place) || outcome.reason != abi::REASON_TO_LOCAL {
             return outcome;
         }

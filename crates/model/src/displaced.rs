@@ -36,8 +36,8 @@ impl Model {
     fn is_awaited_from(&self, slot: u32, backend: &abi::Backend, p: &Packet) -> bool {
         let reply = self.tables.replies.at(Stage::Opening, &reply_key(p, backend, p.source()));
         reply.is_some_and(|reply| {
-            let is_its =
-                (reply.backend, reply.generation, reply.frontend) == (slot, backend.generation, p.destination());
+            let is_its = (reply.backend, reply.generation, reply.frontend, reply.client)
+                == (slot, backend.generation, p.destination(), p.source());
             is_its
                 && reply.asked.is_some()
                 && !reply.replied

@@ -164,8 +164,18 @@ impl Edit {
 
     pub(crate) fn translate(&mut self, p: &Packet, how: &Translated) {
         match *how {
-            Translated::Destination { to, is_pod: _ } => self.replace_end(p, false, to),
-            Translated::Source(from) => self.replace_end(p, true, from),
+            Translated::Destination { to, sport, is_pod: _ } => {
+                self.replace_end(p, false, to);
+                if let Some(port) = sport {
+                    self.replace_end(p, true, End { addr: p.src, port });
+                }
+            }
+            Translated::Source { from, dport } => {
+                self.replace_end(p, true, from);
+                if dport != p.dport {
+                    self.replace_end(p, false, End { addr: p.dst, port: dport });
+                }
+            }
             Translated::Both { from, to, route: _ } => {
                 self.replace_end(p, true, from);
                 self.replace_end(p, false, to);

@@ -17,7 +17,7 @@ impl Model {
     /// Notes that a flow takes its port from one that has only just begun.
     pub(crate) fn press(&mut self, backend: &abi::Backend, key: &Key, old: &Reply, port: u16) {
         let Some((_, flow)) = self.tables.flows.find(&old.flow_key(key)) else { return };
-        let is_its = flow.backend == old.backend && flow.snat == Some(port);
+        let is_its = flow.backend == old.backend && flow.source_port() == Some(port);
         let begins = is_its && flow.is_opening() && flow.ended.is_none() && !flow.closing && !old.closing;
         if backend.proto == TCP && begins && !self.now.is_idle(flow.created, LAP) {
             self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);

@@ -85,10 +85,18 @@ impl Model {
         self.control.backend(flow.backend).generation == flow.generation
     }
 
+    /// Whom the backend of a flow with this key sees.
+    fn source_of(&self, key: &Key, flow: &Flow) -> End {
+        match (flow.snat, flow.other_port) {
+            (Some(port), _) => End { addr: self.source(key.family, flow.tunnel), port },
+            (None, Some(port)) => End { addr: key.from.addr, port },
+            (None, None) => key.from,
+        }
+    }
+
     /// How the answers to a flow's packets are keyed.
     pub(crate) fn reply_key_of(&self, p: &Packet, flow: &Flow) -> Key {
-        let peer = flow.snat.map_or(p.source(), |port| End { addr: self.source(p.family, flow.tunnel), port });
-        reply_key(p, &self.control.backend(flow.backend), peer)
+        reply_key(p, &self.control.backend(flow.backend), self.source_of(&p.key(), flow))
     }
 
     pub(crate) fn step(&mut self, p: &Packet, flow: &Flow) -> Step {
@@ -246,7 +254,7 @@ impl Model {
 
     /// How the answers to a flow of this key are keyed.
     pub(crate) fn answers_to(&self, key: &Key, flow: &Flow) -> Key {
-        let peer = flow.snat.map_or(key.from, |port| End { addr: self.source(key.family, flow.tunnel), port });
+        let peer = self.source_of(key, flow);
         let from = crate::control::backend_end(&self.control.backend(flow.backend));
         Key { family: key.family, protocol: key.protocol, from, to: peer }
     }

@@ -193,7 +193,7 @@ impl Model {
             }
             // It may be a frontend itself: tc must not look again.
             Translated::Destination { .. } if place.is_xdp() => outcome.hand_over = Some(HandOver::Done),
-            Translated::Destination { .. } | Translated::Source(_) => {}
+            Translated::Destination { .. } | Translated::Source { .. } => {}
             Translated::Both { route, .. } | Translated::Wrapped { route, .. } if place.is_xdp() => {
                 edit.address_frame(route);
                 outcome.verdict = if route.device == place.device { Verdict::SendBack } else { Verdict::Redirect };

@@ -149,7 +149,11 @@ impl Model {
         let node = self.source(p.family, flow.tunnel);
         let leaves = flow.snat.is_some() || flow.direct;
         let teller = if leaves { node } else { p.src };
-        let peer = flow.snat.map_or(to, |port| End { addr: node, port });
+        let peer = match (flow.snat, flow.other_port) {
+            (Some(port), _) => End { addr: node, port },
+            (None, Some(port)) => End { addr: to.addr, port },
+            (None, None) => to,
+        };
         let told = Told { from: teller, to: backend.addr, quoted, quotes: (backend, peer), untold: false, route: None };
         Some((leaves, told))
     }

@@ -55,7 +55,7 @@ impl Model {
         port: Option<u16>,
         claim: Claim,
     ) -> bool {
-        if flow.backend != reply.backend || flow.snat != port || !self.is_alive(flow) {
+        if flow.backend != reply.backend || flow.source_port() != port || !self.is_alive(flow) {
             return true;
         }
         if has_ended(flow, reply) {
@@ -92,7 +92,7 @@ impl Model {
         if !begins && !done {
             return false;
         }
-        let port = reply.snat.then_some(p.dport);
+        let port = reply.source_port(p.dport);
         let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
         // It may answer what its client has just said.
         let is_heard = |flow: &Flow| !self.now.is_idle(flow.last_seen, self.config.tcp_linger);
@@ -113,7 +113,7 @@ impl Model {
         }
         // Datagrams were under way when their endpoint left, or their flow was forgotten.
         let awaited = match &flow {
-            Some(flow) if flow.backend == reply.backend && flow.snat == port => {
+            Some(flow) if flow.backend == reply.backend && flow.source_port() == port => {
                 !self.is_silent(flow, &reply, abi::ANSWER_IDLE)
             }
             Some(_) => false,
@@ -148,7 +148,7 @@ impl Model {
         }
         // Who begins resets what is for an earlier connection between the same ports, and goes on asking.
         let before_syn_ack = found.as_ref().is_some_and(|(_, reply)| reply.heard == 0);
-        if p.reset && p.protocol == TCP && flow.is_opening() && (flow.snat.is_some() || before_syn_ack) {
+        if p.reset && p.protocol == TCP && flow.is_opening() && (flow.source_port().is_some() || before_syn_ack) {
             return;
         }
         flow.closing = true;
@@ -196,7 +196,7 @@ impl Model {
         let flow_key = reply.flow_key(key);
         let Some((stage, mut flow)) = self.tables.flows.find(&flow_key) else { return };
         let is_of = (flow.backend, flow.generation) == (reply.backend, reply.generation);
-        if !is_of || flow.snat != reply.snat.then_some(p.dport) || !(p.reset || flow.closing) {
+        if !is_of || flow.source_port() != reply.source_port(p.dport) || !(p.reset || flow.closing) {
             return;
         }
         reply.ended = ended(reply.ended, p.reset && flow.ended.is_none());
@@ -259,19 +259,20 @@ impl Model {
         if !p.syn_ack || !reply.is_opening() || reply.closing || reply.ended.is_some() || reply.moved || reply.by_hash {
             return true;
         }
-        let (key, snat) = (reply.flow_key(&p.key()), reply.snat.then_some(p.dport));
+        let (key, port) = (reply.flow_key(&p.key()), reply.source_port(p.dport));
         if let Some((_, flow)) = self.tables.flows.find(&key) {
-            return (flow.backend, flow.generation, flow.snat) == (reply.backend, reply.generation, snat);
+            return (flow.backend, flow.generation, flow.source_port()) == (reply.backend, reply.generation, port);
         }
         let frontend = self.control.frontend_at(key.family, reply.frontend, key.protocol);
         let backend = self.control.backend(reply.backend);
         if backend.generation == reply.generation && frontend.is_some_and(|to| to.service == backend.service) {
             let &Reply { tunnel, retries, last_seen, .. } = reply;
+            let (snat, other_port) = if reply.snat { (port, None) } else { (None, port) };
             let flow = self.new_flow(reply.backend, backend.service);
             self.tables.flows.put(
                 Stage::Opening,
                 key,
-                Flow { snat, tunnel, retries, replied: true, created: last_seen, last_seen, ..flow },
+                Flow { snat, other_port, tunnel, retries, replied: true, created: last_seen, last_seen, ..flow },
             );
         }
         true

@@ -18,9 +18,9 @@ pub(crate) const MOVED_IDLE: u32 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Translated {
     /// To another destination, by way of the stack unless it is a pod of this node that may be reached past it.
-    Destination { to: End, is_pod: bool },
-    /// From another source, on the way that it has.
-    Source(End),
+    Destination { to: End, sport: Option<u16>, is_pod: bool },
+    /// From another source, on the way that it has, to the client's own port.
+    Source { from: End, dport: u16 },
     /// Both ends are others, and the stack never sees it.
     Both { from: End, to: End, route: Route },
     /// In another packet, as it came but a hop older.
@@ -148,7 +148,10 @@ impl Model {
         let Some(port) = flow.snat else {
             let here = abi::BACKEND_LOCAL | abi::BACKEND_HOST_NETWORK;
             let is_pod = backend.flags & here == abi::BACKEND_LOCAL;
-            return Ok((reason, Translated::Destination { to, is_pod }));
+            if place.is_xdp() && flow.other_port.is_some() {
+                return Err(abi::REASON_LEFT_TO_TC);
+            }
+            return Ok((reason, Translated::Destination { to, sport: flow.other_port, is_pod }));
         };
         let reason = if p.src == backend.addr { abi::REASON_HAIRPIN } else { reason };
         let from = End { addr: self.source(p.family, flow.tunnel), port };
@@ -166,7 +169,7 @@ impl Model {
     pub(crate) fn go_back(&mut self, p: &Packet, stage: Stage, reply: &Reply) -> (Reason, Translated) {
         self.count_back(stage, &p.key(), p);
         self.retire_answered(p, stage);
-        (abi::REASON_BACK, Translated::Source(reply.frontend))
+        (abi::REASON_BACK, Translated::Source { from: reply.frontend, dport: reply.client.port })
     }
 
     /// What a packet on its way to a client answers.

@@ -1,13 +1,14 @@
 //! The place of a new flow's answers: with the client's own address and port, or with a source port of the node's.
 
 use weir_abi as abi;
+use weir_core::select;
 
 use crate::Model;
 use crate::control::backend_end;
 use crate::going::SYN_AGAIN;
 use crate::kept::turn_slot;
 use crate::over::Claim;
-use crate::packet::{End, Key, Packet, SCTP, TCP};
+use crate::packet::{End, Key, Packet, SCTP, TCP, ip_of};
 use crate::tables::{Flow, Reply, Stage};
 
 /// Source ports that are tried for a flow.
@@ -20,6 +21,10 @@ const PROBES_PRESSED: usize = 32;
 const PROBES_KEPT: usize = 256;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
+/// Ports that are tried for a flow that keeps its client's address alone, and how many of them are none that nodes give out.
+const OTHER_PORTS: u32 = 64;
+const OTHER_PORTS_APART: u32 = 56;
+const FIRST_OTHER_PORT: u32 = 1024;
 
 /// What became of the entry for a new flow's answers.
 pub(crate) enum Stored {
@@ -32,7 +37,8 @@ pub(crate) enum Stored {
 
 /// Whether an entry is that of the connection which a packet goes on with: of a flood only this was written, and it was answered.
 pub(crate) fn is_answered_already(old: &Reply, p: &Packet, reply: &Reply) -> bool {
-    let is_same = (old.backend, old.generation, old.frontend) == (reply.backend, reply.generation, reply.frontend);
+    let is_same = (old.backend, old.generation, old.frontend, old.client)
+        == (reply.backend, reply.generation, reply.frontend, reply.client);
     !p.syn && old.opening && old.replied && !old.moved && is_same
 }
 
@@ -41,7 +47,8 @@ impl Model {
     /// chooses the endpoint, and one whose way ends here asks nobody.
     pub(crate) fn is_unanswered(&self, old: &Reply, p: &Packet, flow: &Flow) -> bool {
         let is_same = (old.backend, old.generation) == (flow.backend, flow.generation);
-        let is_it = is_same && old.frontend == p.destination() && p.endpoint.is_none();
+        let is_its_clients = (old.frontend, old.client) == (p.destination(), p.source());
+        let is_it = is_same && is_its_clients && p.endpoint.is_none();
         let is_of_now = !old.replied && !old.moved && !self.now.is_idle(old.last_seen, abi::OPENING_IDLE);
         let waited = |asked| self.now.delay.wrapping_sub(asked).cast_signed() >= SYN_AGAIN.cast_signed();
         is_it && is_of_now && old.asked.is_some_and(waited)
@@ -51,15 +58,16 @@ impl Model {
     pub(crate) fn store_direct(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend, flood: bool) -> Stored {
         let key = reply_key(p, backend, p.source());
         let reply = Reply { by_hash: flood, ..self.reply_of(p, flow, self.asked_at(p)) };
-        let same = |old: &Reply| old.frontend == reply.frontend;
+        let same = |old: &Reply| (old.frontend, old.client) == (reply.frontend, reply.client);
+        let port = |old: &Reply| old.source_port(p.sport);
         if let Some(old) = self.tables.replies.at(Stage::Going, &key) {
-            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+            if !same(&old) && !self.is_over(&key, &old, port(&old), Claim::Only) {
                 return Stored::Taken;
             }
             self.tables.replies.forget(Stage::Going, &key);
         }
         if let Some(old) = self.tables.replies.at(Stage::Opening, &key) {
-            if !same(&old) && !self.is_over(&key, &old, None, Claim::Only) {
+            if !same(&old) && !self.is_over(&key, &old, port(&old), Claim::Only) {
                 return Stored::Taken;
             }
             if p.asks() && flow.retries == 0 && self.is_unanswered(&old, p, flow) {
@@ -71,6 +79,35 @@ impl Model {
         }
         self.tables.replies.put(Stage::Opening, key, reply);
         Stored::Written
+    }
+
+    /// The entry of a flow that keeps its client's address and gets another port, by its hash. None: all that were tried are taken.
+    pub(crate) fn store_other_port(&mut self, p: &Packet, flow: &Flow, backend: &abi::Backend) -> Option<u16> {
+        let (src, dst) = (ip_of(p.family, p.src), ip_of(p.family, p.dst));
+        let hash = select::flow_hash(self.config.hash_seed, src, dst, p.sport, p.dport, p.protocol) >> 48;
+        for round in 0..OTHER_PORTS {
+            if round >= u32::try_from(PROBES_PRESSED).unwrap_or_default() && self.is_pressed(backend) {
+                return None;
+            }
+            let [spread, least] = [hash, FIRST_OTHER_PORT.into()];
+            let spread = (spread + u64::from(round) * 0x9e37) & u64::from(u16::MAX);
+            let port = u16::try_from(least + ((spread * (0x1_0000 - least)) >> 16)).ok()?;
+            let is_given_out = self.control.port_from(port) == Some(port);
+            if port == p.sport || (round < OTHER_PORTS_APART && is_given_out) {
+                continue;
+            }
+            let key = reply_key(p, backend, End { addr: p.src, port });
+            if let Some((_, old)) = self.tables.replies.find(&key) {
+                if !self.is_over(&key, &old, old.source_port(port), Claim::Only) {
+                    continue;
+                }
+                self.tables.replies.forget_all(&key);
+            }
+            let reply = self.reply_of(p, flow, self.asked_at(p));
+            self.tables.replies.put(Stage::Opening, key, reply);
+            return Some(port);
+        }
+        None
     }
 
     /// The entry of a flow in the node's name, at the port whose turn it is. None: all that were tried are taken.

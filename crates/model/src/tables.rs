@@ -45,6 +45,8 @@ pub struct Flow {
     pub service: u32,
     /// The backend sees an address of the node's with this port.
     pub snat: Option<u16>,
+    /// The backend sees the client's address with this port.
+    pub other_port: Option<u16>,
     /// It is the tunnel's.
     pub tunnel: bool,
     /// Its packets go wrapped to the backend's node, which answers the client itself.
@@ -126,6 +128,11 @@ pub struct Reply {
 }
 
 impl Flow {
+    /// The port that the backend sees in place of the client's.
+    pub(crate) fn source_port(&self) -> Option<u16> {
+        self.snat.or(self.other_port)
+    }
+
     /// Whether it has not got going so far, or is over.
     pub(crate) const fn is_opening(&self) -> bool {
         self.opening && !self.settled
@@ -138,6 +145,11 @@ impl Flow {
 }
 
 impl Reply {
+    /// The port that the backend sees in place of the client's, by the one that it answers to.
+    pub(crate) fn source_port(&self, answered: u16) -> Option<u16> {
+        (self.snat || self.client.port != answered).then_some(answered)
+    }
+
     /// The same of its flow.
     pub(crate) const fn is_opening(&self) -> bool {
         self.opening && !self.settled

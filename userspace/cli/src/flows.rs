@@ -129,9 +129,8 @@ impl Replies {
 
     /// The entry that answers a flow, unless a newer flow of the same client and backend took its place.
     fn of(&self, flow: &FlowEntry, backend: &abi::Backend, node: abi::Addr) -> Option<&abi::Reply> {
-        let snat = flow.flow.flags & abi::FLOW_SNAT != 0;
         let client = SocketAddr::new(flow.client.ip(), flow.client_port);
-        let to = if snat { socket(node.ip(), flow.flow.snat_port) } else { client };
+        let to = other_source(flow, node).unwrap_or(client);
         let key = ReplyKey { from: socket(backend.addr.ip(), backend.port), to, protocol: flow.protocol };
         self.0.get(&key).filter(|reply| {
             (reply.client, reply.client_port.get()) == (flow.client, flow.client_port)
@@ -142,6 +141,13 @@ impl Replies {
 
 const fn socket(ip: IpAddr, port: abi::Be16) -> SocketAddr {
     SocketAddr::new(ip, port.get())
+}
+
+/// Whom the backend of a flow sees in place of its client: the node, or the same address with another port.
+fn other_source(entry: &FlowEntry, node: abi::Addr) -> Option<SocketAddr> {
+    let abi::Flow { flags, snat_port, .. } = entry.flow;
+    let ip = if flags & abi::FLOW_SNAT != 0 { node.ip() } else { entry.client.ip() };
+    (snat_port.get() != 0).then(|| socket(ip, snat_port))
 }
 
 /// The address that SNAT puts in place of a flow's client's.
@@ -214,9 +220,9 @@ impl<'a> Joined<'a> {
 
 fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, config: &abi::Config, now: Now) -> FlowRow {
     let FlowEntry { client, client_port, frontend, frontend_port, protocol, flow } = entry;
-    let abi::Flow { service, snat_port, created, last_seen, .. } = flow;
+    let abi::Flow { service, created, last_seen, .. } = flow;
     let joined = Joined::new(index, entry, replies, config);
-    let Joined { flags, backend, is_live: _, node_address, reply } = joined;
+    let Joined { flags: _, backend, is_live: _, node_address, reply } = joined;
     let port: Option<&Port> = index.ports.get(service);
     let last_packet = reply.map_or(*last_seen, |reply| reply.last_seen.max(*last_seen));
     FlowRow {
@@ -226,7 +232,7 @@ fn row(index: &Index<'_>, entry: &FlowEntry, replies: &Replies, config: &abi::Co
         backend: backend.map(|backend| socket(backend.addr.ip(), backend.port).to_string()),
         state: joined.state(),
         node: backend.map_or_else(String::new, |backend| index.node(backend.node).to_owned()),
-        snat: (flags & abi::FLOW_SNAT != 0).then(|| socket(node_address.ip(), *snat_port).to_string()),
+        snat: other_source(entry, node_address).map(|source| source.to_string()),
         age_seconds: now.seconds_since_tick(*created),
         idle_seconds: now.seconds_since_tick(last_packet),
         namespace: port.map_or_else(String::new, |port| port.namespace.clone()),
@@ -345,6 +351,18 @@ mod tests {
     fn a_flow_whose_answers_do_not_come_by_goes_on_when_its_client_does() {
         let flags = [abi::FLOW_DIRECT, abi::FLOW_DIRECT | abi::FLOW_OPENING, abi::FLOW_SNAT];
         assert_eq!(flags.map(is_going_direct), [true, false, false]);
+    }
+
+    #[test]
+    fn a_flow_with_another_port_shows_it_with_its_clients_address() {
+        let mut entry = flow("198.51.100.9:4242", "203.0.113.7:80", 1, 2, 3, 0);
+        let source =
+            |entry: &FlowEntry| other_source(entry, ip("192.168.0.11").into()).map(|source| source.to_string());
+        assert_eq!(source(&entry), None);
+        entry.flow.snat_port = abi::Be16::new(61_002);
+        assert_eq!(source(&entry).as_deref(), Some("198.51.100.9:61002"));
+        entry.flow.flags = abi::FLOW_SNAT;
+        assert_eq!(source(&entry).as_deref(), Some("192.168.0.11:61002"));
     }
 
     #[test]

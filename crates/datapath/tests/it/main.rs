@@ -31,6 +31,7 @@ mod model;
 mod network;
 mod node;
 mod openings;
+mod other_ports;
 mod others;
 mod outcome;
 mod pins;

@@ -260,3 +260,15 @@ fn sctp_of_others_passes() {
         }
     }
 }
+
+/// The checksum covers the ports, which nobody here can change; the node's address would get it past network policies.
+#[test]
+fn an_association_from_the_port_of_another_one_to_the_same_endpoint_gets_no_place() {
+    let Some(node) = node("SCTP by two frontends", &[(1, 1)]) else { return };
+    for case in CASES {
+        let client = case.at(CLIENT, node.client_port());
+        let to = |frontend| sctp(client, case.at(frontend, PORT), SCTP_INIT);
+        node.send(Hook::NicIn, Device::Eth0, &to(CLUSTER_IP)).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        node.send(Hook::NicIn, Device::Eth0, &to(BALANCER_IP)).is_for(TC_SHOT, abi::REASON_FLOW_TABLE);
+    }
+}

@@ -7,13 +7,13 @@ use weir_abi as abi;
 use weir_core::model::Protocol;
 use weir_core::source_ports::PortSet;
 use weir_datapath::Hook;
-use weir_testbed::address::{self, CLIENT};
+use weir_testbed::address::CLIENT;
 use weir_testbed::packet::Packet;
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases, tcp};
 use crate::ended::{ack, fin};
 use crate::entries::calm;
-use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_TX, web};
+use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, XDP_DROP, XDP_TX, web};
 use crate::talk::{Talk, WAYS};
 use crate::turns::pass;
 
@@ -262,34 +262,6 @@ fn without_an_address_of_the_node_nothing_leaves_in_its_name() {
     for case in CASES {
         let sent = to_service(&node, case);
         node.send(Hook::NicIn, Device::Eth0, &sent).is_for(TC_SHOT, abi::REASON_NO_ROUTE);
-    }
-}
-
-/// The backend would see two connections from one client port: the second one gets a port of the node.
-#[test]
-fn one_client_port_to_one_backend_through_two_frontends_gets_two_ways_back() {
-    let Some(mut node) = Node::new("two frontends, one backend") else { return };
-    node.serve(web(), &[(1, 1)]);
-    for case in CASES {
-        let client = case.at(CLIENT, node.client_port());
-        let first = case.first(client, case.at(CLUSTER_IP, PORT));
-        let seen = node.send(Hook::NicIn, Device::Eth0, &first).packet();
-        assert_eq!(seen.source_socket(), client);
-        for (frontend, port) in [(BALANCER_IP, PORT), (EXTERNAL_IP, PORT), (address::node(1), NODE_PORT)] {
-            let other = case.first(client, case.at(frontend, port));
-            let outcome = node.send(Hook::NicIn, Device::Eth0, &other);
-            outcome.is_for(TC_REDIRECT, abi::REASON_TO_LOCAL);
-            let seen = outcome.packet();
-            assert_eq!(seen.destination_socket(), case.at(address::pod(1, 1), TARGET_PORT));
-            assert_eq!(seen.source, case.ip(address::node(1)));
-            let answer = case.later(seen.destination_socket(), seen.source_socket());
-            let mut expected = answer.clone().with_source(other.destination_socket()).with_destination(client);
-            expected.ttl -= 1;
-            node.send(Hook::PodIn, Device::Pod1, &answer).is(TC_REDIRECT, abi::REASON_BACK, &expected);
-        }
-        let answer = case.later(case.at(address::pod(1, 1), TARGET_PORT), client);
-        let expected = answer.clone().with_source(first.destination_socket());
-        node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &expected);
     }
 }
 

@@ -11,7 +11,7 @@ use weir_testbed::address::{self, CLIENT};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, on_host_network, tcp};
 use crate::entries::{age, evict};
-use crate::node::{Device, Node, SNAT_PORTS, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
+use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::openings::{allow, begins, flows, open_in_flood};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, XDP, each_way};
 
@@ -185,11 +185,12 @@ fn a_syn_of_a_flow_whose_answers_belong_to_another_one_by_now_begins_anew() {
         let talk = talk_of(&node, case);
         let other = take_over(&talk);
         let outcome = node.send(Hook::NicIn, Device::Eth0, &talk.first);
-        outcome.is_for(TC_REDIRECT, abi::REASON_TO_LOCAL);
+        outcome.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
         let seen = outcome.packet();
-        assert_eq!(seen.source, case.ip(address::node(1)), "the client's own port is taken at the endpoint");
-        assert!((SNAT_PORTS.0..=SNAT_PORTS.1).contains(&seen.source_socket().port()));
-        let back = node.send(Hook::PodIn, Device::Pod1, &case.later(seen.destination_socket(), seen.source_socket()));
+        let (from, client) = (seen.source_socket(), talk.first.source_socket());
+        assert!(from.ip() == client.ip() && from != client, "the client's own port is taken at the endpoint: {from}");
+        let back = node.send(Hook::NicOut, Device::Eth0, &case.later(seen.destination_socket(), from));
+        assert_eq!(back.packet().destination_socket(), client);
         assert_eq!(back.packet().source_socket(), talk.first.destination_socket());
         let others = case.later(case.at(address::pod(1, 1), TARGET_PORT), other.source_socket());
         let back = node.send(Hook::NicOut, Device::Eth0, &others);

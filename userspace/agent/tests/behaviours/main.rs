@@ -15,6 +15,7 @@ mod host_bypass;
 mod masquerade;
 mod metrics;
 mod metrics_server;
+mod network_policies;
 mod news;
 mod node_ports;
 mod out_of_window;

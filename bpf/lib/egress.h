@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Answers on their way out to a client, by the host's stack. For tc. */
+#ifndef WEIR_EGRESS_H
+#define WEIR_EGRESS_H
+
+#include "ctx_tc.h"
+#include "nat.h"
+
+/* Gives an answer the frontend as its source, and its client's port back, if the backend saw another one; and takes so many hops off its life. */
+static __always_inline int ctx_rewrite_back(ctx_t *ctx, const struct packet *p, const struct reply *reply, __u32 hops,
+					    const bool v6)
+{
+	return rewrite_ends(ctx, p, &reply->frontend, &p->dst, reply->frontend_port, reply->client_port, hops, v6);
+}
+
+/* What a packet on its way to a client answers. Returns REASON_BACK with its entry, or why it is not to be translated. */
+static __always_inline int answered(const struct packet *p, struct reply **found, const bool v6)
+{
+	const struct config *config = config_get();
+	struct reply *reply = reply_of_answer(p, v6);
+	bool moved, over;
+	__u32 now;
+
+	if (!reply && lost_entry(p, v6))
+		return REASON_STALE;
+	if (!config || !reply || reply->flags & FLOW_SNAT)
+		return REASON_NO_REPLY;
+	now = now_ticks();
+	moved = reply->flags & FLOW_MOVED;
+	if (moved && !is_idle(now, reply->last_seen, MOVED_IDLE))
+		return REASON_STALE;
+	/* A client may talk to the endpoint itself, from a port that it once used for the service. */
+	if (p->proto == IPPROTO_UDP)
+		over = is_idle(now, reply->last_seen, config->udp_idle);
+	else
+		over = reply->flags & FLOW_ENDED && (p->reset || !p->ending);
+	if ((p->syn_ack || over) && is_anothers(p, reply, v6))
+		return REASON_NO_REPLY;
+	if (!moved && reply->flags & FLOW_MOVED)
+		return REASON_STALE;
+	if (p->syn_ack && !moved && !takes_answer(reply, p))
+		return REASON_STALE;
+	/* Of one whose client has gone elsewhere that was told above. */
+	if (answers_syn(p, reply))
+		(void)(v6 ? restore_asked6(p, reply) : restore_asked4(p, reply));
+	*found = reply;
+	return REASON_BACK;
+}
+
+/* A packet on its way to a client. Returns a reason. */
+static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
+{
+	struct reply *reply = NULL;
+	int error, reason = answered(p, &reply, v6);
+
+	if (!reply)
+		return reason;
+	count_back(reply, p, v6);
+	error = ctx_rewrite_back(ctx, p, reply, 0, v6);
+	return was_last_back(p, reply, error ? -error : REASON_BACK, v6);
+}
+
+#endif
