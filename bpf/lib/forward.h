@@ -70,6 +70,14 @@ static __always_inline bool is_frame_to(const ctx_t *ctx, const __u8 *mac)
 	return !((to[0] ^ at[0]) | (to[1] ^ at[1]) | (to[2] ^ at[2]));
 }
 
+/* Whether a way that was found has a neighbour: before Linux 6.3 it may be one that was asked for in vain, and has no address. */
+static __always_inline bool has_neighbour(const struct bpf_fib_lookup *fib)
+{
+	const __u16 *to = (const __u16 *)fib->dmac;
+
+	return to[0] | to[1] | to[2];
+}
+
 /*
  * Finds the way for a packet of so many bytes before anything is written to it.
  * Returns 0, -REASON_NO_ROUTE, -REASON_TOO_BIG with p->mtu, -REASON_TTL_EXCEEDED, or -REASON_LEFT_TO_TC where XDP cannot
@@ -88,7 +96,7 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 		return -REASON_LEFT_TO_TC;
 	found = route_ask(ctx, p, to, fib, length, v6);
 	if (CTX_XDP) {
-		if (found != BPF_FIB_LKUP_RET_SUCCESS)
+		if (found != BPF_FIB_LKUP_RET_SUCCESS || !has_neighbour(fib))
 			return -REASON_LEFT_TO_TC;
 		/* What is not to this interface tc leaves alone. Whose address another one has, XDP does not know. */
 		if (fib->ifindex == ctx_ifindex(ctx))

@@ -165,6 +165,20 @@ pub fn runs_xdp(interface: &Interface, driver: Option<&str>, on_veth: bool) -> b
     (on_veth || interface.kind != "veth") && driver != Some(XEN)
 }
 
+/// Whether what XDP has got by another interface may be sent by this one. Who cannot take a frame drops it, and nobody counts that: a card has to have
+/// a queue for each CPU, as `mlx5e_xdp_xmit()` in drivers/net/ethernet/mellanox has it, and other drivers; those of a bond are not known, and of some the driver sends
+/// none. `driver`: of hardware; `queues`: for sending.
+#[must_use]
+pub fn takes_redirects(interface: &Interface, driver: Option<&str>, queues: usize, cpus: usize) -> bool {
+    match driver {
+        // It takes turns at its queues.
+        Some("virtio_net") => true,
+        Some("mlx4_core") => false,
+        Some(_) => queues >= cpus,
+        None => interface.kind != "bond",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +225,15 @@ mod tests {
     fn xdp_keeps_away_from_guests_of_xen() {
         let on = |driver| runs_xdp(&Interface::default(), Some(driver), false);
         assert_eq!(["vif", "virtio_net", "ixgbe"].map(on), [false, true, true]);
+    }
+
+    #[test]
+    fn a_card_with_a_queue_for_each_cpu_takes_what_xdp_sends_on_from_another() {
+        let takes = |driver, queues| takes_redirects(&Interface::default(), Some(driver), queues, 8);
+        assert_eq!([takes("mlx5_core", 8), takes("mlx5_core", 7)], [true, false]);
+        assert_eq!([takes("virtio_net", 1), takes("mlx4_core", 8)], [true, false]);
+        let bond = Interface { kind: "bond".to_owned(), ..Interface::default() };
+        assert_eq!([&veth("eth0"), &bond].map(|found| takes_redirects(found, None, 1, 8)), [true, false]);
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct AttachOptions {
     pub tcx: bool,
     /// Frames of the interface begin with the IP header, as those of WireGuard, IP in IP, tun and PPP.
     pub headerless: bool,
+    /// XDP of other interfaces may send by this one, where it runs here, too. What may not tc sends.
+    pub redirects: bool,
 }
 
 const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
@@ -90,7 +92,7 @@ impl Datapath {
         self.attach_tc(egress, index, name, options)?;
         self.attach_tc(ingress, index, name, options)?;
         if attachment == Attachment::Nic && options.xdp && !options.headerless {
-            self.attach_xdp(index, name)?;
+            self.attach_xdp(index, name, options.redirects)?;
         } else {
             // Other interfaces' frames would be lost at a driver that has let go of XDP.
             self.devices.remove(&index)?;
@@ -138,11 +140,12 @@ impl Datapath {
         self.link(program, &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
     }
 
-    fn attach_xdp(&mut self, index: u32, name: &str) -> Result<()> {
+    fn attach_xdp(&mut self, index: u32, name: &str, redirects: bool) -> Result<()> {
         let hook = Hook::Xdp;
         let target = LinkTarget::Interface(index);
         match self.link(hook.program(), &link_name(hook, index), target, attach_type(hook), XDP_NATIVE, None) {
-            Ok(()) => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
+            Ok(()) if redirects => self.devices.put(&index, &abi::Device { ifindex: index, program: 0 }, 0),
+            Ok(()) => self.devices.remove(&index).map(drop),
             Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EBUSY) => {
                 warn!(interface = name, "another XDP program is attached; leaving it, tc does the work");
                 self.devices.remove(&index).map(drop)

@@ -22,11 +22,15 @@ const fn direction(hook: Hook) -> TcAttachType {
 }
 
 /// Attaches a pinned program, in place of the one that an earlier agent left there.
+///
+/// # Errors
+/// When the kernel refuses the filter, or would take it for one of the other direction.
 pub(crate) fn attach(program: &Path, hook: Hook, interface: &str) -> Result<()> {
     let failed = |reason: String| Error::Object {
         object: "tc.bpf.o",
         reason: format!("cannot attach {} to {interface}: {reason}", program.display()),
     };
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     // An existing qdisc is fine; any other failure shows when the filter is attached.
     let _ = qdisc_add_clsact(interface);
     let mut program = SchedClassifier::from_pin(program).map_err(|e| failed(e.to_string()))?;
@@ -42,7 +46,19 @@ pub(crate) fn attach(program: &Path, hook: Hook, interface: &str) -> Result<()> 
     let link = program.take_link(attached?).map_err(|e| failed(e.to_string()))?;
     // Dropping it would remove the filter, which must outlive the agent.
     forget(link);
+    if !hook.is_ingress() && was_misplaced(name, interface) {
+        return Err(failed(format!(
+            "beside a qdisc `ingress` this kernel has no place for it; `tc qdisc del dev {interface} ingress` makes room, and filters that were \
+             there work at `clsact`, too; Linux 6.6 needs neither"
+        )));
+    }
     Ok(())
+}
+
+/// Whether the filter of what leaves is one of what comes in, which is removed then. To the qdisc `ingress`, which may be there in place of `clsact`, all
+/// parents are the one that it has (`ingress_tcf_block()` in net/sched/sch_ingress.c), and the next program would take this one's place.
+fn was_misplaced(program: &str, interface: &str) -> bool {
+    qdisc_detach_program(interface, TcAttachType::Ingress, program).is_ok()
 }
 
 /// Removes the programs from an interface. Nothing to remove is no error.

@@ -11,6 +11,7 @@ use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
 use tracing::warn;
 use weir_core::kernel_features::KernelFacts;
 
@@ -82,6 +83,18 @@ pub(crate) fn uptime_seconds() -> u32 {
 pub(crate) fn driver(interface: &str) -> Option<String> {
     let driver = fs::read_link(format!("/sys/class/net/{interface}/device/driver")).ok()?;
     Some(driver.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Queues by which an interface sends; none of what has no name in sysfs.
+pub(crate) fn queues(interface: &str) -> usize {
+    let names = fs::read_dir(format!("/sys/class/net/{interface}/queues")).into_iter().flatten().flatten();
+    names.filter(|entry| entry.file_name().to_string_lossy().starts_with("tx-")).count()
+}
+
+/// CPUs that the machine may have: each sends by a queue of its own.
+pub(crate) fn cpus() -> usize {
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_CONF).ok().flatten();
+    cpus.and_then(|cpus| usize::try_from(cpus).ok()).unwrap_or(1)
 }
 
 /// Bytes that nobody foresees.

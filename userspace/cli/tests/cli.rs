@@ -293,7 +293,7 @@ fn links_are_shown_by_interface_and_cleanup_detaches_them() {
     // A network namespace for this thread, and for what it starts: its loopback is nobody else's.
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
     let mut datapath = fill(&pins);
-    let options = AttachOptions { xdp: false, tcx: true, headerless: false };
+    let options = AttachOptions { xdp: false, tcx: true, headerless: false, redirects: true };
     datapath.attach_interface(1, "lo", Attachment::Pod, options).unwrap();
     let veth = Command::new("ip").args(["link", "add", "nic", "type", "veth", "peer", "name", "far"]).status().unwrap();
     assert!(veth.success());

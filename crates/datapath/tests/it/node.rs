@@ -108,7 +108,8 @@ impl Node {
         netns.enter(|| {
             for (name, role) in [("eth0", Attachment::Nic), ("eth1", Attachment::Nic), ("pod1", Attachment::Pod)] {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                let options = AttachOptions { xdp: role == Attachment::Nic, tcx: true, headerless: false };
+                let options =
+                    AttachOptions { xdp: role == Attachment::Nic, tcx: true, headerless: false, redirects: true };
                 datapath.attach_interface(index, name, role, options).unwrap();
             }
         });

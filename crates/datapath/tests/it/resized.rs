@@ -8,7 +8,7 @@ use aya::maps::{HashMap, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, MapOp};
-use weir_datapath::{AttachOptions, Attachment, Datapath, Hook, MapStore, View};
+use weir_datapath::{Datapath, Hook, MapStore, View};
 use weir_model::UNUSED_BACKEND;
 use weir_testbed::address::CLIENT;
 
@@ -232,15 +232,4 @@ fn a_table_becomes_no_smaller_than_the_slots_that_are_in_use() {
     drop(datapath);
     let datapath = pins.open_with(&half).unwrap();
     assert_eq!(*datapath.capacity(), half, "once they are free");
-}
-
-#[test]
-fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
-    let Some(mut node) = Node::new("roles of interfaces") else { return };
-    let index = |node: &Node, name: &str| node.netns.enter(|| nix::net::if_::if_nametoindex(name)).unwrap();
-    let [eth0, eth1, pod1] = ["eth0", "eth1", "pod1"].map(|name| index(&node, name));
-    let options = AttachOptions { xdp: false, tcx: true, headerless: false };
-    node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Tunnel, options)).unwrap();
-    let roles = node.datapath.attachments().unwrap();
-    assert_eq!(roles, [(eth0, Attachment::Nic), (eth1, Attachment::Tunnel), (pod1, Attachment::Pod)].into());
 }

@@ -176,8 +176,12 @@ fn a_client_whose_port_the_endpoint_knows_already_gets_its_answer_by_this_node()
         node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &sent)).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
         let other = case.first(sent.source_socket(), case.at(ENTRY, NODE_PORT));
         let outcome = node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &other));
-        outcome.is_for(TC_REDIRECT, abi::REASON_TO_LOCAL);
-        assert_eq!(outcome.packet().source, case.ip(address::node(1)));
+        outcome.is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        let (seen, client) = (outcome.packet(), sent.source_socket());
+        assert!(seen.source == client.ip() && seen.source_socket() != client, "{seen:?}");
+        let answer = case.later(seen.destination_socket(), seen.source_socket());
+        let got = answer.clone().with_source(other.destination_socket()).with_destination(client);
+        node.send(Hook::NicOut, Device::Eth0, &answer).is(TC_UNSPEC, abi::REASON_BACK, &got);
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) fn of(
         },
         nodeport_addresses: options.service.nodeport_addresses.clone(),
         patterns: Patterns { nics: nic, pods: pod_interface, ignored: ignore_interface },
-        attach: AttachOptions { xdp: !no_xdp, tcx: !no_tcx, headerless: false },
+        attach: AttachOptions { xdp: !no_xdp, tcx: !no_tcx, headerless: false, redirects: true },
         xdp_on_veth,
         cgroup,
         capacity,

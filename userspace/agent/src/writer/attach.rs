@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use tracing::{debug, error, info, warn};
-use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp, stays};
+use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp, stays, takes_redirects};
 use weir_core::kernel_features::missing;
 use weir_datapath::AttachOptions;
 
@@ -82,10 +82,15 @@ impl Writer {
 
     fn attach_options(&self, index: u32) -> AttachOptions {
         let Settings { attach, xdp_on_veth, .. } = self.settings;
-        let found = self.interfaces.iter().find(|interface| interface.index == index);
+        let Some(found) = self.interfaces.iter().find(|interface| interface.index == index) else {
+            return AttachOptions { xdp: false, ..attach };
+        };
+        let driver = host::driver(&found.name);
+        let queues = host::queues(&found.name);
         AttachOptions {
-            xdp: attach.xdp && found.is_some_and(|i| runs_xdp(i, host::driver(&i.name).as_deref(), xdp_on_veth)),
-            headerless: found.is_some_and(|i| i.header == LinkHeader::None),
+            xdp: attach.xdp && runs_xdp(found, driver.as_deref(), xdp_on_veth),
+            headerless: found.header == LinkHeader::None,
+            redirects: takes_redirects(found, driver.as_deref(), queues, host::cpus()),
             ..attach
         }
     }

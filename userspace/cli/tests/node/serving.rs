@@ -41,7 +41,9 @@ impl Serving {
             for (name, role, xdp) in [("eth0", Attachment::Nic, true), (&*pod.host_interface(), Attachment::Pod, false)]
             {
                 let index = nix::net::if_::if_nametoindex(name).unwrap();
-                datapath.attach_interface(index, name, role, AttachOptions { xdp, tcx, headerless: false }).unwrap();
+                datapath
+                    .attach_interface(index, name, role, AttachOptions { xdp, tcx, headerless: false, redirects: true })
+                    .unwrap();
             }
         });
         Self { _cgroup: cgroup, _server: server, world }

@@ -48,7 +48,7 @@ static __u64 ticks, nanoseconds;
 
 #include "lib/ctx_tc.h"
 /* The context comes first. */
-#include "lib/nat.h"
+#include "lib/egress.h"
 
 /* ---- the other CPU ------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,48 @@
+//! Programs on interfaces: what they were attached for, and what is in their way.
+
+use weir_datapath::{AttachOptions, Attachment};
+
+use crate::node::Node;
+
+const OPTIONS: AttachOptions = AttachOptions { xdp: false, tcx: true, headerless: false, redirects: true };
+
+impl Node {
+    fn index_of(&self, interface: &str) -> u32 {
+        self.netns.enter(|| nix::net::if_::if_nametoindex(interface)).unwrap()
+    }
+
+    fn tc(&self, arguments: &str) -> String {
+        let output = self.netns.command("tc").args(arguments.split(' ')).output().unwrap();
+        assert!(output.status.success(), "tc {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+#[test]
+fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
+    let Some(mut node) = Node::new("roles of interfaces") else { return };
+    let [eth0, eth1, pod1] = ["eth0", "eth1", "pod1"].map(|name| node.index_of(name));
+    node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Tunnel, OPTIONS)).unwrap();
+    let roles = node.datapath.attachments().unwrap();
+    assert_eq!(roles, [(eth0, Attachment::Nic), (eth1, Attachment::Tunnel), (pod1, Attachment::Pod)].into());
+}
+
+/// As of a CNI that limits what pods may send. All filters there are of what comes in, whatever they are said to be.
+#[test]
+fn a_qdisc_of_what_comes_in_alone_is_told_of_where_there_are_no_links_and_no_answer_is_taken_for_a_question() {
+    let Some(mut node) = Node::new("an interface with a qdisc `ingress`") else { return };
+    let eth2 = node.index_of("eth2");
+    let options = AttachOptions { tcx: false, ..OPTIONS };
+    node.tc("qdisc add dev eth2 ingress");
+    let told = node.netns.enter(|| node.datapath.attach_interface(eth2, "eth2", Attachment::Pod, options));
+    let told = told.unwrap_err().to_string();
+    assert!(told.contains("weir_pod_out") && told.contains("tc qdisc del dev eth2 ingress"), "{told}");
+    assert_eq!(node.tc("filter show dev eth2 ingress"), "");
+
+    node.tc("qdisc del dev eth2 ingress");
+    node.netns.enter(|| node.datapath.attach_interface(eth2, "eth2", Attachment::Pod, options)).unwrap();
+    for (direction, program) in [("ingress", "weir_pod_in"), ("egress", "weir_pod_out")] {
+        let filters = node.tc(&format!("filter show dev eth2 {direction}"));
+        assert!(filters.contains(program), "{direction}: {filters}");
+    }
+}
