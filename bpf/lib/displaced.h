@@ -105,7 +105,7 @@ static __always_inline __u32 displaced_backend(__u64 entry)
 	return entry >> DISPLACED_BACKEND & DISPLACED_BACKENDS;
 }
 
-/* The source port (BE) of a connection to a backend, or 0: there was another backend, or it kept its client's. */
+/* The source port (BE) of a connection to a backend, or 0: there was another backend, or it had its client's. */
 static __always_inline __be16 displaced_port(__u64 entry, __u32 backend)
 {
 	return displaced_backend(entry) == backend ? bpf_htons((__u16)entry) : 0;

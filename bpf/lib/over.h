@@ -207,11 +207,15 @@ static __always_inline bool is_still_ours(const struct packet *p, const struct r
 	       !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
-/* Whether a SYN-ACK answers a SYN that has gone to another backend since, in a flood, where nothing was left to note that at. */
+/*
+ * Whether a SYN-ACK answers a SYN that has gone to another backend since, or there from another port, in a flood, where nothing was left to note that
+ * at.
+ */
 static __always_inline bool was_left(const struct packet *p, const struct reply *reply, const struct flow *flow,
 				     __be16 port)
 {
-	return p->syn_ack && !port && flow && flow->backend != reply->backend &&
+	return p->syn_ack && !(reply->flags & FLOW_SNAT) && flow &&
+	       (flow->backend != reply->backend || flow->snat_port != port) &&
 	       !is_idle(now_ticks(), reply->last_seen, MOVED_IDLE) &&
 	       (reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING;
 }

@@ -24,9 +24,9 @@
 #define SNAT_PROBES_KEPT 256
 /* The first so many of them are not taken from flows that have ended only just now, nor from those that keep theirs. */
 #define SNAT_CHOICE 16
-/* Ports that are tried for a flow that keeps its client's address alone. Most of them are none that flows in a node's name may have. */
+/* Ports that are tried for a flow that keeps its client's address alone; after so many also those of flows that begin. */
 #define OTHER_PORTS 64
-#define OTHER_PORTS_APART 56
+#define OTHER_PORTS_FREE 56
 /* Ports below are for who may have them: some servers trust such clients. */
 #define FIRST_OTHER_PORT 1024
 /* Tried for a connection that is met in its middle: its endpoint will reset it most likely. */
@@ -260,16 +260,15 @@ static __always_inline bool snat_keeps_client(const struct snat_search *search)
 
 /*
  * The port (BE) of a round for a flow that keeps its client's address, or 0: not this one. The hash decides, so that a connection which no table knows
- * any more gets it again. Not one that nodes give out: the client may be one, and the endpoint talk to a client of its there.
+ * any more gets it again. None that nodes give out: the client may be one, and the endpoint talk to a client of its there. Node ports, at least, are
+ * none of these.
  */
 static __always_inline __be16 other_port(const struct snat_search *search, __u32 round)
 {
-	const __u16 spread = search->hash + round * (__u16)(GOLDEN_RATIO >> 48);
+	const __u32 spread = (__u16)(search->hash + round * (__u16)(GOLDEN_RATIO >> 48));
 	const __u32 number = FIRST_OTHER_PORT + (spread * (0x10000 - FIRST_OTHER_PORT) >> 16);
 
-	if (round < OTHER_PORTS_APART && is_given_out(number))
-		return 0;
-	return bpf_htons(number) == search->reply.client_port ? 0 : bpf_htons(number);
+	return is_given_out(number) || bpf_htons(number) == search->reply.client_port ? 0 : bpf_htons(number);
 }
 
 /* Whether a search is for a connection that is met in its middle. */
@@ -285,8 +284,11 @@ static __always_inline enum claim snat_claim(__u32 round, const struct snat_sear
 
 	if (!round && keeps)
 		return CLAIM_ONLY | CLAIM_AGAIN;
-	if (search->backend->proto == IPPROTO_SCTP || snat_keeps_client(search))
+	if (search->backend->proto == IPPROTO_SCTP)
 		return CLAIM_ONLY;
+	/* Somebody in the client's name may have begun flows from nearly all of them. */
+	if (snat_keeps_client(search))
+		return round < OTHER_PORTS_FREE ? CLAIM_ONLY : CLAIM_ANY;
 	if (snat_is_mid_flow(search))
 		return CLAIM_FREE;
 	if (round < SNAT_CHOICE + keeps)

@@ -21,14 +21,14 @@ static __always_inline int flow_by_hash(const struct packet *p, const struct flo
 	return 0;
 }
 
-/* Whether a backend's answer to an earlier SYN between the same ports is still awaited. */
+/* Whether a backend's answer to an earlier SYN between the same ports is still awaited, at a port that it was to go to. */
 static __always_inline bool is_awaited_from(const struct backend *backend, __u32 id, const struct packet *p,
-					    const bool v6)
+					    __be16 port, const bool v6)
 {
 	const struct reply *reply;
 	union flow_key key;
 
-	reply_key(&key, backend, &p->src, p->sport, v6);
+	reply_key(&key, backend, &p->src, port, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
 	return reply && awaits_answer(reply, p, id, backend->generation, v6);
 }
@@ -47,7 +47,7 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
 	    !is_in_ranges(request->kind, request->service, &request->client))
 		return 0;
-	if (p->syn && !is_awaited_from(backend, id, p, v6))
+	if (p->syn && !is_awaited_from(backend, id, p, displaced_port(entry, id) ?: p->sport, v6))
 		return 0;
 	if (!take(request, id))
 		return 0;

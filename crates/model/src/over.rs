@@ -104,10 +104,11 @@ impl Model {
         if p.syn_ack && flow.is_none() && awaits && !self.now.is_idle(reply.last_seen, abi::OPENING_IDLE) {
             return false;
         }
-        // To a SYN that has gone to another backend in a flood, where nothing was left to note that at.
-        let elsewhere = flow.as_ref().is_some_and(|flow| flow.backend != reply.backend);
+        // To a SYN that has gone to another backend in a flood, or there from another port, where nothing was left to note that at.
+        let left = |flow: &Flow| flow.backend != reply.backend || flow.source_port() != port;
+        let elsewhere = !reply.snat && flow.as_ref().is_some_and(left);
         let is_late = p.syn_ack && reply.opening && !reply.replied && !self.now.is_idle(reply.last_seen, MOVED_IDLE);
-        if elsewhere && is_late && port.is_none() {
+        if elsewhere && is_late {
             self.tables.replies.put(stage, key, Reply { moved: true, ..reply });
             return false;
         }

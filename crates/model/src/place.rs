@@ -21,9 +21,9 @@ const PROBES_PRESSED: usize = 32;
 const PROBES_KEPT: usize = 256;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
-/// Ports that are tried for a flow that keeps its client's address alone, and how many of them are none that nodes give out.
+/// Ports that are tried for a flow that keeps its client's address alone; after so many also those of flows that begin.
 const OTHER_PORTS: u32 = 64;
-const OTHER_PORTS_APART: u32 = 56;
+const OTHER_PORTS_FREE: u32 = 56;
 const FIRST_OTHER_PORT: u32 = 1024;
 
 /// What became of the entry for a new flow's answers.
@@ -93,12 +93,13 @@ impl Model {
             let spread = (spread + u64::from(round) * 0x9e37) & u64::from(u16::MAX);
             let port = u16::try_from(least + ((spread * (0x1_0000 - least)) >> 16)).ok()?;
             let is_given_out = self.control.port_from(port) == Some(port);
-            if port == p.sport || (round < OTHER_PORTS_APART && is_given_out) {
+            if port == p.sport || is_given_out {
                 continue;
             }
+            let claim = if round < OTHER_PORTS_FREE { Claim::Only } else { Claim::Any };
             let key = reply_key(p, backend, End { addr: p.src, port });
             if let Some((_, old)) = self.tables.replies.find(&key) {
-                if !self.is_over(&key, &old, old.source_port(port), Claim::Only) {
+                if !self.is_over(&key, &old, old.source_port(port), claim) {
                     continue;
                 }
                 self.tables.replies.forget_all(&key);

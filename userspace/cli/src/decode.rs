@@ -350,7 +350,7 @@ mod tests {
             frontend(&dump.frontends[3].0, &dump.frontends[3].1).0.to_string(),
         ];
         insta::assert_snapshot!(texts.join("\n"), @r"
-        internal={spill=6554 local=backend:1 remote=line:4} external={spill=0 local=backend:1 remote=<none>} shortCircuit={spill=6554 local=backend:1 remote=line:4} endpoints=3 flags=used|source_ranges affinityTicks=42187
+        internal={spill=6554 local=backend:1 remote=line:4} external={spill=0 local=backend:1 remote=<none>} shortCircuit={spill=6554 local=backend:1 remote=line:4} endpoints=3 flags=used|source_ranges affinityTicks=10546
         address=10.244.1.5:8080 protocol=TCP flags=used|local generation=3 service=1 node=1
         address=10.244.3.1:8080 protocol=TCP flags=<none> generation=4 service=1 node=2
         [backend:2<=0x7fffffff backend:3<=0xffffffff]

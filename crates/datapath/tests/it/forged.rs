@@ -8,7 +8,7 @@ use weir_testbed::address;
 use weir_testbed::packet::Packet;
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
-use crate::node::{Device, Node, SNAT_PORTS, TC_UNSPEC, XDP_PASS, web};
+use crate::node::{Device, Node, SNAT_PORTS, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 use crate::talk::{Talk, WAYS, each_way};
 use crate::tcp_state::{LINGER, begins_anew, client_sends, endpoint_sends, establish, pass};
 
@@ -153,5 +153,11 @@ fn who_sends_in_another_nodes_name_from_a_port_that_nodes_give_out_does_not_get_
         let process = case.first(case.at(address::node(2), SNAT_PORTS.1 + 1), case.at(CLUSTER_IP, PORT));
         let outcome = node.send(Hook::NicIn, Device::Eth0, &process);
         assert_eq!(outcome.packet().source_socket(), process.source_socket(), "{case:?}");
+    }
+    // Where nodes give out all of them there is none for it.
+    node.configure((1024, u16::MAX), true);
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
+        let forged = case.first(case.at(address::node(2), SNAT_PORTS.1 + 2), case.at(CLUSTER_IP, PORT));
+        node.send(Hook::NicIn, Device::Eth0, &forged).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
     }
 }

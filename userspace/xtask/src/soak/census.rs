@@ -98,7 +98,7 @@ impl Held {
             let is_there = generations.get(&entry.flow.backend) == Some(&entry.flow.generation);
             if is_there && limits.is_open(entry.protocol, &entry.flow, tick) {
                 held.flows += 1;
-                held.source_ports += usize::from(entry.flow.snat_port.get() != 0);
+                held.source_ports += usize::from(entry.flow.flags & abi::FLOW_SNAT != 0);
             }
         }
         Ok(held)
