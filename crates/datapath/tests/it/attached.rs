@@ -24,6 +24,10 @@ fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
     let [eth0, eth1, pod1] = ["eth0", "eth1", "pod1"].map(|name| node.index_of(name));
     node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Tunnel, OPTIONS)).unwrap();
     let roles = node.datapath.attachments().unwrap();
+    if node.datapath.lacks_tcx() {
+        assert!(roles.is_empty(), "filters in place of links tell of none: {roles:?}");
+        return;
+    }
     assert_eq!(roles, [(eth0, Attachment::Nic), (eth1, Attachment::Tunnel), (pod1, Attachment::Pod)].into());
 }
 
