@@ -111,8 +111,8 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 }
 
 /*
- * Writes both entries of a new flow with FLOW_SNAT, or of one that gets another port with its client's address. Returns 0, -REASON_FIRST_SYN, -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE,
- * -REASON_BROKEN_TABLE, or -REASON_NO_ROUTE on a node without an address of the family.
+ * Writes both entries of a new flow with FLOW_SNAT, or of one that gets another port with its client's address. Returns 0, -REASON_FIRST_SYN,
+ * -REASON_SNAT_EXHAUSTED, -REASON_FLOW_TABLE, -REASON_BROKEN_TABLE, or -REASON_NO_ROUTE on a node without an address of the family.
  */
 static __always_inline int flow_open_snat(const struct packet *p, struct flow *flow, const bool v6)
 {

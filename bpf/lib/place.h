@@ -181,7 +181,8 @@ static __always_inline bool is_given_out(__u32 port)
 
 /*
  * Whether a packet comes from another node, by a port that nodes give out, and not to processes of their own: an endpoint here may be talking there
- * to one of that node's clients, of whom nothing is known here, and whoever sends this in the node's name would have that translated. A function of its own, for the stack's sake.
+ * to one of that node's clients, of whom nothing is known here, and whoever sends this in the node's name would have that translated. A function of
+ * its own, for the stack's sake.
  */
 __noinline int is_from_nodes_port(const struct packet *p)
 {
