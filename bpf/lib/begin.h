@@ -11,6 +11,7 @@
 #include "pace.h"
 #include "place.h"
 #include "recall.h"
+#include "source_port.h"
 #include "step.h"
 #include "tunnel.h"
 
