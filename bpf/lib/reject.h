@@ -46,7 +46,7 @@ static __always_inline __u64 pseudo_sum(const struct packet *p, __u8 proto, __u1
 }
 
 /* Writes an IP header from the packet's destination to its source. Returns as ip_store. */
-static __always_inline long store_ip(ctx_t *ctx, const struct packet *p, __u8 proto, __u16 payload, const bool v6)
+static __always_inline long answer_ip(ctx_t *ctx, const struct packet *p, __u8 proto, __u16 payload, const bool v6)
 {
 	return ip_store(ctx, p->l3, &p->dst, &p->src, (struct new_ip){ .proto = proto, .payload = payload }, v6);
 }
@@ -142,7 +142,7 @@ static __always_inline long reject_tcp(ctx_t *ctx, const struct packet *p, const
 		reset.check = ~csum_fold(sum + csum_words(&reset, sizeof(reset)));
 	}
 	error = error ?: bpf_skb_change_tail(ctx, l4 + sizeof(reset), 0);
-	error = error ?: store_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
+	error = error ?: answer_ip(ctx, p, IPPROTO_TCP, sizeof(reset), v6);
 	error = error ?: ctx_store(ctx, l4, &reset, sizeof(reset));
 	return error ?: turn_around(ctx, p);
 }
@@ -194,7 +194,7 @@ static __always_inline long answer_error(ctx_t *ctx, const struct packet *p, str
 	icmp.checksum = ~csum_fold(sum);
 	error = bpf_skb_change_tail(ctx, p->l3 + quoted, 0);
 	error = error ?: bpf_skb_adjust_room(ctx, header + sizeof(icmp), BPF_ADJ_ROOM_MAC, 0);
-	error = error ?: store_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
+	error = error ?: answer_ip(ctx, p, v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, payload, v6);
 	error = error ?: ctx_store(ctx, p->l3 + header, &icmp, sizeof(icmp));
 	return error ?: turn_around(ctx, p);
 }

@@ -6,6 +6,7 @@ mod attach;
 mod capabilities;
 mod clock;
 mod clsact;
+mod constants;
 mod counters;
 mod error;
 mod filter;

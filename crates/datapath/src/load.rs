@@ -14,7 +14,7 @@ use weir_core::source_ports::PortSet;
 
 use crate::attach::program_count;
 use crate::capabilities;
-use crate::clock::tick_clock;
+use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::flow_table;
@@ -337,13 +337,10 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
 
 /// Loads the programs, keeps them, and fills the maps of another size from those that they replace. Returns where they are kept.
 fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) -> Result<PathBuf> {
+    let [sets, flows] = ["openings4", "flows4"].map(|name| spec(name).entries(capacity).unwrap_or_default());
+    let constants = Constants::new(sets, flows)?;
     let mut loader = objects::loader();
-    let sets = spec("openings4").entries(capacity).unwrap_or_default();
-    let beside_tcp = room_beside_tcp(spec("flows4").entries(capacity).unwrap_or_default());
-    loader.override_global("opening_sets", &sets, false);
-    loader.override_global("room_beside_tcp", &beside_tcp, false);
-    let tick_shift = tick_clock()?.shift();
-    loader.override_global("tick_shift", &tick_shift, false);
+    constants.set(&mut loader);
     for spec in MAPS {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         if let Some(entries) = spec.entries(capacity) {
@@ -365,13 +362,6 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     // takes the filter as it is.
     GoingFilter::forget(pins)?;
     kept::keep(pins, &programs)
-}
-
-/// Of a table of flows that go on, so many entries each CPU may fill with others than TCP's until these are idle: half of it is for
-/// connections, which must not be lost.
-pub(crate) fn room_beside_tcp(flows: u32) -> u32 {
-    let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
-    (flows / 2 / cpus).max(1)
 }
 
 /// Those tables of flows that are replaced.

@@ -22,9 +22,10 @@ const PROBES_KEPT: usize = 256;
 /// The first so many are not taken from flows that have ended only just now.
 const CHOICE: usize = 16;
 /// Ports that are tried for a flow that keeps its client's address alone; after so many also those of flows that begin.
-const OTHER_PORTS: u32 = 64;
-const OTHER_PORTS_FREE: u32 = 56;
-const FIRST_OTHER_PORT: u32 = 1024;
+const OTHER_PORTS: usize = 64;
+const OTHER_PORTS_FREE: usize = 56;
+/// The least of them.
+const FIRST_OTHER_PORT: u64 = 1024;
 
 /// What became of the entry for a new flow's answers.
 pub(crate) enum Stored {
@@ -86,12 +87,12 @@ impl Model {
         let (src, dst) = (ip_of(p.family, p.src), ip_of(p.family, p.dst));
         let hash = select::flow_hash(self.config.hash_seed, src, dst, p.sport, p.dport, p.protocol) >> 48;
         for round in 0..OTHER_PORTS {
-            if round >= u32::try_from(PROBES_PRESSED).unwrap_or_default() && self.is_pressed(backend) {
+            if round >= PROBES_PRESSED && self.is_pressed(backend) {
                 return None;
             }
-            let [spread, least] = [hash, FIRST_OTHER_PORT.into()];
-            let spread = (spread + u64::from(round) * 0x9e37) & u64::from(u16::MAX);
-            let port = u16::try_from(least + ((spread * (0x1_0000 - least)) >> 16)).ok()?;
+            let spread = (hash + round as u64 * 0x9e37) & u64::from(u16::MAX);
+            let port = FIRST_OTHER_PORT + ((spread * (0x1_0000 - FIRST_OTHER_PORT)) >> 16);
+            let port = u16::try_from(port).ok()?;
             let is_given_out = self.control.port_from(port) == Some(port);
             if port == p.sport || is_given_out {
                 continue;

@@ -9,12 +9,11 @@ use aya::programs::ProgramFd;
 use aya_obj::generated::bpf_map_type;
 use weir_abi::{self as abi, Hook};
 
-use crate::clock::tick_clock;
+use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::flow_key::{Client, FlowKey, Kept};
 use crate::flow_table::FlowTable;
 use crate::layout::{MAPS, spec};
-use crate::load::room_beside_tcp;
 use crate::map::{Mapped, Pod, Table};
 use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
@@ -62,14 +61,11 @@ impl Private {
     /// No pins, a missing right, or a kernel that refuses the program.
     pub(super) fn load(pins: &PinDir, hook: Hook) -> Result<(Self, ProgramFd)> {
         let wanted = if hook == Hook::Xdp { &XDP } else { &TC };
-        let mut loader = objects::loader();
         let (_, sets) = pins.open_map(&spec("openings4"), READ_ONLY)?;
         let (_, flows) = pins.open_map(&spec("flows4"), READ_ONLY)?;
-        let beside_tcp = room_beside_tcp(flows);
-        loader.override_global("opening_sets", &sets, false);
-        loader.override_global("room_beside_tcp", &beside_tcp, false);
-        let tick_shift = tick_clock()?.shift();
-        loader.override_global("tick_shift", &tick_shift, false);
+        let constants = Constants::new(sets, flows)?;
+        let mut loader = objects::loader();
+        constants.set(&mut loader);
         for spec in MAPS {
             let (_, entries) = pins.open_map(&spec, READ_ONLY)?;
             match (WRITTEN.contains(&spec.name), WRITTEN_BY_SLOT.contains(&spec.name)) {

@@ -50,3 +50,20 @@ fn a_qdisc_of_what_comes_in_alone_is_told_of_where_there_are_no_links_and_no_ans
         assert!(filters.contains(program), "{direction}: {filters}");
     }
 }
+
+/// What it cannot take it would lose, and nobody would count that.
+#[test]
+fn xdp_of_other_interfaces_sends_by_one_only_where_that_may_take_it() {
+    let Some(mut node) = Node::new("interfaces that XDP sends by") else { return };
+    let eth1 = node.index_of("eth1");
+    let is_device = |node: &Node| {
+        let devices = node.view.raw("devices").unwrap().unwrap();
+        devices.iter().any(|(index, _)| index[..] == eth1.to_ne_bytes())
+    };
+    assert!(is_device(&node));
+    for redirects in [false, true] {
+        let options = AttachOptions { xdp: true, redirects, ..OPTIONS };
+        node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Nic, options)).unwrap();
+        assert_eq!(is_device(&node), redirects);
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
 use std::time::Duration;
 
 use weir_testbed::ask::PATIENCE;
@@ -31,20 +32,20 @@ impl<'a> Policy<'a> {
         let (client, pod, port) = (address::CLIENT.like(pod).to_string(), pod.to_string(), PORT.to_string());
         let rule = ["-p", "udp", "-s", &client, "-d", &pod, "--dport", &port, "-j", "DROP"].map(str::to_owned);
         let policy = Self { cluster, program, rule };
-        policy.run("-I");
+        let status = policy.command("-I").args(&policy.rule).status();
+        assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{program} -I: {status:?}");
         policy
     }
 
-    fn run(&self, what: &str) {
+    fn command(&self, what: &str) -> Command {
         let mut command = self.cluster.world.node(1).netns().command(self.program);
-        let status = command.args(["-w", what, "FORWARD"]).args(&self.rule).status();
-        assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{} {what}: {status:?}", self.program);
+        command.args(["-w", what, "FORWARD"]);
+        command
     }
 
     /// Packets that they have dropped.
     fn dropped(&self) -> String {
-        let mut command = self.cluster.world.node(1).netns().command(self.program);
-        let listed = command.args(["-w", "-nvxL", "FORWARD"]).output().unwrap().stdout;
+        let listed = self.command("-nvxL").output().unwrap().stdout;
         let listed = String::from_utf8_lossy(&listed).into_owned();
         let line = listed.lines().find(|line| line.contains(&format!("dpt:{PORT}"))).unwrap_or_default();
         line.split_whitespace().next().unwrap_or_default().to_owned()
@@ -53,8 +54,7 @@ impl<'a> Policy<'a> {
 
 impl Drop for Policy<'_> {
     fn drop(&mut self) {
-        let mut command = self.cluster.world.node(1).netns().command(self.program);
-        let _ = command.args(["-w", "-D", "FORWARD"]).args(&self.rule).status();
+        let _ = self.command("-D").args(&self.rule).status();
     }
 }
 

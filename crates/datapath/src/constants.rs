@@ -1,0 +1,35 @@
+//! What programs have as constants, and only the loader knows.
+
+use aya::EbpfLoader;
+
+use crate::clock::tick_clock;
+use crate::error::Result;
+
+/// By their names in `bpf/lib`.
+#[derive(Debug)]
+pub(crate) struct Constants {
+    opening_sets: u32,
+    room_beside_tcp: u32,
+    tick_shift: u32,
+}
+
+impl Constants {
+    /// For so many sets of flows that begin, and entries of a table of those that go on. Of these each CPU may fill so many with others than TCP's until
+    /// they are idle that half of the table is for connections, which must not be lost.
+    ///
+    /// # Errors
+    /// When the kernel does not tell how long a jiffy is.
+    pub(crate) fn new(opening_sets: u32, flows: u32) -> Result<Self> {
+        let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
+        let room_beside_tcp = (flows / 2 / cpus).max(1);
+        Ok(Self { opening_sets, room_beside_tcp, tick_shift: tick_clock()?.shift() })
+    }
+
+    /// Has all objects of a loader have them. One that does not use a constant lacks it.
+    pub(crate) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        let Self { opening_sets, room_beside_tcp, tick_shift } = self;
+        loader.override_global("opening_sets", opening_sets, false);
+        loader.override_global("room_beside_tcp", room_beside_tcp, false);
+        loader.override_global("tick_shift", tick_shift, false);
+    }
+}
