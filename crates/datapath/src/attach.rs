@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use aya_obj::generated::{bpf_attach_type, bpf_link_info};
+use aya_obj::generated::{BPF_F_BEFORE, bpf_attach_type, bpf_link_info};
 use tracing::{debug, info, warn};
 use weir_abi::{self as abi, Hook};
 use weir_core::interfaces::Attachment;
@@ -20,6 +20,9 @@ use crate::sys::{self, LinkTarget};
 
 /// In native mode or not at all: generic XDP is slower than tc.
 const XDP_NATIVE: u32 = 1 << 2;
+
+/// At a TCX hook before all that is there: programs of others may accept a packet for good (`TC_ACT_OK`), and nothing behind them sees it.
+const TCX_FIRST: u32 = BPF_F_BEFORE;
 
 /// How the kernel calls a hook.
 const fn attach_type(hook: Hook) -> bpf_attach_type {
@@ -137,7 +140,7 @@ impl Datapath {
     fn attach_tcx(&mut self, hook: Hook, program: &str, index: u32) -> Result<()> {
         let (pin, target) = (link_name(hook, index), LinkTarget::Interface(index));
         let former = pinned_link(&self.pins.former_links().join(&pin), target)?;
-        self.link(program, &pin, target, attach_type(hook), 0, former.as_ref().map(AsFd::as_fd))
+        self.link(program, &pin, target, attach_type(hook), TCX_FIRST, former.as_ref().map(AsFd::as_fd))
     }
 
     fn attach_xdp(&mut self, index: u32, name: &str, redirects: bool) -> Result<()> {

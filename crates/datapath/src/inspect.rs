@@ -27,13 +27,13 @@ const SMALL: Capacity = Capacity {
     held_pieces: 0,
 };
 
-/// A program at an interface.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+/// Names of the programs at an interface, as far as the kernel keeps them, in the order in which they run.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Attached {
-    /// `tcx ingress` or `tcx egress`.
-    pub at: &'static str,
-    /// Its name, as far as the kernel keeps it.
-    pub name: String,
+    /// Those of what comes in.
+    pub ingress: Vec<String>,
+    /// Those of what leaves.
+    pub egress: Vec<String>,
 }
 
 /// Names of the capabilities that this process lacks to load and attach programs, joined; empty if it has all.
@@ -75,25 +75,20 @@ pub fn check_programs() -> Result<usize> {
 ///
 /// # Errors
 /// [`Error::Capability`] without that, and when the kernel does not tell for another reason.
-pub fn attached_programs(interface: &str) -> Result<Vec<Attached>> {
-    let mut all = Vec::new();
-    for (at, direction) in [("tcx ingress", TcAttachType::Ingress), ("tcx egress", TcAttachType::Egress)] {
-        let found = match SchedClassifier::query_tcx(interface, direction) {
-            Ok((_, found)) => found,
-            // The kernel does not know the question.
-            Err(error) if says(&error, libc::EINVAL) => Vec::new(),
-            Err(error) if says(&error, libc::EPERM) => {
-                return Err(Error::Capability { action: format!("cannot list the programs at {interface}") });
-            }
-            Err(error) => {
-                let action = format!("cannot list the programs at {interface}: {error}");
-                return Err(Error::Object { object: "the interface", reason: action });
-            }
-        };
-        let named = found.iter().map(|info| Attached { at, name: String::from_utf8_lossy(info.name()).into_owned() });
-        all.extend(named);
-    }
-    Ok(all)
+pub fn attached_programs(interface: &str) -> Result<Attached> {
+    let listed = |direction| match SchedClassifier::query_tcx(interface, direction) {
+        Ok((_, found)) => Ok(found.iter().map(|info| String::from_utf8_lossy(info.name()).into_owned()).collect()),
+        // The kernel does not know the question.
+        Err(error) if says(&error, libc::EINVAL) => Ok(Vec::new()),
+        Err(error) if says(&error, libc::EPERM) => {
+            Err(Error::Capability { action: format!("cannot list the programs at {interface}") })
+        }
+        Err(error) => {
+            let action = format!("cannot list the programs at {interface}: {error}");
+            Err(Error::Object { object: "the interface", reason: action })
+        }
+    };
+    Ok(Attached { ingress: listed(TcAttachType::Ingress)?, egress: listed(TcAttachType::Egress)? })
 }
 
 /// Whether an error goes back to one of the kernel.

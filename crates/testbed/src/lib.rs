@@ -34,9 +34,9 @@ pub mod serve;
 mod tap;
 mod transmit;
 mod udp;
+mod verdict;
 pub mod wait;
 pub mod world;
-mod xdp;
 
 pub use apiserver::{Admission, ApiServer};
 pub use capture::Capture;
@@ -49,6 +49,7 @@ pub use node::{Node, Pod};
 pub use pristine::Pristine;
 pub use process::Process;
 pub use transmit::transmit;
+pub use verdict::Accept;
 pub use world::World;
 
 /// True when this process is root. Otherwise says on stderr that `what` is skipped, and why, and returns false.

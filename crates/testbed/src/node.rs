@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::address::{self, Pair};
 use crate::delay::DelayLink;
 use crate::netns::Netns;
-use crate::xdp::Pass;
+use crate::verdict::Pass;
 use crate::{Error, Result};
 
 /// Name of a node's NIC.

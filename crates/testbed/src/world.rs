@@ -27,7 +27,7 @@ use crate::cgroup::is_alive;
 use crate::delay::DelayLink;
 use crate::netns::{self, Netns};
 use crate::node::{self, NIC, Node, POD_BRIDGE, Pod, Uplink, no_address_detection};
-use crate::xdp::Pass;
+use crate::verdict::Pass;
 use crate::{Error, Result, ip, wait};
 
 /// How long a new world may take until every address answers.

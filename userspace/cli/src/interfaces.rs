@@ -8,7 +8,8 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMe
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
 use nix::net::if_::if_nametoindex;
-use rtnetlink::{Handle, RouteMessageBuilder, new_connection};
+use rtnetlink::{Handle, RouteMessageBuilder, TrafficFilterGetRequest, new_connection};
+use weir_datapath::Attached;
 
 /// How an XDP program runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -106,20 +107,26 @@ fn way(route: &RouteMessage) -> Way {
     leaves.map_or(Way::Nowhere, Way::Behind)
 }
 
-/// Names of the BPF programs in clsact filters of an interface, in either direction.
-pub(crate) fn filters(index: u32) -> Result<Vec<String>> {
+/// The BPF programs in clsact filters of an interface.
+pub(crate) fn filters(index: u32) -> Result<Attached> {
     let index = i32::try_from(index).context("the kernel numbers interfaces with 31 bits")?;
     ask(async |handle| {
-        let mut names = Vec::new();
-        for request in [handle.traffic_filter(index).get().ingress(), handle.traffic_filter(index).get().egress()] {
+        let listed = async |request: TrafficFilterGetRequest| {
             // Without a clsact qdisc there are none, and the kernel calls that an error.
-            let filters: Vec<_> = request.execute().try_collect().await.unwrap_or_default();
-            names.extend(filters.iter().flat_map(program_names));
-        }
-        names.sort();
-        names.dedup();
-        Ok(names)
+            let mut filters: Vec<_> = request.execute().try_collect().await.unwrap_or_default();
+            filters.sort_by_key(priority);
+            filters.iter().flat_map(program_names).collect()
+        };
+        Ok(Attached {
+            ingress: listed(handle.traffic_filter(index).get().ingress()).await,
+            egress: listed(handle.traffic_filter(index).get().egress()).await,
+        })
     })
+}
+
+/// Filters run in this order; those of the same priority as they are listed. It is above the protocol (`TC_H_MAJ` of `tcm_info`).
+fn priority(filter: &TcMessage) -> u32 {
+    filter.header.info >> 16
 }
 
 fn program_names(filter: &TcMessage) -> Vec<String> {
@@ -174,7 +181,7 @@ mod tests {
         let loopback = all.iter().find(|interface| interface.loopback).unwrap();
         assert_eq!((loopback.name.as_str(), loopback.xdp), ("lo", None));
         assert_eq!(way_to("127.0.0.1".parse().unwrap()).unwrap(), Way::Here);
-        assert_eq!(filters(loopback.index).unwrap(), Vec::<String>::new());
+        assert_eq!(filters(loopback.index).unwrap(), Attached::default());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Programs on interfaces: what they were attached for, and what is in their way.
 
-use weir_datapath::{AttachOptions, Attachment};
+use weir_datapath::{AttachOptions, Attachment, attached_programs};
+use weir_testbed::Accept;
 
 use crate::node::Node;
 
@@ -29,6 +30,23 @@ fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
         return;
     }
     assert_eq!(roles, [(eth0, Attachment::Nic), (eth1, Attachment::Tunnel), (pod1, Attachment::Pod)].into());
+}
+
+/// What a CNI's program accepts for good nobody behind it sees.
+#[test]
+fn programs_run_before_those_of_others_whoever_came_first() {
+    let Some(mut node) = Node::new("programs before those of others") else { return };
+    if node.datapath.lacks_tcx() {
+        eprintln!("SKIPPED: programs before those of others: no tcx before Linux 6.6");
+        return;
+    }
+    let eth2 = node.index_of("eth2");
+    let _before = Accept::last(&node.netns, "eth2").unwrap();
+    node.netns.enter(|| node.datapath.attach_interface(eth2, "eth2", Attachment::Pod, OPTIONS)).unwrap();
+    let _behind = Accept::last(&node.netns, "eth2").unwrap();
+    let listed = node.netns.enter(|| attached_programs("eth2")).unwrap();
+    let expected = |ours: &str| [ours, Accept::PROGRAM, Accept::PROGRAM].map(str::to_owned).to_vec();
+    assert_eq!((listed.ingress, listed.egress), (expected("weir_pod_in"), expected("weir_pod_out")));
 }
 
 /// As of a CNI that limits what pods may send. All filters there are of what comes in, whatever they are said to be.

@@ -18,6 +18,7 @@ mod metrics_server;
 mod network_policies;
 mod news;
 mod node_ports;
+mod other_programs;
 mod out_of_window;
 mod overlay;
 mod page;

@@ -9,14 +9,14 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use weir_abi as abi;
 use weir_core::ops::Dump;
 use weir_datapath::{
-    Error, PinDir, View, attached_programs, check_programs, missing_capabilities, program_name, size_option,
+    Attached, Error, PinDir, View, attached_programs, check_programs, missing_capabilities, program_name, size_option,
 };
 
 use super::fix::Site;
 use super::mesh::AgentFacts;
 use super::network::NetworkFacts;
 use super::node::NodeFacts;
-use super::proxies::{Hidden, ProxyFacts};
+use super::proxies::{Foreign, Hidden, ProxyFacts, others};
 use super::tables::{Fill, MapFacts, TableFacts};
 use crate::agent;
 use crate::interfaces::{self, Interface};
@@ -71,7 +71,12 @@ impl Facts {
                 in_pod: site.is_pod(),
                 beside: config.is_some_and(|config| config.flags & abi::CONFIG_BESIDE != 0),
             },
-            network: NetworkFacts { reverse_path: reverse_path(&interfaces), interfaces, links: links.clone() },
+            network: NetworkFacts {
+                reverse_path: reverse_path(&interfaces),
+                not_forwarding: not_forwarding(&interfaces),
+                interfaces,
+                links: links.clone(),
+            },
             tables: TableFacts {
                 pin_dir: pins.root().to_owned(),
                 ours: abi::ABI_VERSION,
@@ -146,29 +151,46 @@ fn reverse_path(interfaces: &[Interface]) -> BTreeMap<String, u64> {
     interfaces.iter().filter_map(|one| Some((one.name.clone(), read(&one.name)?.max(all)))).collect()
 }
 
-/// Programs at our interfaces that are not ours, with the interface's name before each; and why some cannot be listed.
-fn foreign(interfaces: &[Interface], links: &[String]) -> (Vec<(String, String)>, Option<Hidden>) {
-    let ours: BTreeSet<u32> = links.iter().filter_map(|link| parse(link).1).collect();
-    let (mut found, mut hidden) = (BTreeSet::new(), None);
-    for interface in interfaces.iter().filter(|interface| ours.contains(&interface.index)) {
-        let attached = attached_programs(&interface.name).map(|all| all.into_iter().map(|one| one.name).collect());
-        let xdp = interface.xdp.map(|(_, program)| program_name(program)).transpose();
-        let names = [
-            attached.map_err(Hidden::from),
-            xdp.map(Vec::from_iter).map_err(Hidden::from),
-            interfaces::filters(interface.index).map_err(|why| Hidden::Failed(format!("{why:#}"))),
-        ];
-        for names in names {
-            match names {
-                Ok(names) => {
-                    let others = names.into_iter().filter(|name| !name.starts_with(OURS));
-                    found.extend(others.map(|name| (interface.name.clone(), name)));
-                }
-                Err(why) => hidden = Some(why),
-            }
+/// Interfaces that forward nothing of a family where others do. Those that come take their setting from `default`.
+fn not_forwarding(interfaces: &[Interface]) -> Vec<(String, &'static str)> {
+    let is = |family: &str, name: &str, value: &str| {
+        let path = Path::new("/proc/sys/net").join(family).join("conf").join(name).join("forwarding");
+        fs::read_to_string(path).is_ok_and(|found| found.trim() == value)
+    };
+    let families = ["ipv4", "ipv6"].into_iter().filter(|family| !is(family, "all", "0"));
+    let off = |family| interfaces.iter().filter(move |one| is(family, &one.name, "0")).map(move |one| (one, family));
+    families.flat_map(off).map(|(one, family)| (one.name.clone(), family)).collect()
+}
+
+/// Programs at our interfaces that are not ours; and why some cannot be listed.
+fn foreign(interfaces: &[Interface], links: &[String]) -> (Vec<Foreign>, Option<Hidden>) {
+    let linked: BTreeSet<u32> = links.iter().filter_map(|link| parse(link).1).collect();
+    let (mut found, mut hidden) = (Vec::new(), None);
+    for interface in interfaces.iter().filter(|interface| !interface.loopback) {
+        let filters = interfaces::filters(interface.index);
+        let filtered = |all: &Attached| all.ingress.iter().chain(&all.egress).any(|name| is_ours(name));
+        if !linked.contains(&interface.index) && !filters.as_ref().is_ok_and(filtered) {
+            continue;
         }
+        let mut seen = |all: Result<Attached, Hidden>| {
+            all.unwrap_or_else(|why| {
+                hidden = Some(why);
+                Attached::default()
+            })
+        };
+        let tcx = seen(attached_programs(&interface.name).map_err(Hidden::from));
+        let filters = seen(filters.map_err(|why| Hidden::Failed(format!("{why:#}"))));
+        let xdp = interface.xdp.map(|(_, program)| program_name(program)).transpose().map_err(Hidden::from);
+        let xdp = seen(xdp.map(|name| Attached { ingress: Vec::from_iter(name), ..Attached::default() }));
+        // Filters run behind what has links.
+        let lists = [xdp.ingress, [tcx.ingress, filters.ingress].concat(), [tcx.egress, filters.egress].concat()];
+        found.extend(lists.iter().flat_map(|names| others(&interface.name, names, is_ours)));
     }
-    (found.into_iter().collect(), hidden)
+    (found, hidden)
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with(OURS)
 }
 
 fn other_versions(pins: &PinDir) -> Vec<PathBuf> {

@@ -18,6 +18,8 @@ pub(crate) struct NetworkFacts {
     pub(crate) links: Vec<String>,
     /// `net.ipv4.conf.NAME.rp_filter`, the greater one of the interface's and of all, by interface.
     pub(crate) reverse_path: BTreeMap<String, u64>,
+    /// Interfaces whose own `forwarding` is 0 in a family, `ipv4` or `ipv6`, in which the host forwards.
+    pub(crate) not_forwarding: Vec<(String, &'static str)>,
 }
 
 impl NetworkFacts {
@@ -34,8 +36,27 @@ pub(crate) fn checks(facts: &NetworkFacts) -> Vec<Check> {
     let mut checks: Vec<_> = nics.iter().map(|nic| xdp(nic, accelerated.contains(nic))).collect();
     checks.extend(gone(facts));
     checks.extend(nics.iter().filter_map(|nic| reverse_path(facts, nic)));
-    checks.extend(mtu(&nics, &facts.with_link("pod_in")));
+    let pods = facts.with_link("pod_in");
+    checks.extend(nics.iter().chain(&pods).flat_map(|interface| forwarding(facts, interface)));
+    checks.extend(mtu(&nics, &pods));
     checks
+}
+
+/// The name of an interface's setting. With slashes sysctl(8) leaves dots in the interface's name alone.
+fn setting(family: &str, interface: &str, what: &str) -> String {
+    let between = if interface.contains('.') { "/" } else { "." };
+    ["net", family, "conf", interface, what].join(between)
+}
+
+/// What comes in by such an interface the kernel's look-up for programs does not pass on, nor, of IPv4, the host.
+fn forwarding(facts: &NetworkFacts, interface: &Interface) -> Vec<Check> {
+    let of_interface = facts.not_forwarding.iter().filter(|(name, _)| *name == interface.name);
+    let check = |(name, family): &(String, &'static str)| {
+        let detail = "0, beside 1 for all: what comes in here is not sent on to endpoints on other nodes";
+        let fix = format!("sysctl -w {}=1", setting(family, name, "forwarding"));
+        Check::fail(format!("{family} forwarding {name}"), detail, fix)
+    };
+    of_interface.map(check).collect()
 }
 
 fn xdp(nic: &Interface, ours: bool) -> Check {
@@ -76,7 +97,7 @@ fn reverse_path(facts: &NetworkFacts, nic: &Interface) -> Option<Check> {
     Some(match *facts.reverse_path.get(&nic.name)? {
         STRICT => {
             let detail = "1, strict: what comes by this interface and would be answered by another one is dropped";
-            Check::warn(what, detail, format!("sysctl -w net.ipv4.conf.{}.rp_filter=2", nic.name))
+            Check::warn(what, detail, format!("sysctl -w {}=2", setting("ipv4", &nic.name, "rp_filter")))
         }
         value => Check::ok(what, value.to_string()),
     })
@@ -109,6 +130,7 @@ mod tests {
             interfaces: vec![eth0, pod],
             links: links.iter().map(|link| (*link).to_owned()).collect(),
             reverse_path: [("eth0".to_owned(), 0)].into(),
+            not_forwarding: Vec::new(),
         }
     }
 
@@ -139,6 +161,21 @@ mod tests {
         let checks = checks(&facts);
         assert_eq!(verdict(&checks, "rp_filter eth0"), (State::Warn, "sysctl -w net.ipv4.conf.eth0.rp_filter=2"));
         assert_eq!(verdict(&checks, "mtu"), (State::Warn, "ip link set dev veth5 mtu 1500"));
+    }
+
+    #[test]
+    fn an_interface_of_ours_that_forwards_nothing_is_told_and_dots_in_its_name_are_no_separators() {
+        let mut facts = facts(None, &LINKS);
+        facts.interfaces[0].name = "eth0.50".to_owned();
+        facts.not_forwarding = [("eth0.50", "ipv4"), ("veth5", "ipv6"), ("eth9", "ipv6")]
+            .map(|(name, family)| (name.to_owned(), family))
+            .to_vec();
+        let checks = checks(&facts);
+        let fix = "sysctl -w net/ipv4/conf/eth0.50/forwarding=1";
+        assert_eq!(verdict(&checks, "ipv4 forwarding eth0.50"), (State::Fail, fix));
+        let fix = "sysctl -w net.ipv6.conf.veth5.forwarding=1";
+        assert_eq!(verdict(&checks, "ipv6 forwarding veth5"), (State::Fail, fix));
+        assert_eq!(checks.iter().filter(|check| check.state == State::Fail).count(), 2, "{checks:#?}");
     }
 
     #[test]

@@ -27,6 +27,26 @@ impl From<Error> for Hidden {
     }
 }
 
+/// A program at one of our interfaces that is not ours.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Foreign {
+    pub(crate) interface: String,
+    pub(crate) name: String,
+    /// Whether it runs before ours there, in the same direction.
+    pub(crate) first: bool,
+}
+
+/// Those that are not ours among the programs that run one after the other at an interface.
+pub(crate) fn others(interface: &str, names: &[String], is_ours: fn(&str) -> bool) -> Vec<Foreign> {
+    let ours = names.iter().position(|name| is_ours(name));
+    let foreign = |(at, name): (usize, &String)| Foreign {
+        interface: interface.to_owned(),
+        name: name.clone(),
+        first: ours.is_some_and(|ours| at < ours),
+    };
+    names.iter().enumerate().filter(|(_, name)| !is_ours(name)).map(foreign).collect()
+}
+
 /// What is said of what a container cannot look at.
 const UNSEEN: &str = "not seen from a container";
 
@@ -35,8 +55,8 @@ const UNSEEN: &str = "not seen from a container";
 pub(crate) struct ProxyFacts {
     /// Of kube-proxy.
     pub(crate) leftovers: Leftovers,
-    /// Interface and name of each program at our interfaces that is not ours.
-    pub(crate) foreign: Vec<(String, String)>,
+    /// Programs at our interfaces that are not ours.
+    pub(crate) foreign: Vec<Foreign>,
     /// Why the programs at some interface cannot be listed.
     pub(crate) hidden: Option<Hidden>,
     /// Whether this is a container of the agent's pod: what that cannot see by its nature is no fault.
@@ -106,16 +126,23 @@ fn programs(facts: &ProxyFacts) -> Vec<Check> {
     } else {
         Some(foreign(what, &facts.foreign))
     };
-    found.into_iter().chain(hidden).collect()
+    found.into_iter().chain(first(&facts.foreign)).chain(hidden).collect()
 }
 
-fn foreign(what: &str, programs: &[(String, String)]) -> Check {
+/// `NAME at INTERFACE`, each once.
+fn list<'a>(programs: impl Iterator<Item = &'a Foreign>) -> String {
+    let mut list: Vec<_> = programs.map(|Foreign { interface, name, .. }| format!("{name} at {interface}")).collect();
+    list.sort();
+    list.dedup();
+    list.join(", ")
+}
+
+fn foreign(what: &str, programs: &[Foreign]) -> Check {
     let whose = |name: &str| OTHERS.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, owner)| *owner);
-    let mut owners: Vec<_> = programs.iter().filter_map(|(_, name)| whose(name)).collect();
+    let mut owners: Vec<_> = programs.iter().filter_map(|program| whose(&program.name)).collect();
     owners.sort_unstable();
     owners.dedup();
-    let list: Vec<_> = programs.iter().map(|(interface, name)| format!("{name} at {interface}")).collect();
-    let detail = list.join(", ");
+    let detail = list(programs.iter());
     match owners.as_slice() {
         [] => Check::ok(what, format!("{detail}: of nobody who is known to translate services")),
         owners => {
@@ -125,14 +152,42 @@ fn foreign(what: &str, programs: &[(String, String)]) -> Check {
     }
 }
 
+/// Programs that run before ours: most CNIs' accept packets for good.
+fn first(programs: &[Foreign]) -> Option<Check> {
+    let first = list(programs.iter().filter(|program| program.first));
+    if first.is_empty() {
+        return None;
+    }
+    let detail = format!("{first}: before Weir's, which see nothing of what these accept for good (TC_ACT_OK)");
+    Some(Check::warn("programs before Weir's", detail, "bpftool net show"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::check::State;
-    use super::super::check::tests::verdict;
+    use super::super::check::tests::{find, verdict};
     use super::*;
 
     fn with(leftovers: Leftovers) -> ProxyFacts {
         ProxyFacts { leftovers, ..ProxyFacts::default() }
+    }
+
+    fn at_eth0(names: &[&str]) -> Vec<Foreign> {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        others("eth0", &names, |name| name.starts_with("weir_"))
+    }
+
+    #[test]
+    fn who_runs_before_weir_is_told_and_who_runs_behind_it_is_not() {
+        let checked = |names: &[&str]| checks(&ProxyFacts { foreign: at_eth0(names), ..ProxyFacts::default() });
+        let first = checked(&["police", "weir_nic_in", "flow_monitor"]);
+        assert_eq!(verdict(&first, "programs before Weir's"), (State::Warn, "bpftool net show"));
+        let detail = &find(&first, "programs before Weir's").detail;
+        assert!(detail.starts_with("police at eth0: "), "{detail}");
+        // Where none of Weir's is listed nobody can tell.
+        for behind in [["weir_nic_in", "police"], ["police", "flow_monitor"]] {
+            assert!(checked(&behind).iter().all(|check| check.what != "programs before Weir's"));
+        }
     }
 
     #[test]
@@ -167,7 +222,7 @@ mod tests {
     #[test]
     fn programs_of_other_proxies_are_told_from_those_of_anybody_else() {
         let foreign = |name: &str| {
-            let foreign = vec![("eth0".to_owned(), name.to_owned())];
+            let foreign = at_eth0(&["weir_nic_in", name]);
             verdict(&checks(&ProxyFacts { foreign, ..ProxyFacts::default() }), "other programs").0
         };
         assert_eq!(foreign("cil_from_netdev"), State::Warn);
@@ -185,7 +240,7 @@ mod tests {
         let in_pod = checks(&ProxyFacts { in_pod: true, ..unseen.clone() });
         assert!(in_pod.iter().all(|check| check.state == State::Ok && check.detail.contains(UNSEEN)), "{in_pod:#?}");
         // A filter of tc tells its name to everybody.
-        let foreign = vec![("eth0".to_owned(), "cil_from_netdev".to_owned())];
+        let foreign = at_eth0(&["cil_from_netdev"]);
         let in_pod = checks(&ProxyFacts { in_pod: true, foreign, ..unseen });
         assert_eq!(verdict(&in_pod, "other programs"), (State::Warn, "bpftool net show"));
         let failed = ProxyFacts {

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use serde_json::Value;
-use weir_testbed::World;
+use weir_testbed::{Accept, World};
 
 use crate::node::serving::Serving;
 use crate::node::{Pins, text};
@@ -37,6 +37,46 @@ fn a_node_that_serves_has_programs_pins_and_links_and_lacks_an_agent() {
     let quiet = serving.weir(&pins, &["doctor", "--quiet", "--no-load", "--socket", "/nonexistent/agent.sock"]);
     assert!(!text(&quiet.stdout).contains("\nok "), "{quiet:?}");
     assert!(text(&quiet.stdout).contains("systemctl start weir-agent"), "{quiet:?}");
+}
+
+/// The fix of a check in the node's namespace that is not ok.
+fn fix_of(serving: &Serving, pins: &Pins, what: &str) -> Option<String> {
+    let output = serving.weir(pins, &["doctor", "--no-load", "-o", "json", "--socket", "/nonexistent/agent.sock"]);
+    let found = checks(&output).into_iter().find(|(name, _, _)| name == what);
+    found.filter(|(_, state, _)| state != "ok").map(|(_, _, fix)| fix)
+}
+
+/// As a CNI's that was attached later; or was there before, where Weir has no links.
+#[test]
+fn a_program_that_runs_before_weirs_is_told() {
+    let Some(pins) = Pins::new("doctor-before") else { return };
+    let what = "programs before Weir's";
+    for tcx in [true, false] {
+        let serving = Serving::leave_behind(&pins, tcx);
+        let told = || fix_of(&serving, &pins, what);
+        let Ok(last) = Accept::last(serving.netns(), "eth0") else {
+            eprintln!("SKIPPED: doctor-before: no tcx before Linux 6.6");
+            return;
+        };
+        assert_eq!(told().is_some(), !tcx, "of a filter all that has links is before");
+        drop(last);
+        assert_eq!(told(), None);
+        let _first = Accept::first(serving.netns(), "eth0").unwrap();
+        assert_eq!(told().as_deref(), Some("bpftool net show"));
+    }
+}
+
+#[test]
+fn an_interface_that_forwards_nothing_is_told() {
+    let Some(pins) = Pins::new("doctor-forwarding") else { return };
+    let serving = Serving::leave_behind(&pins, true);
+    for name in ["net.ipv4.conf.eth0.forwarding", "net.ipv6.conf.eth0.forwarding"] {
+        let what = format!("{} forwarding eth0", &name[4..8]);
+        assert_eq!(fix_of(&serving, &pins, &what), None);
+        let set = serving.run("sysctl").args(["-qw", &format!("{name}=0")]).status().unwrap();
+        assert!(set.success());
+        assert_eq!(fix_of(&serving, &pins, &what), Some(format!("sysctl -w {name}=1")));
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Family, Node, NodeCapacity, ObjectName, Protocol, Service, ServicePort};
 use weir_datapath::{AttachOptions, Attachment, Datapath};
 use weir_testbed::serve::{self, Server};
-use weir_testbed::{Cgroup, World, address, ask};
+use weir_testbed::{Cgroup, Netns, World, address, ask};
 
 use super::{CAPACITY, Pins, endpoint, slice, write};
 
@@ -71,6 +71,11 @@ impl Serving {
     /// Another program in the node's namespace.
     pub(crate) fn run(&self, program: &str) -> Command {
         self.world.node(1).netns().command(program)
+    }
+
+    /// The node's namespace.
+    pub(crate) fn netns(&self) -> &Netns {
+        self.world.node(1).netns()
     }
 
     /// What names of this world begin with.
