@@ -27,6 +27,11 @@ enum abi {
 	OPENING_IDLE = 8,
 	/* Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock. */
 	ANSWER_IDLE = 1,
+	/*
+	 * Ticks, as a power of two, in which one packet of a connection that goes on looks after the entry for its answers: no table that is as large as
+	 * it should be is written over sooner.
+	 */
+	ANSWERS_SHIFT = 3,
 	/* Entries of a set of flows that begin, and what the tag of one says that no flow has: it is free, or being written. */
 	OPENING_WAYS = 4,
 	OPENING_FREE = 0,

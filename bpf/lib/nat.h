@@ -41,8 +41,23 @@ static __always_inline bool may_lose_answers(const struct packet *p, const struc
 }
 
 /*
+ * Whether a packet looks after the entry for its flow's answers: of a connection that goes on the first one of 2^ANSWERS_SHIFT ticks, counted from its
+ * beginning so that not all do at once, of all else the first one of a tick.
+ */
+static __always_inline bool looks_after(const struct packet *p, const struct flow *flow, __u32 now)
+{
+	const __u16 begins_or_ends = FLOW_OPENING | FLOW_CLOSING | FLOW_ENDED;
+
+	if (flow->last_seen == now)
+		return false;
+	if (p->proto != IPPROTO_TCP || flow->flags & begins_or_ends)
+		return true;
+	return ((now - flow->created) ^ (flow->last_seen - flow->created)) >> ANSWERS_SHIFT;
+}
+
+/*
  * What a packet is to its flow: a fast client reuses ports, an idle UDP flow has ended, another has taken its place, the
- * backend does not answer. SYNs and those of connections that begin ask each time, other packets once a tick.
+ * backend does not answer. SYNs and those of connections that begin ask each time, other packets now and then.
  */
 static __always_inline enum next_step step_of(const struct packet *p, const struct flow *flow,
 					      const struct config *config, const bool v6)
@@ -58,7 +73,7 @@ static __always_inline enum next_step step_of(const struct packet *p, const stru
 	if (p->syn && (flow->flags & FLOW_ENDED || (flow->flags & FLOW_DIRECT && flow->flags & FLOW_CLOSING)))
 		return STEP_OVER;
 	/* Nobody here knows what was answered: a SYN that comes again may be answered late, by a backend that must keep it. */
-	if (flow->flags & FLOW_DIRECT || (!p->syn && flow->last_seen == now && !may_lose_answers(p, flow)))
+	if (flow->flags & FLOW_DIRECT || (!p->syn && !looks_after(p, flow, now) && !may_lose_answers(p, flow)))
 		return STEP_ON;
 	return v6 ? next_step6(p, flow) : next_step4(p, flow);
 }

@@ -111,12 +111,20 @@ impl Model {
             return Step::Over;
         }
         // Of a direct flow nobody here knows what was answered. SYNs ask each time, and so does what goes on with a connection that
-        // begins: a flood may have taken the place of what is known of its answers. Other packets ask once a tick.
+        // begins: a flood may have taken the place of what is known of its answers. Other packets ask now and then.
         let may_lose_answers = p.protocol != UDP && flow.is_opening() && flow.ended.is_none();
-        if flow.direct || !(p.syn || may_lose_answers) && flow.last_seen == self.now.ticks {
+        if flow.direct || !(p.syn || may_lose_answers || self.looks_after(p, flow)) {
             return Step::On;
         }
         self.check_reply(p, flow)
+    }
+
+    /// Whether a packet looks after the entry for its flow's answers: of a connection that goes on the first one of some ticks, counted from its
+    /// beginning, of all else the first one of a tick.
+    fn looks_after(&self, p: &Packet, flow: &Flow) -> bool {
+        let goes_on = p.protocol == TCP && !flow.opening && !flow.closing && flow.ended.is_none();
+        let turn = |tick: u32| tick.wrapping_sub(flow.created) >> if goes_on { abi::ANSWERS_SHIFT } else { 0 };
+        turn(self.now.ticks) != turn(flow.last_seen)
     }
 
     /// Whether a backend still sends to a client that has been silent: datagrams of one side are enough.

@@ -15,7 +15,7 @@ use weir_testbed::address::CLIENT;
 use weir_testbed::wait;
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases, on_host_network};
-use crate::entries::{empty_sets, keep_busy};
+use crate::entries::{calm, empty_sets, keep_busy};
 use crate::node::{Device, Node, TC_SHOT, XDP_DROP, web};
 use crate::pins::SMALL;
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, XDP, each_way};
@@ -100,6 +100,8 @@ fn datagrams_that_go_on_faster_than_there_is_room_for_them_stay_where_they_began
     node.serve(web(), &[LOCAL.endpoint]);
     for case in cases(Protocol::Udp) {
         let talks: Vec<_> = (0..300).map(|_| Talk::open(&node, case, LOCAL)).collect();
+        // What the case before has had of this tick is its own.
+        calm(&node);
         let go_on = || {
             for talk in &talks {
                 talk.endpoint_goes_on();
