@@ -40,9 +40,12 @@ static __always_inline bool may_lose_answers(const struct packet *p, const struc
 	return p->proto != IPPROTO_UDP && is_opening(flow->flags) && !(flow->flags & FLOW_ENDED);
 }
 
+/* Ticks between two packets of a client that speaks all the time. */
+#define SPEAKS_ALL_THE_TIME 1
+
 /*
- * Whether a packet looks after the entry for its flow's answers: of a connection that goes on the first one of 2^ANSWERS_SHIFT ticks, counted from its
- * beginning so that not all do at once, of all else the first one of a tick.
+ * Whether a packet looks after the entry for its flow's answers: the first one of a tick does, but of a connection that goes on and whose client speaks
+ * all the time the first one of 2^ANSWERS_SHIFT ticks, counted from its beginning so that not all do at once.
  */
 static __always_inline bool looks_after(const struct packet *p, const struct flow *flow, __u32 now)
 {
@@ -50,7 +53,8 @@ static __always_inline bool looks_after(const struct packet *p, const struct flo
 
 	if (flow->last_seen == now)
 		return false;
-	if (p->proto != IPPROTO_TCP || flow->flags & begins_or_ends)
+	if (p->proto != IPPROTO_TCP || flow->flags & begins_or_ends ||
+	    is_idle(now, flow->last_seen, SPEAKS_ALL_THE_TIME))
 		return true;
 	return ((now - flow->created) ^ (flow->last_seen - flow->created)) >> ANSWERS_SHIFT;
 }

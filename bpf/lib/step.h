@@ -219,7 +219,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		set_bits(&flow->flags, stays);
 		return false;
 	}
-	/* Another flow's may have got its place since it was found. A reply that is not its own will be written anew. */
+	/* Another flow's may have got its place since it was found. Of a reply that is not its own a later packet tells, and this one is over. */
 	going = flow_lookup(p, STAGE_GOING, v6);
 	if (going && (going->backend != slot || going->snat_port != port)) {
 		flow_forget(p, STAGE_GOING, v6);

@@ -65,8 +65,8 @@ impl Counters {
         }))
     }
 
-    /// Entries of flows that go on which a full table had evicted, as far as it was seen: those for answers, which a client's next
-    /// packet brings back. Entries of flows themselves are not among them.
+    /// Entries of flows that go on which a full table had evicted, as far as it was seen: those for answers, which a client's
+    /// packet brings back before long. Entries of flows themselves are not among them.
     ///
     /// # Errors
     /// When the map cannot be read.

@@ -15,6 +15,8 @@ pub(crate) const SYN_AGAIN: u32 = 100_000_000 >> abi::DELAY_SHIFT;
 const SYN_AGAIN_GOING: u32 = 900_000_000 >> abi::DELAY_SHIFT;
 /// Ticks after a backend's last packet in which no SYN asks whether it is there: it may limit what it says.
 const SPOKEN_LATELY: u32 = 1;
+/// Ticks between two packets of a client that speaks all the time.
+const SPEAKS_ALL_THE_TIME: u32 = 1;
 /// Of a set so many may have settled.
 const SETTLED: usize = abi::OPENING_WAYS / 2;
 /// Backends that are tried after the first one.
@@ -119,10 +121,11 @@ impl Model {
         self.check_reply(p, flow)
     }
 
-    /// Whether a packet looks after the entry for its flow's answers: of a connection that goes on the first one of some ticks, counted from its
-    /// beginning, of all else the first one of a tick.
+    /// Whether a packet looks after the entry for its flow's answers: the first one of a tick does, but of a connection that goes on and whose
+    /// client speaks all the time the first one of some ticks, counted from its beginning.
     fn looks_after(&self, p: &Packet, flow: &Flow) -> bool {
-        let goes_on = p.protocol == TCP && !flow.opening && !flow.closing && flow.ended.is_none();
+        let speaks = !self.now.is_idle(flow.last_seen, SPEAKS_ALL_THE_TIME);
+        let goes_on = p.protocol == TCP && !flow.opening && !flow.closing && flow.ended.is_none() && speaks;
         let turn = |tick: u32| tick.wrapping_sub(flow.created) >> if goes_on { abi::ANSWERS_SHIFT } else { 0 };
         turn(self.now.ticks) != turn(flow.last_seen)
     }

@@ -98,31 +98,38 @@ impl Accept {
     /// What the kernel calls the program.
     pub const PROGRAM: &str = "accept_all";
 
-    /// Puts the program on an interface of a namespace, behind those that are there.
+    /// Puts the program on an interface of a namespace, behind those that are there. Before Linux 6.6, which has no such lists, says so and
+    /// returns None: `what` is skipped.
     ///
     /// # Errors
-    /// When the kernel refuses it; before Linux 6.6, which has no such lists, with `EINVAL`.
-    pub fn last(netns: &Netns, interface: &str) -> Result<Self> {
-        Self::attach(netns, interface, 0)
+    /// When the kernel refuses it for another reason.
+    pub fn last(what: &str, netns: &Netns, interface: &str) -> Result<Option<Self>> {
+        Self::attach(what, netns, interface, 0)
     }
 
     /// The same before those that are there.
     ///
     /// # Errors
     /// See [`Self::last`].
-    pub fn first(netns: &Netns, interface: &str) -> Result<Self> {
-        Self::attach(netns, interface, BPF_F_BEFORE)
+    pub fn first(what: &str, netns: &Netns, interface: &str) -> Result<Option<Self>> {
+        Self::attach(what, netns, interface, BPF_F_BEFORE)
     }
 
-    fn attach(netns: &Netns, interface: &str, flags: u32) -> Result<Self> {
+    fn attach(what: &str, netns: &Netns, interface: &str, flags: u32) -> Result<Option<Self>> {
         let action = format!("attach a program of tc to {interface} in {}", netns.name());
         // Each list takes a program once.
         let attach = |kind| {
             let program = load(BPF_PROG_TYPE_SCHED_CLS, TC_ACT_OK, Self::PROGRAM)?;
             link(netns, interface, &program, kind, flags)
         };
-        let links = attach(BPF_TCX_INGRESS).and_then(|ingress| Ok([ingress, attach(BPF_TCX_EGRESS)?]));
-        Ok(Self { _links: links.map_err(Error::io(action))? })
+        match attach(BPF_TCX_INGRESS).and_then(|ingress| Ok([ingress, attach(BPF_TCX_EGRESS)?])) {
+            Ok(links) => Ok(Some(Self { _links: links })),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                eprintln!("SKIPPED: {what}: no tcx before Linux 6.6");
+                Ok(None)
+            }
+            Err(error) => Err(Error::io(action)(error)),
+        }
     }
 }
 

@@ -35,15 +35,12 @@ fn what_is_pinned_tells_for_whom_an_interface_was_attached() {
 /// What a CNI's program accepts for good nobody behind it sees.
 #[test]
 fn programs_run_before_those_of_others_whoever_came_first() {
-    let Some(mut node) = Node::new("programs before those of others") else { return };
-    if node.datapath.lacks_tcx() {
-        eprintln!("SKIPPED: programs before those of others: no tcx before Linux 6.6");
-        return;
-    }
+    let what = "programs before those of others";
+    let Some(mut node) = Node::new(what) else { return };
     let eth2 = node.index_of("eth2");
-    let _before = Accept::last(&node.netns, "eth2").unwrap();
+    let Some(_before) = Accept::last(what, &node.netns, "eth2").unwrap() else { return };
     node.netns.enter(|| node.datapath.attach_interface(eth2, "eth2", Attachment::Pod, OPTIONS)).unwrap();
-    let _behind = Accept::last(&node.netns, "eth2").unwrap();
+    let _behind = Accept::last(what, &node.netns, "eth2").unwrap();
     let listed = node.netns.enter(|| attached_programs("eth2")).unwrap();
     let expected = |ours: &str| [ours, Accept::PROGRAM, Accept::PROGRAM].map(str::to_owned).to_vec();
     assert_eq!((listed.ingress, listed.egress), (expected("weir_pod_in"), expected("weir_pod_out")));

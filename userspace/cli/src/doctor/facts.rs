@@ -73,7 +73,7 @@ impl Facts {
             },
             network: NetworkFacts {
                 reverse_path: reverse_path(&interfaces),
-                not_forwarding: not_forwarding(&interfaces),
+                not_forwarding: not_forwarding(&interfaces, has_v6()),
                 interfaces,
                 links: links.clone(),
             },
@@ -151,13 +151,13 @@ fn reverse_path(interfaces: &[Interface]) -> BTreeMap<String, u64> {
     interfaces.iter().filter_map(|one| Some((one.name.clone(), read(&one.name)?.max(all)))).collect()
 }
 
-/// Interfaces that forward nothing of a family where others do. Those that come take their setting from `default`.
-fn not_forwarding(interfaces: &[Interface]) -> Vec<(String, &'static str)> {
+/// Interfaces that forward nothing of a family where others do; of IPv6 where the node has it.
+fn not_forwarding(interfaces: &[Interface], v6: bool) -> Vec<(String, &'static str)> {
     let is = |family: &str, name: &str, value: &str| {
         let path = Path::new("/proc/sys/net").join(family).join("conf").join(name).join("forwarding");
         fs::read_to_string(path).is_ok_and(|found| found.trim() == value)
     };
-    let families = ["ipv4", "ipv6"].into_iter().filter(|family| !is(family, "all", "0"));
+    let families = ["ipv4"].into_iter().chain(v6.then_some("ipv6")).filter(|family| !is(family, "all", "0"));
     let off = |family| interfaces.iter().filter(move |one| is(family, &one.name, "0")).map(move |one| (one, family));
     families.flat_map(off).map(|(one, family)| (one.name.clone(), family)).collect()
 }

@@ -48,11 +48,12 @@ fn setting(family: &str, interface: &str, what: &str) -> String {
     ["net", family, "conf", interface, what].join(between)
 }
 
-/// What comes in by such an interface the kernel's look-up for programs does not pass on, nor, of IPv4, the host.
+/// What comes in by such an interface the kernel's look-up for programs does not pass on; of IPv4 the host does not, either.
 fn forwarding(facts: &NetworkFacts, interface: &Interface) -> Vec<Check> {
     let of_interface = facts.not_forwarding.iter().filter(|(name, _)| *name == interface.name);
     let check = |(name, family): &(String, &'static str)| {
-        let detail = "0, beside 1 for all: what comes in here is not sent on to endpoints on other nodes";
+        let lost = if *family == "ipv4" { "to no endpoint" } else { "to no endpoint on another node" };
+        let detail = format!("0, beside 1 for all: what comes in here is sent on {lost}");
         let fix = format!("sysctl -w {}=1", setting(family, name, "forwarding"));
         Check::fail(format!("{family} forwarding {name}"), detail, fix)
     };

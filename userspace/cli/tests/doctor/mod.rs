@@ -49,19 +49,16 @@ fn fix_of(serving: &Serving, pins: &Pins, what: &str) -> Option<String> {
 /// As a CNI's that was attached later; or was there before, where Weir has no links.
 #[test]
 fn a_program_that_runs_before_weirs_is_told() {
-    let Some(pins) = Pins::new("doctor-before") else { return };
-    let what = "programs before Weir's";
+    let what = "doctor-before";
+    let Some(pins) = Pins::new(what) else { return };
     for tcx in [true, false] {
         let serving = Serving::leave_behind(&pins, tcx);
-        let told = || fix_of(&serving, &pins, what);
-        let Ok(last) = Accept::last(serving.netns(), "eth0") else {
-            eprintln!("SKIPPED: doctor-before: no tcx before Linux 6.6");
-            return;
-        };
+        let told = || fix_of(&serving, &pins, "programs before Weir's");
+        let Some(last) = Accept::last(what, serving.netns(), "eth0").unwrap() else { return };
         assert_eq!(told().is_some(), !tcx, "of a filter all that has links is before");
         drop(last);
         assert_eq!(told(), None);
-        let _first = Accept::first(serving.netns(), "eth0").unwrap();
+        let _first = Accept::first(what, serving.netns(), "eth0").unwrap();
         assert_eq!(told().as_deref(), Some("bpftool net show"));
     }
 }
