@@ -28,8 +28,8 @@ enum abi {
 	/* Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock. */
 	ANSWER_IDLE = 1,
 	/*
-	 * Ticks, as a power of two, in which one packet of a connection that goes on looks after the entry for its answers: no table that is as large as
-	 * it should be is written over sooner.
+	 * Ticks, as a power of two, in which one packet of a client that speaks all the time looks after the entry for its connection's answers. The
+	 * answers keep it in use meanwhile; what a table that is too small has lost is missing for so long.
 	 */
 	ANSWERS_SHIFT = 3,
 	/* Entries of a set of flows that begin, and what the tag of one says that no flow has: it is free, or being written. */

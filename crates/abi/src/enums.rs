@@ -13,7 +13,7 @@ pub const REF_LINE: u32 = 0x8000_0000;
 pub const OPENING_IDLE: u32 = 8;
 /// Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock.
 pub const ANSWER_IDLE: u32 = 1;
-/// Ticks, as a power of two, in which one packet of a connection that goes on looks after the entry for its answers.
+/// Ticks, as a power of two, in which one packet of a client that speaks all the time looks after the entry for its answers.
 pub const ANSWERS_SHIFT: u32 = 3;
 /// Entries of a set of flows that begin.
 pub const OPENING_WAYS: usize = 4;

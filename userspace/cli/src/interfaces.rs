@@ -1,5 +1,6 @@
 //! The interfaces of this network namespace and the way to an address, asked of the kernel by netlink.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
@@ -107,9 +108,8 @@ fn way(route: &RouteMessage) -> Way {
     leaves.map_or(Way::Nowhere, Way::Behind)
 }
 
-/// The BPF programs in clsact filters of an interface.
-pub(crate) fn filters(index: u32) -> Result<Attached> {
-    let index = i32::try_from(index).context("the kernel numbers interfaces with 31 bits")?;
+/// The BPF programs in clsact filters of interfaces, by index.
+pub(crate) fn filters(interfaces: &[Interface]) -> Result<BTreeMap<u32, Attached>> {
     ask(async |handle| {
         let listed = async |request: TrafficFilterGetRequest| {
             // Without a clsact qdisc there are none, and the kernel calls that an error.
@@ -117,10 +117,14 @@ pub(crate) fn filters(index: u32) -> Result<Attached> {
             filters.sort_by_key(priority);
             filters.iter().flat_map(program_names).collect()
         };
-        Ok(Attached {
-            ingress: listed(handle.traffic_filter(index).get().ingress()).await,
-            egress: listed(handle.traffic_filter(index).get().egress()).await,
-        })
+        let mut all = BTreeMap::new();
+        for Interface { index, .. } in interfaces {
+            let at = i32::try_from(*index).context("the kernel numbers interfaces with 31 bits")?;
+            let ingress = listed(handle.traffic_filter(at).get().ingress()).await;
+            let egress = listed(handle.traffic_filter(at).get().egress()).await;
+            all.insert(*index, Attached { ingress, egress });
+        }
+        Ok(all)
     })
 }
 
@@ -181,7 +185,7 @@ mod tests {
         let loopback = all.iter().find(|interface| interface.loopback).unwrap();
         assert_eq!((loopback.name.as_str(), loopback.xdp), ("lo", None));
         assert_eq!(way_to("127.0.0.1".parse().unwrap()).unwrap(), Way::Here);
-        assert_eq!(filters(loopback.index).unwrap(), Attached::default());
+        assert_eq!(filters(&all).unwrap()[&loopback.index], Attached::default());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::fix::Site;
 use super::mesh::AgentFacts;
 use super::network::NetworkFacts;
 use super::node::NodeFacts;
-use super::proxies::{Foreign, Hidden, ProxyFacts, others};
+use super::proxies::{Foreign, Hidden, ProxyFacts, is_ours, others};
 use super::tables::{Fill, MapFacts, TableFacts};
 use crate::agent;
 use crate::interfaces::{self, Interface};
@@ -24,9 +24,6 @@ use crate::leftovers::Leftovers;
 use crate::links::parse;
 use crate::mount::{MOUNTS, mounted_cgroup2};
 use crate::time::Now;
-
-/// What the programs of this project are called.
-const OURS: &str = "weir_";
 
 /// Settings of the kernel that verdicts look at.
 const SYSCTLS: [&str; 6] = [
@@ -166,31 +163,30 @@ fn not_forwarding(interfaces: &[Interface], v6: bool) -> Vec<(String, &'static s
 fn foreign(interfaces: &[Interface], links: &[String]) -> (Vec<Foreign>, Option<Hidden>) {
     let linked: BTreeSet<u32> = links.iter().filter_map(|link| parse(link).1).collect();
     let (mut found, mut hidden) = (Vec::new(), None);
-    for interface in interfaces.iter().filter(|interface| !interface.loopback) {
-        let filters = interfaces::filters(interface.index);
-        let filtered = |all: &Attached| all.ingress.iter().chain(&all.egress).any(|name| is_ours(name));
-        if !linked.contains(&interface.index) && !filters.as_ref().is_ok_and(filtered) {
+    let mut filters = interfaces::filters(interfaces).unwrap_or_else(|why| {
+        hidden = Some(Hidden::Failed(format!("{why:#}")));
+        BTreeMap::new()
+    });
+    for interface in interfaces {
+        let filters = filters.remove(&interface.index).unwrap_or_default();
+        let filtered = filters.ingress.iter().chain(&filters.egress).any(|name| is_ours(name));
+        if !filtered && !linked.contains(&interface.index) {
             continue;
         }
-        let mut seen = |all: Result<Attached, Hidden>| {
-            all.unwrap_or_else(|why| {
-                hidden = Some(why);
-                Attached::default()
-            })
-        };
-        let tcx = seen(attached_programs(&interface.name).map_err(Hidden::from));
-        let filters = seen(filters.map_err(|why| Hidden::Failed(format!("{why:#}"))));
-        let xdp = interface.xdp.map(|(_, program)| program_name(program)).transpose().map_err(Hidden::from);
-        let xdp = seen(xdp.map(|name| Attached { ingress: Vec::from_iter(name), ..Attached::default() }));
+        let tcx = attached_programs(&interface.name).unwrap_or_else(|why| {
+            hidden = Some(why.into());
+            Attached::default()
+        });
+        let xdp = interface.xdp.map(|(_, program)| program_name(program)).transpose().unwrap_or_else(|why| {
+            hidden = Some(why.into());
+            None
+        });
         // Filters run behind what has links.
-        let lists = [xdp.ingress, [tcx.ingress, filters.ingress].concat(), [tcx.egress, filters.egress].concat()];
-        found.extend(lists.iter().flat_map(|names| others(&interface.name, names, is_ours)));
+        let lists =
+            [Vec::from_iter(xdp), [tcx.ingress, filters.ingress].concat(), [tcx.egress, filters.egress].concat()];
+        found.extend(lists.iter().flat_map(|names| others(&interface.name, names)));
     }
     (found, hidden)
-}
-
-fn is_ours(name: &str) -> bool {
-    name.starts_with(OURS)
 }
 
 fn other_versions(pins: &PinDir) -> Vec<PathBuf> {

@@ -5,6 +5,9 @@ use weir_datapath::Error;
 use super::check::Check;
 use crate::leftovers::Leftovers;
 
+/// What the programs of this project are called.
+const OURS: &str = "weir_";
+
 /// What programs of proxies and their firewalls are called, and whose they are.
 const OTHERS: [(&str, &str); 5] =
     [("cil_", "Cilium"), ("cali_", "Calico"), ("calico_", "Calico"), ("katran", "Katran"), ("balancer_", "Katran")];
@@ -36,8 +39,13 @@ pub(crate) struct Foreign {
     pub(crate) first: bool,
 }
 
+/// Whether a program is ours, by its name.
+pub(crate) fn is_ours(name: &str) -> bool {
+    name.starts_with(OURS)
+}
+
 /// Those that are not ours among the programs that run one after the other at an interface.
-pub(crate) fn others(interface: &str, names: &[String], is_ours: fn(&str) -> bool) -> Vec<Foreign> {
+pub(crate) fn others(interface: &str, names: &[String]) -> Vec<Foreign> {
     let ours = names.iter().position(|name| is_ours(name));
     let foreign = |(at, name): (usize, &String)| Foreign {
         interface: interface.to_owned(),
@@ -174,7 +182,7 @@ mod tests {
 
     fn at_eth0(names: &[&str]) -> Vec<Foreign> {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        others("eth0", &names, |name| name.starts_with("weir_"))
+        others("eth0", &names)
     }
 
     #[test]

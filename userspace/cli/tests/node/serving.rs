@@ -70,7 +70,7 @@ impl Serving {
 
     /// Another program in the node's namespace.
     pub(crate) fn run(&self, program: &str) -> Command {
-        self.world.node(1).netns().command(program)
+        self.netns().command(program)
     }
 
     /// The node's namespace.
