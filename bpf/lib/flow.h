@@ -129,6 +129,29 @@ static __always_inline struct flow *flow_lookup(const struct packet *p, const en
 	return flow_at(&key, stage, v6);
 }
 
+/* Asks for the memory that a client's SYN will need, if it begins a flow. Functions of their own, for the stack's sake. Return 0. */
+__noinline int flow_fetch4(const struct packet *p)
+{
+	union flow_key key;
+
+	if (!p)
+		return 0;
+	packet_key(&key, p, false);
+	opening_fetch(&openings4, (const word *)&key.v4, OPENING_KIND(opening_set4, flow_key4, flow, service));
+	return 0;
+}
+
+__noinline int flow_fetch6(const struct packet *p)
+{
+	union flow_key key;
+
+	if (!p)
+		return 0;
+	packet_key(&key, p, true);
+	opening_fetch(&openings6, (const word *)&key.v6, OPENING_KIND(opening_set6, flow_key6, flow, service));
+	return 0;
+}
+
 /* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */
 static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const enum stage stage,
 				       const bool v6)

@@ -11,6 +11,30 @@
 #include "claim.h"
 
 /*
+ * Reads a word of each line of memory that a new entry of a set may need, its displaced words' too. They come together then, while the program
+ * goes on, and not one by one behind exchanges that each wait for the writes before them: docs/adr/0060-memory-asked-for-before-it-is-needed.md.
+ */
+static __always_inline void opening_fetch_set(struct opening_head *head, __u32 set, const struct opening_kind kind)
+{
+	const word *words = (const word *)head;
+
+#pragma unroll
+	for (__u32 i = 0; i < sizeof(*head) / sizeof(word) + OPENING_WAYS * (kind.words + kind.stride); i += LINE_WORDS)
+		(void)*(const volatile word *)(words + i);
+	displaced_fetch(set, kind.is_flow);
+}
+
+/* The same for a key of a table. */
+static __always_inline void opening_fetch(void *table, const word *key, const struct opening_kind kind)
+{
+	__u32 set = opening_set(opening_hash(key, kind.words, hash_seed()));
+	struct opening_head *head = bpf_map_lookup_elem(table, &set);
+
+	if (head)
+		opening_fetch_set(head, set, kind);
+}
+
+/*
  * Writes an entry. flags: BPF_ANY, or BPF_NOEXIST. Of two CPUs that write the same new key at once each sees the other's: with BPF_ANY
  * the entry in the first of the two places stays, with BPF_NOEXIST neither does or the one that was seen in time.
  * Returns 0, -EEXIST, or -EBUSY if other CPUs are writing all entries of the set.
@@ -27,6 +51,9 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 
 	if (!head)
 		return -EBUSY;
+	/* Of a flow its client's SYN has asked for them. */
+	if (!kind.is_flow)
+		opening_fetch_set(head, set, kind);
 	way = opening_way(head, key, tag, OPENING_WAYS, kind);
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;

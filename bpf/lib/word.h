@@ -14,6 +14,9 @@
 /* Keys and values are copied and compared by words, whatever they are made of. */
 typedef __u32 __attribute__((may_alias)) word;
 
+/* A line of memory that a processor asks for at once, in words. */
+#define LINE_WORDS (64 / sizeof(word))
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a word is its lowest");
 
 /* 2^64 over the golden ratio: spreads whatever it multiplies (Knuth, "The Art of Computer Programming", volume 3, 6.4). */
