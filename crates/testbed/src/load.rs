@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
 
@@ -263,6 +263,8 @@ pub struct Report {
     pub answers: BTreeMap<String, u64>,
     /// Requests without a proper answer, by reason.
     pub errors: BTreeMap<String, u64>,
+    /// When the first one of these was due: by the clock, as in logs.
+    pub first_failed: Option<SystemTime>,
     /// Latency of answers in microseconds.
     pub latency: Histogram<u64>,
     /// The time that this report covers.
@@ -276,7 +278,8 @@ impl Report {
     fn new() -> Result<Self> {
         let latency = Histogram::new_with_bounds(1, LATENCY_MAX_US, LATENCY_DIGITS)
             .map_err(|error| Error::Invalid(format!("cannot make a latency histogram: {error}")))?;
-        Ok(Self { answers: BTreeMap::new(), errors: BTreeMap::new(), latency, elapsed: Duration::ZERO, due: 0 })
+        let (answers, errors) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { answers, errors, first_failed: None, latency, elapsed: Duration::ZERO, due: 0 })
     }
 
     fn note(&mut self, result: Result<Answer>, latency: Duration) {
@@ -288,6 +291,7 @@ impl Report {
             Err(error) => {
                 let reason = error.io_kind().map_or_else(|| error.to_string(), |kind| kind.to_string());
                 *self.errors.entry(reason).or_default() += 1;
+                self.first_failed.get_or_insert_with(|| SystemTime::now() - latency);
             }
         }
     }
@@ -299,6 +303,7 @@ impl Report {
         for (reason, count) in &other.errors {
             *self.errors.entry(reason.clone()).or_default() += count;
         }
+        self.first_failed = [self.first_failed, other.first_failed].into_iter().flatten().min();
         self.latency.add(&other.latency).map_err(|error| Error::Invalid(format!("cannot add up latencies: {error}")))
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use aya::programs::{Xdp, XdpMode};
-use aya::{Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 use weir_testbed::{Netns, World, require_root};
 
 /// The echo port, which the program answers.
@@ -31,12 +31,14 @@ fn compile(object: &Path) -> Option<()> {
 }
 
 /// Puts the program on a node's NIC, until it is dropped.
-fn reflect(netns: &Netns, object: &Path) -> Ebpf {
-    let mut loaded = EbpfLoader::new().btf(None).load_file(object).unwrap();
-    let program: &mut Xdp = loaded.program_mut("reflect_udp").unwrap().try_into().unwrap();
-    program.load().unwrap();
-    netns.enter(|| program.attach("eth0", XdpMode::Driver)).unwrap();
-    loaded
+fn reflect(netns: &Netns, object: &Path) -> Result<Ebpf, EbpfError> {
+    let mut loaded = EbpfLoader::new().btf(None).load_file(object)?;
+    if let Some(program) = loaded.program_mut("reflect_udp") {
+        let program: &mut Xdp = program.try_into()?;
+        program.load()?;
+        netns.enter(|| program.attach("eth0", XdpMode::Driver))?;
+    }
+    Ok(loaded)
 }
 
 /// Sends a datagram and returns what comes back, which the kernel lets pass only with a right checksum.
@@ -64,7 +66,7 @@ fn what_native_xdp_sends_back_reaches_clients_and_pods_with_a_right_checksum() {
     for round_trip in [Duration::ZERO, Duration::from_millis(2)] {
         let world = World::builder().delay(round_trip).build().unwrap();
         let node = world.node(1);
-        let _program = reflect(node.netns(), &object);
+        let _program = reflect(node.netns(), &object).unwrap();
         let pod = world.node(2).pod(1);
         for from in [world.client(), pod.netns()] {
             for ip in node.address().both() {

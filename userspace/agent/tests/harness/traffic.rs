@@ -102,7 +102,9 @@ impl Traffic {
             answers += report.answered();
             slowest[0] = slowest[0].max(report.quantile(1.0));
             if report.failed() > 0 || report.answered() == 0 {
-                harm.push(format!("{name}: {} answers, failures {:?}", report.answered(), report.errors));
+                let first = report.first_failed.map(|at| jiff::Timestamp::try_from(at).unwrap().to_string());
+                let (answered, errors) = (report.answered(), report.errors);
+                harm.push(format!("{name}: {answered} answers, failures {errors:?}, first of what was due {first:?}"));
             }
         }
         let mut exchanges = 0;

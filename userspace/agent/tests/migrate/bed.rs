@@ -195,7 +195,7 @@ impl Migration {
         let start = Instant::now();
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        println!("{options:?} took {:?}: {said}", start.elapsed());
+        println!("{}: {options:?} took {:?}: {said}", jiff::Timestamp::now(), start.elapsed());
         let code = output.status.code();
         assert!(matches!(code, Some(0 | 1)), "{code:?}: {said}{}", self.cluster.agents[0].log());
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
