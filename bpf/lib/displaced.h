@@ -24,16 +24,15 @@ static __always_inline struct displaced *displaced_line(__u32 set)
 	return bpf_map_lookup_elem(&displaced, &set);
 }
 
-/* Reads a word of each line of memory that words about flows of a set, or about answers, are in: opening_fetch_set(). */
+/* Asks for the memory of a set's words about flows, or about answers. */
 static __always_inline void displaced_fetch(__u32 set, const bool is_flow)
 {
 	const struct displaced *line = displaced_line(set);
-	const word *words = line ? (is_flow ? (const word *)line->entry : line->answers) : NULL;
 
-#pragma unroll
-	for (__u32 i = 0; words && i < (is_flow ? sizeof(line->entry) : sizeof(line->answers)) / sizeof(word);
-	     i += LINE_WORDS)
-		(void)*(const volatile word *)(words + i);
+	if (line && is_flow)
+		fetch_words((const word *)line->entry, sizeof(line->entry) / (sizeof(word)));
+	else if (line)
+		fetch_words((const word *)line->answers, sizeof(line->answers) / (sizeof(word)));
 }
 
 /* The place of a tag in a line, which the verifier is shown the bound of. */

@@ -130,26 +130,26 @@ static __always_inline struct flow *flow_lookup(const struct packet *p, const en
 }
 
 /* Asks for the memory that a client's SYN will need, if it begins a flow. Functions of their own, for the stack's sake. Return 0. */
-__noinline int flow_fetch4(const struct packet *p)
+static __always_inline int flow_fetch(const struct packet *p, const bool v6)
 {
 	union flow_key key;
 
-	if (!p)
-		return 0;
-	packet_key(&key, p, false);
-	opening_fetch(&openings4, (const word *)&key.v4, OPENING_KIND(opening_set4, flow_key4, flow, service));
+	packet_key(&key, p, v6);
+	if (v6)
+		opening_fetch(&openings6, (const word *)&key.v6, OPENING_KIND(opening_set6, flow_key6, flow, service));
+	else
+		opening_fetch(&openings4, (const word *)&key.v4, OPENING_KIND(opening_set4, flow_key4, flow, service));
 	return 0;
+}
+
+__noinline int flow_fetch4(const struct packet *p)
+{
+	return p ? flow_fetch(p, false) : 0;
 }
 
 __noinline int flow_fetch6(const struct packet *p)
 {
-	union flow_key key;
-
-	if (!p)
-		return 0;
-	packet_key(&key, p, true);
-	opening_fetch(&openings6, (const word *)&key.v6, OPENING_KIND(opening_set6, flow_key6, flow, service));
-	return 0;
+	return p ? flow_fetch(p, true) : 0;
 }
 
 /* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */

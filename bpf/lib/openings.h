@@ -11,16 +11,12 @@
 #include "claim.h"
 
 /*
- * Reads a word of each line of memory that a new entry of a set may need, its displaced words' too. They come together then, while the program
- * goes on, and not one by one behind exchanges that each wait for the writes before them: docs/adr/0060-memory-asked-for-before-it-is-needed.md.
+ * Asks for all memory that a new entry of a set may need, its displaced words' too. It comes together then, while the program goes on, and not
+ * line by line behind exchanges that each wait for the writes before them.
  */
 static __always_inline void opening_fetch_set(struct opening_head *head, __u32 set, const struct opening_kind kind)
 {
-	const word *words = (const word *)head;
-
-#pragma unroll
-	for (__u32 i = 0; i < sizeof(*head) / sizeof(word) + OPENING_WAYS * (kind.words + kind.stride); i += LINE_WORDS)
-		(void)*(const volatile word *)(words + i);
+	fetch_words((const word *)head, sizeof(*head) / sizeof(word) + OPENING_WAYS * (kind.words + kind.stride));
 	displaced_fetch(set, kind.is_flow);
 }
 

@@ -17,6 +17,14 @@ typedef __u32 __attribute__((may_alias)) word;
 /* A line of memory that a processor asks for at once, in words. */
 #define LINE_WORDS (64 / sizeof(word))
 
+/* Asks for the memory of so many words, by a read of each line: docs/adr/0060-memory-asked-for-before-it-is-needed.md. */
+static __always_inline void fetch_words(const word *from, const __u32 words)
+{
+#pragma unroll
+	for (__u32 i = 0; i < words; i += LINE_WORDS)
+		(void)*(const volatile word *)(from + i);
+}
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first byte of a word is its lowest");
 
 /* 2^64 over the golden ratio: spreads whatever it multiplies (Knuth, "The Art of Computer Programming", volume 3, 6.4). */

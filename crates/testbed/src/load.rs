@@ -362,4 +362,22 @@ mod tests {
         assert_eq!([0, 9, 10, 25, 1000].map(due), [1, 1, 2, 3, 101]);
         assert_eq!(pace(0).due(Duration::from_secs(1)), 0);
     }
+
+    #[test]
+    fn a_report_says_when_the_first_request_was_due_that_failed() {
+        let refused = |report: &mut Report, latency| report.note(Err(Error::Invalid("refused".to_owned())), latency);
+        let (mut late, mut early) = (Report::new().unwrap(), Report::new().unwrap());
+        let begin = SystemTime::now();
+        refused(&mut late, Duration::from_secs(5));
+        refused(&mut late, Duration::from_secs(1));
+        refused(&mut early, Duration::from_secs(9));
+        let due = |report: &Report, ago| {
+            let second = Duration::from_secs(1);
+            let elapsed = report.first_failed.unwrap().duration_since(begin - ago).unwrap();
+            assert!(elapsed < second, "{elapsed:?}");
+        };
+        due(&late, Duration::from_secs(5));
+        late.add(&early).unwrap();
+        due(&late, Duration::from_secs(9));
+    }
 }

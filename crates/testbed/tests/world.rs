@@ -188,18 +188,9 @@ fn load_counts_answers_by_server_and_errors_by_reason() {
         answered >= 500
     })
     .unwrap();
-    let gone = std::time::SystemTime::now();
     drop(http);
-    let mut first_failed = None;
-    wait::until("a refused connection", LIMIT, || {
-        let report = load.take().unwrap();
-        assert_eq!(report.first_failed.is_some(), report.failed() > 0);
-        first_failed = first_failed.or(report.first_failed);
-        report.errors.contains_key("connection refused")
-    })
-    .unwrap();
-    // Requests that were under way may have failed, too.
-    assert!(first_failed.unwrap() + LIMIT > gone);
+    wait::until("a refused connection", LIMIT, || load.take().unwrap().errors.contains_key("connection refused"))
+        .unwrap();
     load.stop().unwrap();
 }
 
