@@ -8,7 +8,7 @@ mod store;
 mod users;
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,8 +22,7 @@ use crate::audit::Audit;
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
 use crate::process::{self, Process};
-use crate::{Error, Result, address};
-pub(crate) use programs::free_ports;
+use crate::{Error, Result, address, loopback};
 use programs::{ETCD, Ports, SERVER, first_address};
 pub use users::User;
 use users::random_token;
@@ -71,8 +70,8 @@ impl ApiServer {
         missing.is_none()
     }
 
-    /// Starts etcd and the API server on free ports and waits until it is ready. Without a namespace it listens on
-    /// 127.0.0.1 only; inside one it listens on all addresses, so that nodes reach it.
+    /// Starts etcd and the API server on ports of their own and waits until it is ready. Without a namespace it listens on
+    /// loopback only; inside one it listens on all addresses, so that nodes reach it.
     ///
     /// # Errors
     /// When a program is missing or does not get ready; the error quotes its log.
@@ -117,8 +116,8 @@ impl ApiServer {
             .tempdir_in(parent)
             .map_err(Error::io("create a directory for the API server"))?;
         // The server insists on one family for its own address and the default range.
-        let look = || Ok((Ports::free()?, first_address(default.addr())?));
-        let (ports, advertised) = netns.map_or_else(look, |netns| netns.enter(look))?;
+        let look = || first_address(default.addr());
+        let advertised = netns.map_or_else(look, |netns| netns.enter(look))?;
         let tokens = [random_token()?, random_token()?, random_token()?];
         let audit = audited.then(|| Audit::in_directory(directory.path())).transpose()?;
         let mut api = Self {
@@ -126,7 +125,7 @@ impl ApiServer {
             etcd: None,
             directory,
             entry: netns.map(Netns::entry),
-            ports,
+            ports: Ports::new()?,
             admission,
             advertised,
             cluster_ips: cluster_ips.to_vec(),
@@ -170,7 +169,7 @@ impl ApiServer {
     /// Its URL on the loopback of its namespace.
     #[must_use]
     pub fn url(&self) -> String {
-        self.url_at(Ipv4Addr::LOCALHOST.into())
+        self.url_at(loopback::address().into())
     }
 
     /// Its URL at another address of its namespace.

@@ -1,7 +1,7 @@
 //! A real kube-proxy on a node, in mode nftables, iptables or ipvs: what Weir replaces, stands beside, and is compared with.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use ipnet::IpNet;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::apiserver::{User, free_ports};
+use crate::apiserver::User;
 use crate::netns::Entry;
 use crate::process::{self, Process};
-use crate::{ApiServer, Error, Node, Result, address, ip, wait};
+use crate::{ApiServer, Error, Node, Result, address, ip, loopback, wait};
 
 /// The programs: kube-proxy runs one of the others for each change of its rules.
 const KUBE_PROXY: &str = "kube-proxy";
@@ -148,7 +148,7 @@ impl KubeProxy {
             .prefix("weir-kube-proxy-")
             .tempdir()
             .map_err(Error::io("create a directory for kube-proxy"))?;
-        let [healthz, metrics] = node.netns().enter(free_ports)?;
+        let [healthz, metrics] = loopback::ports()?.map(|port| SocketAddrV4::new(loopback::address(), port));
         let periods = json!({"syncPeriod": format!("{}s", sync_period.as_secs())});
         let config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -158,8 +158,8 @@ impl KubeProxy {
             "bindAddress": node.address().v4,
             "clientConnection": {"kubeconfig": api.kubeconfig(User::KubeProxy, server_url)?},
             "clusterCIDR": address::pod_ips().map(|prefix: IpNet| prefix.to_string()).join(","),
-            "healthzBindAddress": format!("127.0.0.1:{healthz}"),
-            "metricsBindAddress": format!("127.0.0.1:{metrics}"),
+            "healthzBindAddress": healthz,
+            "metricsBindAddress": metrics,
             // The limits of the whole machine need CAP_SYS_RESOURCE.
             "conntrack": {"maxPerCore": 0},
             "iptables": periods,

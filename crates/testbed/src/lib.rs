@@ -20,6 +20,7 @@ mod frames;
 mod ip;
 pub mod kube_proxy;
 pub mod load;
+pub mod loopback;
 pub mod machine;
 pub mod netns;
 pub mod node;

@@ -151,10 +151,9 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use weir_telemetry::server::{Component, ProxyHealth};
+    use weir_testbed::loopback;
 
     use super::*;
-
-    const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     struct Healthy;
 
@@ -172,22 +171,16 @@ mod tests {
         HealthCheckServers::new("edge-1", Arc::new(Healthy), Events::disabled())
     }
 
-    /// Ports of this machine that nobody has right now.
-    fn free_ports<const N: usize>() -> [u16; N] {
-        let held = [(); N].map(|()| TcpListener::bind((LOCALHOST, 0)).unwrap());
-        held.map(|listener| listener.local_addr().unwrap().port())
-    }
-
     fn wanted(services: &[(&str, u16, u32)]) -> HealthChecks {
         let check = |(name, port, local_endpoints): &(&str, u16, u32)| {
             (ObjectName::new("shop", *name), HealthCheck { port: *port, local_endpoints: *local_endpoints })
         };
-        HealthChecks { addresses: vec![LOCALHOST], services: services.iter().map(check).collect() }
+        HealthChecks { addresses: vec![loopback::address().into()], services: services.iter().map(check).collect() }
     }
 
     /// The first line of an answer and its body, or why there is none.
     async fn ask(port: u16) -> Result<(String, String), ErrorKind> {
-        let mut stream = TcpStream::connect((LOCALHOST, port)).await.map_err(|e| e.kind())?;
+        let mut stream = TcpStream::connect((loopback::address(), port)).await.map_err(|e| e.kind())?;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.map_err(|e| e.kind())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.map_err(|e| e.kind())?;
@@ -203,7 +196,7 @@ mod tests {
 
     #[tokio::test]
     async fn ports_open_and_close_as_services_come_and_go() {
-        let (mut servers, [a, b]) = (servers(), free_ports());
+        let (mut servers, [a, b]) = (servers(), loopback::ports().unwrap());
         servers.update(&wanted(&[("cart", a, 1), ("web", b, 0)])).await;
         assert_answers(a, 200, "cart").await;
         assert_answers(b, 503, "web").await;
@@ -214,9 +207,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_number_of_endpoints_changes_without_a_new_socket() {
-        let (mut servers, [port]) = (servers(), free_ports());
+        let (mut servers, [port]) = (servers(), loopback::ports().unwrap());
         servers.update(&wanted(&[("cart", port, 0)])).await;
-        let mut waiting = TcpStream::connect((LOCALHOST, port)).await.unwrap();
+        let mut waiting = TcpStream::connect((loopback::address(), port)).await.unwrap();
         servers.update(&wanted(&[("cart", port, 2)])).await;
         waiting.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
@@ -226,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_can_change_its_port_and_another_one_take_it() {
-        let (mut servers, [old, new]) = (servers(), free_ports());
+        let (mut servers, [old, new]) = (servers(), loopback::ports().unwrap());
         servers.update(&wanted(&[("web", old, 1)])).await;
         servers.update(&wanted(&[("web", new, 1), ("cart", old, 1)])).await;
         assert_answers(new, 200, "web").await;
@@ -236,13 +229,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_of_somebody_else_fails_its_service_alone_and_is_taken_when_it_is_free() {
-        let (mut servers, [free]) = (servers(), free_ports());
-        let taken = TcpListener::bind((LOCALHOST, 0)).unwrap();
+        let (mut servers, [free]) = (servers(), loopback::ports().unwrap());
+        let taken = TcpListener::bind((loopback::address(), 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let wanted = wanted(&[("cart", port, 1), ("web", free, 1)]);
         servers.update(&wanted).await;
         assert_answers(free, 200, "web").await;
-        let address = SocketAddr::new(LOCALHOST, port);
+        let address = SocketAddr::from((loopback::address(), port));
         let cause = &servers.failed[&(ObjectName::new("shop", "cart"), address)];
         assert!(cause.contains(&address.to_string()) && cause.contains("Address already in use"), "{cause}");
         drop(taken);
@@ -253,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_that_the_node_lacks_is_named_and_does_not_keep_the_others_closed() {
-        let (mut servers, [port]) = (servers(), free_ports());
+        let (mut servers, [port]) = (servers(), loopback::ports().unwrap());
         let mut wanted = wanted(&[("cart", port, 1)]);
         let lacking = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         wanted.addresses.insert(0, lacking);
@@ -265,10 +258,10 @@ mod tests {
 
     #[tokio::test]
     async fn all_services_share_one_room_for_connections() {
-        let (mut servers, [cart, web]) = (servers(), free_ports());
+        let (mut servers, [cart, web]) = (servers(), loopback::ports().unwrap());
         servers.room = Room::new(Limits { connections: 1, keep_alive: true, ..Limits::PROBES });
         servers.update(&wanted(&[("cart", cart, 1), ("web", web, 1)])).await;
-        let mut held = TcpStream::connect((LOCALHOST, cart)).await.unwrap();
+        let mut held = TcpStream::connect((loopback::address(), cart)).await.unwrap();
         held.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         // An answer proves that it has the only place.
         assert!(held.read(&mut [0; 512]).await.unwrap() > 0);
@@ -288,7 +281,7 @@ mod tests {
 
     #[tokio::test]
     async fn ports_follow_the_addresses_of_the_node() {
-        let (mut servers, [port]) = (servers(), free_ports());
+        let (mut servers, [port]) = (servers(), loopback::ports().unwrap());
         let mut wanted = wanted(&[("cart", port, 1)]);
         servers.update(&wanted).await;
         wanted.addresses = vec![IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2))];
@@ -299,7 +292,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_the_agent_closes_all_ports() {
-        let [port] = free_ports();
+        let [port] = loopback::ports().unwrap();
         let (sender, receiver) = watch::channel(wanted(&[("cart", port, 1)]));
         let stop = CancellationToken::new();
         let running = tokio::spawn(servers().run(receiver, stop.clone()));

@@ -1,6 +1,6 @@
 //! The two programs, with their options and ports.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::process::Command;
 
 use nix::sys::socket::SockaddrStorage;
@@ -8,12 +8,12 @@ use nix::sys::socket::SockaddrStorage;
 use super::{Admission, ApiServer};
 use crate::address::Pair;
 use crate::audit::Audit;
-use crate::{Error, Result, process};
+use crate::{Error, Result, loopback, process};
 
 pub(super) const ETCD: &str = "etcd";
 pub(super) const SERVER: &str = "kube-apiserver";
 
-/// TCP ports of the two programs.
+/// TCP ports of the two programs, at [`loopback::address`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
     pub(super) etcd: u16,
@@ -22,16 +22,20 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    pub(super) fn free() -> Result<Self> {
-        let [etcd, etcd_peer, server] = free_ports()?;
+    pub(super) fn new() -> Result<Self> {
+        let [etcd, etcd_peer, server] = loopback::ports()?;
         Ok(Self { etcd, etcd_peer, server })
+    }
+
+    /// Where etcd has its clients.
+    pub(super) fn etcd_url(&self) -> String {
+        url(self.etcd)
     }
 }
 
 impl ApiServer {
     pub(super) fn etcd_command(&self) -> Result<Command> {
-        let Ports { etcd, etcd_peer, server: _ } = self.ports;
-        let (client, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{etcd_peer}"));
+        let (client, peer) = (self.ports.etcd_url(), url(self.ports.etcd_peer));
         let mut command = Command::new(process::installed(ETCD)?);
         command.arg("--data-dir").arg(self.path("etcd"));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
@@ -45,10 +49,10 @@ impl ApiServer {
     pub(super) fn server_command(&self) -> Result<Command> {
         let certificates = self.path("certificates");
         let key = self.service_account_key();
-        let bind = if self.entry.is_some() { "::" } else { "127.0.0.1" };
+        let bind = if self.entry.is_some() { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::V4(loopback::address()) };
         let services = self.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut command = Command::new(process::built(SERVER)?);
-        command.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd));
+        command.arg(format!("--etcd-servers={}", self.ports.etcd_url()));
         command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
         command.args([format!("--advertise-address={}", self.advertised)]);
         command.arg(format!("--service-cluster-ip-range={services}"));
@@ -68,19 +72,8 @@ impl ApiServer {
     }
 }
 
-/// TCP ports that are free on the loopback of the calling thread's namespace.
-pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let ports = || {
-        // All are held at once: otherwise the same one might come twice.
-        let held = (0..N).map(listen).collect::<std::io::Result<Vec<_>>>()?;
-        let mut ports = [0; N];
-        for (port, listener) in ports.iter_mut().zip(&held) {
-            *port = listener.local_addr()?.port();
-        }
-        Ok(ports)
-    };
-    ports().map_err(Error::io("find free ports"))
+fn url(port: u16) -> String {
+    format!("http://{}", SocketAddrV4::new(loopback::address(), port))
 }
 
 /// The address that the service `default/kubernetes` gets: the calling thread's namespace's first one of the family of

@@ -16,7 +16,7 @@ impl ApiServer {
     /// # Errors
     /// When etcd refuses, or cannot be reached.
     pub fn store<K: Object>(&self, key: &str, object: &K) -> Result<()> {
-        let etcd = format!("http://127.0.0.1:{}", self.ports.etcd);
+        let etcd = self.ports.etcd_url();
         let invalid = |error: &dyn std::fmt::Display| Error::Invalid(format!("{key}: {error}"));
         let object = serde_json::to_vec(object).map_err(|error| invalid(&error))?;
         let put = json!({"key": STANDARD.encode(format!("/registry/{key}")), "value": STANDARD.encode(object)});

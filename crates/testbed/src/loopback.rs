@@ -1,0 +1,63 @@
+//! Where a test's programs listen on loopback. A port that was free a moment ago may be any connection's a moment later, for all of them come
+//! from 127.0.0.1: so each process has an address of its own there, and gives out each port of it once.
+
+use std::net::Ipv4Addr;
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use crate::{Error, Result};
+
+/// The first address of processes: a process's number has at most 22 bits (`PID_MAX_LIMIT`), and 127.0.0.1 is not among theirs.
+const FIRST_ADDRESS: u32 = Ipv4Addr::new(127, 64, 0, 0).to_bits();
+
+/// The first port that is given out, and the first one that is not: above are node ports, and the ports of connections.
+const PORTS: [u16; 2] = [20_000, 30_000];
+
+/// The address that is this process's alone.
+#[must_use]
+pub fn address() -> Ipv4Addr {
+    Ipv4Addr::from_bits(FIRST_ADDRESS + process::id())
+}
+
+/// Ports, for TCP and UDP, that are given out to nobody else: at [`address`] nothing else listens.
+///
+/// # Errors
+/// When this process has had all.
+pub fn ports<const N: usize>() -> Result<[u16; N]> {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    let [first, end] = PORTS;
+    let mut ports = [0; N];
+    for port in &mut ports {
+        let taken = TAKEN
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| (taken < end - first).then_some(taken + 1));
+        let all =
+            |_| Error::Invalid(format!("all ports from {first} to {end} are given out: run fewer tests in a process"));
+        *port = first + taken.map_err(all)?;
+    }
+    Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_given_out_once_and_can_be_listened_at_and_reached() {
+        let [one, two] = ports().unwrap();
+        let [three] = ports().unwrap();
+        assert!(one != two && one != three && two != three, "{one} {two} {three}");
+        let listener = TcpListener::bind((address(), one)).unwrap();
+        let client = TcpStream::connect((address(), one)).unwrap();
+        assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap());
+    }
+
+    #[test]
+    fn connections_come_from_an_address_that_is_no_process_s() {
+        let [port] = ports().unwrap();
+        let _listener = TcpListener::bind((address(), port)).unwrap();
+        let client = TcpStream::connect((address(), port)).unwrap();
+        assert_eq!(client.local_addr().unwrap().ip(), Ipv4Addr::LOCALHOST);
+    }
+}
