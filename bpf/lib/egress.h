@@ -47,12 +47,56 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 	return REASON_BACK;
 }
 
+/*
+ * Has the answers' entry of our flow forgotten that asks the same endpoint from the same port as a datagram of the host. The flow's next datagram
+ * writes it anew: whoever has asked last is answered. Returns 0.
+ */
+static __always_inline int yield_answers(const struct packet *p, const bool v6)
+{
+	const __u32 now = now_ticks();
+	union flow_key key;
+	struct reply *reply;
+	struct flow *flow;
+
+	flow_key_of(&key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
+	reply = reply_at(&key, STAGE_GOING_FIRST, v6);
+	if (!reply || !(reply->flags & FLOW_SNAT))
+		return 0;
+	flow = reply_flow(reply, p->proto, v6);
+	/* The first datagram of a tick looks after the entry: the next one is to be that. */
+	if (flow && flow->last_seen == now)
+		flow->last_seen = now - 1;
+	reply_forget(&key, STAGE_ANY, v6);
+	return 0;
+}
+
+/* Functions of their own: beside another proxy alone it is asked. */
+__noinline int yield_answers4(const struct packet *p)
+{
+	return p ? yield_answers(p, false) : 0;
+}
+
+__noinline int yield_answers6(const struct packet *p)
+{
+	return p ? yield_answers(p, true) : 0;
+}
+
+/* Whether a packet that answers nobody may be another proxy's, which masquerades from ports that it draws by lot: one may be of our flows. */
+static __always_inline bool may_share_port(const struct packet *p)
+{
+	const struct config *config = config_get();
+
+	return p->proto == IPPROTO_UDP && config && config->flags & CONFIG_BESIDE;
+}
+
 /* A packet on its way to a client. Returns a reason. */
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
 	struct reply *reply = NULL;
 	int error, reason = answered(p, &reply, v6);
 
+	if (!reply && may_share_port(p))
+		(void)(v6 ? yield_answers6(p) : yield_answers4(p));
 	if (!reply)
 		return reason;
 	count_back(reply, p, v6);

@@ -7,7 +7,7 @@ use crate::begin::Begun;
 use crate::control::{Arrival, backend_end, is_local};
 use crate::going::{RETRIES, Step};
 use crate::over::is_last;
-use crate::packet::{End, Packet, Piece, SCTP, TCP, UDP, ip_of};
+use crate::packet::{End, Key, Packet, Piece, SCTP, TCP, UDP, ip_of};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason, Route};
 
@@ -161,8 +161,26 @@ impl Model {
 
     /// On the way out of the node.
     pub(crate) fn egress(&mut self, p: &Packet) -> Left {
-        let (stage, reply) = self.answered_by(p)?;
-        Ok(self.go_back(p, stage, &reply))
+        match self.answered_by(p) {
+            Ok((stage, reply)) => Ok(self.go_back(p, stage, &reply)),
+            Err(reason) => {
+                if p.protocol == UDP && self.has(abi::CONFIG_BESIDE) {
+                    self.yield_answers(&p.key().turned());
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    /// A datagram of the host asks an endpoint from a port. A flow that has the same one is answered again as soon as it says something.
+    fn yield_answers(&mut self, key: &Key) {
+        let Some((_, reply)) = self.tables.replies.find(key).filter(|(_, reply)| reply.snat) else { return };
+        let flow_key = reply.flow_key(key);
+        let found = self.tables.flows.find(&flow_key);
+        if let Some((stage, flow)) = found.filter(|(_, flow)| flow.last_seen == self.now.ticks) {
+            self.tables.flows.put(stage, flow_key, Flow { last_seen: flow.last_seen.wrapping_sub(1), ..flow });
+        }
+        self.tables.replies.forget_all(key);
     }
 
     /// Translates what a backend answers.

@@ -347,3 +347,25 @@ fn what_weir_remembers_of_a_service_does_not_get_in_the_way_of_the_next_proxy() 
     println!("{weirs:?} connections through Weir, then {bursts:?} through kube-proxy");
     assert!(bursts.iter().all(|(answered, failures)| *answered > 0 && failures.is_empty()), "kube-proxy: {bursts:?}");
 }
+
+#[test]
+fn a_datagram_that_kube_proxy_masquerades_from_a_port_of_a_flow_of_weirs_is_answered() {
+    /// Flows of Weir's to one endpoint, and datagrams of kube-proxy's to it: each has one of 64,512 ports by lot, so that 15 meet on average.
+    const FLOWS: usize = 2000;
+    const DATAGRAMS: usize = 500;
+    let Some(beside) = Beside::join("datagrams of two proxies to one endpoint") else { return };
+    let pods = [beside.cluster.world.node(2).pod(2)];
+    let (ours, theirs) = (beside.publish("two-ours", Some(WEIR), &pods), beside.publish("two-theirs", None, &pods));
+    beside.await_weir(&ours, true);
+    beside.await_kube_proxy(&theirs, true);
+    let client = beside.cluster.world.client();
+    let targets = |served| beside.targets(&Caller::Outside, served, Talk::Udp);
+    for (ours, theirs) in targets(&ours).into_iter().zip(targets(&theirs)) {
+        let ask = |target, times| {
+            client.enter(|| (0..times).filter_map(|_| Talk::Udp.ask(target, PATIENCE).err()).collect::<Vec<_>>())
+        };
+        assert!(ask(ours, FLOWS).is_empty());
+        let failures = ask(theirs, DATAGRAMS);
+        assert!(failures.is_empty(), "{} of {DATAGRAMS} to {theirs}: {:?}", failures.len(), failures[0]);
+    }
+}

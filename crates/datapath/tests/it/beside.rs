@@ -8,8 +8,9 @@ use weir_core::model::Protocol;
 use weir_core::ops::{FrontendKey, MapOp};
 use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
+use weir_testbed::packet::Packet;
 
-use crate::case::{CLUSTER_IP, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::case::{CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::entries::age;
 use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
 
@@ -18,6 +19,9 @@ const HOOKS: [(Hook, Device, u32); 3] = [
     (Hook::NicIn, Device::Eth0, TC_UNSPEC),
     (Hook::PodIn, Device::Pod1, TC_UNSPEC),
 ];
+
+/// Where answers to the node arrive, with the verdicts on a client's and on the host's.
+const ANSWERS: [(Hook, u32, u32); 2] = [(Hook::Xdp, XDP_TX, XDP_PASS), (Hook::NicIn, TC_REDIRECT, TC_UNSPEC)];
 
 fn node(what: &str, flags: u32) -> Option<Node> {
     let mut node = Node::new(what)?;
@@ -141,9 +145,8 @@ fn answers_to_datagrams_that_were_under_way_when_the_service_left_come_back_and_
     };
     let frontend_leaves: Leave =
         |node, key| node.datapath.store().apply(&[MapOp::DeleteFrontend { key }, MapOp::ForgetFlows { key }]).unwrap();
-    let hooks = [(Hook::Xdp, XDP_TX, XDP_PASS), (Hook::NicIn, TC_REDIRECT, TC_UNSPEC)];
     for (case, leave) in cases(Protocol::Udp).flat_map(|case| [(case, endpoint_leaves), (case, frontend_leaves)]) {
-        for (hook, back, untouched) in hooks {
+        for (hook, back, untouched) in ANSWERS {
             node.serve(web(), &[(2, 1)]);
             let at = case.at(address::node(1), NODE_PORT);
             let (key, frontend) = node.frontend(at, case.protocol);
@@ -165,6 +168,80 @@ fn answers_to_datagrams_that_were_under_way_when_the_service_left_come_back_and_
             node.run(hook, Device::Eth0, &frame).is_untouched(untouched, abi::REASON_NO_FRONTEND, &frame);
             node.datapath.store().apply(&[MapOp::PutFrontend { key, frontend }]).unwrap();
         }
+    }
+}
+
+/// A client's flow to a remote endpoint at NicIn, and its datagrams there and back. The host has the same port by chance.
+struct SamePort<'a> {
+    node: &'a Node,
+    case: Case,
+    sent: Packet,
+    to_endpoint: Packet,
+}
+
+impl<'a> SamePort<'a> {
+    fn begin(node: &'a Node, case: Case) -> Self {
+        let sent = case.first(case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
+        let outcome = node.send(Hook::NicIn, Device::Eth0, &sent);
+        outcome.is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        Self { node, case, to_endpoint: outcome.packet().clone(), sent }
+    }
+
+    /// The client asks again, from the same port.
+    fn client_asks(&self) {
+        let outcome = self.node.send(Hook::NicIn, Device::Eth0, &self.sent);
+        outcome.is(TC_REDIRECT, abi::REASON_TO_REMOTE, &self.to_endpoint);
+    }
+
+    /// What another proxy has masqueraded leaves by this interface.
+    fn host_asks(&self) {
+        let frame = self.to_endpoint.to_bytes();
+        self.node.run(Hook::NicOut, Device::Eth0, &frame).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &frame);
+    }
+
+    fn answer(&self) -> Packet {
+        self.case.later(self.to_endpoint.destination_socket(), self.to_endpoint.source_socket())
+    }
+
+    fn client_is_answered(&self, (hook, back, _): (Hook, u32, u32)) {
+        let outcome = self.node.send(hook, Device::Eth0, &self.answer());
+        outcome.is_for(back, abi::REASON_BACK);
+        assert_eq!(outcome.packet().destination_socket(), self.sent.source_socket());
+    }
+
+    fn host_is_answered(&self, (hook, _, untouched): (Hook, u32, u32)) {
+        let frame = self.answer().to_bytes();
+        self.node.run(hook, Device::Eth0, &frame).is_untouched(untouched, abi::REASON_NO_FRONTEND, &frame);
+    }
+}
+
+#[test]
+fn of_the_host_and_a_client_that_ask_an_endpoint_from_one_port_who_has_asked_last_is_answered() {
+    let Some(mut node) = node("datagrams of two proxies from one port", abi::CONFIG_BESIDE) else { return };
+    node.serve(web(), &[(2, 1)]);
+    for (case, hook) in cases(Protocol::Udp).flat_map(|case| ANSWERS.map(|hook| (case, hook))) {
+        // An answer again has the flow move to the tables of those that go on.
+        for answers in [0, 1, 3] {
+            let two = SamePort::begin(&node, case);
+            (0..answers).for_each(|_| two.client_is_answered(hook));
+            for _ in 0..2 {
+                two.host_asks();
+                two.host_is_answered(hook);
+                two.client_asks();
+                two.client_is_answered(hook);
+            }
+        }
+    }
+}
+
+#[test]
+fn alone_the_host_leaves_a_client_its_answers() {
+    let Some(mut node) = node("datagrams of the host from a flow's port", 0) else { return };
+    node.serve(web(), &[(2, 1)]);
+    for (case, hook) in cases(Protocol::Udp).flat_map(|case| ANSWERS.map(|hook| (case, hook))) {
+        let two = SamePort::begin(&node, case);
+        two.host_asks();
+        two.client_is_answered(hook);
     }
 }
 
