@@ -22,8 +22,8 @@
 /* Enough for Ethernet, two tags, IPv6 with some extension headers, and TCP. */
 #define LINEAR_BYTES 160
 /*
- * The upper half of skb->tc_index, of a packet that was translated on its way in: on its way out it is known not to be an answer. The lower
- * half is others': Cilium has flags there, queues and classifiers take it for the number of a class.
+ * The upper half of skb->tc_index, of a packet that was translated on its way in: on its way out it is known to be no answer, and not the host's
+ * own. The lower half is others': Cilium has flags there, queues and classifiers take it for the number of a class.
  */
 #define TRANSLATED 0x5700
 #define TRANSLATED_MASK 0xff00

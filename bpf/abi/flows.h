@@ -51,6 +51,8 @@ enum flow_flags {
 	FLOW_TUNNEL = 8192,
 	/* With FLOW_ENDED: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset. */
 	FLOW_LAST = 16384,
+	/* In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that heard tells. */
+	FLOW_LENT = 32768,
 };
 
 /* What a slot of going_filter says of its keys. Two bits, so that programs can change one beside others. */
@@ -112,10 +114,11 @@ struct reply {
 	__be16 frontend_port; /* BE */
 	__be16 client_port;   /* BE */
 	__u16 flags;	      /* HOST, enum flow_flags */
-	__u16 heard;	      /* HOST, enum heard: what its client's ACK, or once it goes on its end, is near; 0: any */
-	__u32 backend;	      /* HOST, index into backends */
-	__u32 generation;     /* HOST, of the backend when it was selected */
-	__u32 last_seen;      /* HOST, in ticks */
+	/* HOST, enum heard: what its client's ACK, or once it goes on its end, is near; 0: any. With FLOW_LENT: the tick, & HEARD_MASK */
+	__u16 heard;
+	__u32 backend;	  /* HOST, index into backends */
+	__u32 generation; /* HOST, of the backend when it was selected */
+	__u32 last_seen;  /* HOST, in ticks */
 	__u32 asked; /* HOST, in units of delay, odd, wraps: since when an answer is awaited; 0: none is; or ASKED_ELSEWHERE */
 	__u32 bytes; /* HOST, of its packets, wraps */
 	/* HOST, those of them that backend_counters lack so far. With FLOW_RETRIES: the backend that was left for this one, or 0. */

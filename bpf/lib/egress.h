@@ -48,12 +48,11 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 }
 
 /*
- * Has the answers' entry of our flow forgotten that asks the same endpoint from the same port as a datagram of the host. The flow's next datagram
- * writes it anew: whoever has asked last is answered. Returns 0.
+ * Notes at the entry of a flow's answers that the host asks the same endpoint from the same port: what comes back is the host's, until the
+ * flow's client says something or nobody has asked for ANSWER_IDLE ticks. Returns 0.
  */
-static __always_inline int yield_answers(const struct packet *p, const bool v6)
+static __always_inline int lend_port(const struct packet *p, const bool v6)
 {
-	const __u32 now = now_ticks();
 	union flow_key key;
 	struct reply *reply;
 	struct flow *flow;
@@ -62,27 +61,28 @@ static __always_inline int yield_answers(const struct packet *p, const bool v6)
 	reply = reply_at(&key, STAGE_GOING_FIRST, v6);
 	if (!reply || !(reply->flags & FLOW_SNAT))
 		return 0;
+	reply->heard = now_ticks() & HEARD_MASK;
+	set_bits(&reply->flags, FLOW_LENT);
 	flow = reply_flow(reply, p->proto, v6);
-	/* The first datagram of a tick looks after the entry: the next one is to be that. */
-	if (flow && flow->last_seen == now)
-		flow->last_seen = now - 1;
-	reply_forget(&key, STAGE_ANY, v6);
+	/* The first datagram of a tick looks after the entry: the client's next one is to be that. */
+	if (flow && flow->snat_port == p->sport && flow->last_seen == now_ticks())
+		flow->last_seen--;
 	return 0;
 }
 
 /* Functions of their own: beside another proxy alone it is asked. */
-__noinline int yield_answers4(const struct packet *p)
+__noinline int lend_port4(const struct packet *p)
 {
-	return p ? yield_answers(p, false) : 0;
+	return p ? lend_port(p, false) : 0;
 }
 
-__noinline int yield_answers6(const struct packet *p)
+__noinline int lend_port6(const struct packet *p)
 {
-	return p ? yield_answers(p, true) : 0;
+	return p ? lend_port(p, true) : 0;
 }
 
 /* Whether a packet that answers nobody may be another proxy's, which masquerades from ports that it draws by lot: one may be of our flows. */
-static __always_inline bool may_share_port(const struct packet *p)
+static __always_inline bool may_borrow_port(const struct packet *p)
 {
 	const struct config *config = config_get();
 
@@ -95,8 +95,8 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	struct reply *reply = NULL;
 	int error, reason = answered(p, &reply, v6);
 
-	if (!reply && may_share_port(p))
-		(void)(v6 ? yield_answers6(p) : yield_answers4(p));
+	if (!reply && may_borrow_port(p))
+		(void)(v6 ? lend_port6(p) : lend_port4(p));
 	if (!reply)
 		return reason;
 	count_back(reply, p, v6);

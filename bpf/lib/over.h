@@ -163,6 +163,12 @@ static __always_inline bool awaits_answer(const struct reply *reply, const struc
 	       !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
+/* Whether the host has asked from the port of a flow of datagrams since its client said something, and may be answered. */
+static __always_inline bool is_lent(const struct reply *reply)
+{
+	return reply->flags & FLOW_LENT && ((now_ticks() - reply->heard) & HEARD_MASK) <= ANSWER_IDLE;
+}
+
 /* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
 static __always_inline bool is_awaited(const struct flow *flow, const struct reply *reply, __be16 port)
 {
@@ -222,7 +228,8 @@ static __always_inline bool was_left(const struct packet *p, const struct reply 
 
 /*
  * Forgets the entry that a packet which looks like an answer to a flow of ours meets, if it is of another connection between the same ports, which
- * began after ours was over: so the rest of that connection finds none. Notes where our flow has left the backend. Returns whether it is another's.
+ * began after ours was over: so the rest of that connection finds none. Notes where our flow has left the backend. Returns whether it is another's,
+ * as it is where the port of a flow that goes on is lent.
  */
 static __always_inline bool forget_if_anothers(const struct packet *p, const bool v6)
 {
@@ -236,6 +243,8 @@ static __always_inline bool forget_if_anothers(const struct packet *p, const boo
 	reply = reply_at(&key, STAGE_ANY, v6);
 	if (!config || !reply || !may_be_anothers(p, reply, config))
 		return false;
+	if (is_lent(reply))
+		return true;
 	port = snat_port_of(reply, p->dport);
 	flow = reply_flow(reply, p->proto, v6);
 	if (is_still_ours(p, reply, flow, port, config))

@@ -85,8 +85,14 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	/* A flood may have given its place to another one since it was found there. */
 	if (known && !reply_is_of(known, p, flow, v6))
 		known = reply_at(&key, STAGE_ANY, v6);
-	if (known && reply_is_of(known, p, flow, v6))
+	if (known && reply_is_of(known, p, flow, v6)) {
+		/* Whoever asks last is answered. */
+		if (known->flags & FLOW_LENT) {
+			clear_bits(&known->flags, FLOW_LENT);
+			known->heard = 0;
+		}
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
+	}
 	if (p->syn && flow->flags & FLOW_CLOSING)
 		return STEP_OVER;
 	if (known && (p->proto != IPPROTO_UDP || !is_here(backend)))
@@ -136,7 +142,7 @@ static __always_inline bool promote_alone(const struct packet *p, struct flow *f
 /* Whether a client's packet shows that it has heard of the SYN-ACK, as far as there was one. */
 static __always_inline bool has_heard(const struct packet *p, const struct reply *reply)
 {
-	return !reply->heard || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
+	return !(reply->heard & HEARD_KNOWN) || ((p->heard - reply->heard) & HEARD_MASK) <= 1;
 }
 
 /*
@@ -197,8 +203,9 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return promote_alone(p, flow, v6);
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	/* What is over stays where it is: its flow was met anew. */
-	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED || !reply_is_of(reply, p, flow, v6))
+	/* What is over stays where it is: its flow was met anew. So does what is lent until its client says something. */
+	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_ENDED | FLOW_LENT)) != FLOW_REPLIED ||
+	    !reply_is_of(reply, p, flow, v6))
 		return false;
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))

@@ -157,6 +157,8 @@ pub const FLOW_SETTLED: u16 = 4096;
 pub const FLOW_TUNNEL: u16 = 8192;
 /// With [`FLOW_ENDED`]: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset.
 pub const FLOW_LAST: u16 = 16384;
+/// In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that `heard` tells.
+pub const FLOW_LENT: u16 = 32768;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has settled or ended.
 pub const FLOW_OPENING: u16 = 64;
 /// Both sides have closed it, or one has reset it; a SYN starts a new one.

@@ -178,6 +178,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_SETTLED,
         FLOW_TUNNEL,
         FLOW_LAST,
+        FLOW_LENT,
         FLOW_ENDED,
         FLOW_DIRECT,
         FRAGMENT_AWAITED,

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use kube::client::Body;
 use tokio::net::TcpListener;
 use weir_kube_watch::client::{ClientOptions, connect};
+use weir_testbed::loopback;
 
 fn kubeconfig(directory: &Path, server: &str) -> PathBuf {
     let path = directory.join("config");
@@ -44,10 +45,10 @@ async fn server(name: &'static str) -> String {
     url
 }
 
-/// A URL at which nobody answers: the port was free a moment ago.
-async fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    format!("http://{}", listener.local_addr().unwrap())
+/// A URL at which nobody answers.
+fn nobody() -> String {
+    let [port] = loopback::ports().unwrap();
+    format!("http://{}:{port}", loopback::address())
 }
 
 async fn ask(client: &kube::Client) -> Result<String, kube::Error> {
@@ -67,7 +68,7 @@ async fn a_kubeconfig_leads_to_its_server() {
 async fn a_list_of_servers_overrides_the_kubeconfig_and_is_tried_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = Some(kubeconfig(directory.path(), &server("unused").await));
-    let api_servers = vec![nobody().await, server("second").await, server("third").await];
+    let api_servers = vec![nobody(), server("second").await, server("third").await];
     let client = connect(&ClientOptions { kubeconfig, api_servers, context: None }).await.unwrap();
     ask(&client).await.expect_err("nobody answers at the first");
     assert_eq!(ask(&client).await.unwrap(), "second");

@@ -377,6 +377,7 @@ impl Model {
             closing: false,
             ended: None,
             heard: 0,
+            lent: None,
             replied: false,
             moved: false,
             by_hash: false,

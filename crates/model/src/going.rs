@@ -145,6 +145,8 @@ impl Model {
         if let Some((stage, reply)) = known
             && reply.is_of(&p.key(), flow)
         {
+            // Whoever asks last is answered.
+            self.tables.replies.put(stage, key, Reply { lent: None, ..reply });
             return if p.asks() { self.step_of_syn(flow, (stage, &key), &reply) } else { Step::On };
         }
         // It has nothing left to go on with.
@@ -244,6 +246,7 @@ impl Model {
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
         if !reply.replied
             || reply.ended.is_some()
+            || reply.lent.is_some()
             || !reply.is_of(key, flow)
             || !(flow.settled || reply.was_heard(p.heard))
         {

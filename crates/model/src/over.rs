@@ -92,6 +92,9 @@ impl Model {
         if !begins && !done {
             return false;
         }
+        if self.is_lent(&reply) {
+            return true;
+        }
         let port = reply.source_port(p.dport);
         let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
         // It may answer what its client has just said.

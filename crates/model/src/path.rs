@@ -165,22 +165,33 @@ impl Model {
             Ok((stage, reply)) => Ok(self.go_back(p, stage, &reply)),
             Err(reason) => {
                 if p.protocol == UDP && self.has(abi::CONFIG_BESIDE) {
-                    self.yield_answers(&p.key().turned());
+                    self.lend_port(&p.key().turned());
                 }
                 Err(reason)
             }
         }
     }
 
-    /// A datagram of the host asks an endpoint from a port. A flow that has the same one is answered again as soon as it says something.
-    fn yield_answers(&mut self, key: &Key) {
-        let Some((_, reply)) = self.tables.replies.find(key).filter(|(_, reply)| reply.snat) else { return };
+    /// A datagram of the host asks an endpoint from a port. A flow that has the same one is answered again as soon as it says something, or the host has
+    /// been silent for a while.
+    fn lend_port(&mut self, key: &Key) {
+        let Some((stage, reply)) = self.tables.replies.find(key).filter(|(_, reply)| reply.snat) else { return };
         let flow_key = reply.flow_key(key);
-        let found = self.tables.flows.find(&flow_key);
-        if let Some((stage, flow)) = found.filter(|(_, flow)| flow.last_seen == self.now.ticks) {
+        self.tables.replies.put(stage, *key, Reply { lent: Some(self.lent_now()), ..reply });
+        let is_of = |flow: &Flow| flow.source_port() == Some(key.to.port) && flow.last_seen == self.now.ticks;
+        if let Some((stage, flow)) = self.tables.flows.find(&flow_key).filter(|(_, flow)| is_of(flow)) {
             self.tables.flows.put(stage, flow_key, Flow { last_seen: flow.last_seen.wrapping_sub(1), ..flow });
         }
-        self.tables.replies.forget_all(key);
+    }
+
+    fn lent_now(&self) -> u16 {
+        u16::try_from(self.now.ticks & u32::from(abi::HEARD_MASK)).unwrap_or_default()
+    }
+
+    /// Whether what a flow's endpoint says is the host's, which has asked it from the same port since.
+    pub(crate) fn is_lent(&self, reply: &Reply) -> bool {
+        let ago = |lent| u32::from(self.lent_now().wrapping_sub(lent) & abi::HEARD_MASK);
+        reply.lent.is_some_and(|lent| ago(lent) <= abi::ANSWER_IDLE)
     }
 
     /// Translates what a backend answers.

@@ -97,6 +97,8 @@ pub struct Reply {
     pub ended: Option<Ended>,
     /// What its client acknowledges, if there was a SYN-ACK; else 0.
     pub heard: u16,
+    /// The lower bits of the tick in which the host has asked from its port, if its client has not since.
+    pub lent: Option<u16>,
     /// The backend has said something.
     pub replied: bool,
     /// The client was led elsewhere, as the backend did not answer.

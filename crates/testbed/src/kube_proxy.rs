@@ -114,7 +114,7 @@ impl KubeProxy {
     }
 
     /// Starts it in mode nftables on a node that the API server knows with its addresses, and waits for its first rules. `server_url` is
-    /// where the node reaches the API server. Its ports for health and metrics are any free ones: another proxy may
+    /// where the node reaches the API server. Its ports for health and metrics are its own: another proxy may
     /// have the usual ones.
     ///
     /// # Errors

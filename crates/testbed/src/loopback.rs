@@ -1,5 +1,5 @@
 //! Where a test's programs listen on loopback. A port that was free a moment ago may be any connection's a moment later, for all of them come
-//! from 127.0.0.1: so each process has an address of its own there, and gives out each port of it once.
+//! from 127.0.0.1, and from higher ports: so each process has an address of its own there, and gives out each port once.
 
 use std::net::Ipv4Addr;
 use std::process;
@@ -19,7 +19,8 @@ pub fn address() -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST_ADDRESS + process::id())
 }
 
-/// Ports, for TCP and UDP, that are given out to nobody else: at [`address`] nothing else listens.
+/// Ports, for TCP and UDP, that this process gives out to nobody else. At [`address`] nobody else's are; at other addresses they may be those of another
+/// process of tests, but of no connection.
 ///
 /// # Errors
 /// When this process has had all.

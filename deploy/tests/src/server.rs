@@ -23,7 +23,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it on 127.0.0.1 and waits until it is ready.
+    /// Starts it on loopback and waits until it is ready.
     ///
     /// # Errors
     /// As [`ApiServer::start`], and when kubectl was not built.

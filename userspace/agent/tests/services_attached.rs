@@ -67,7 +67,7 @@ fn tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node_or_a_pod() 
 
 #[test]
 fn everything_is_served_without_xdp() {
-    let Some(cluster) = start("no XDP", "--no-xdp") else { return };
+    let Some(cluster) = start("no XDP", &["--no-xdp"]) else { return };
     assert_main_kinds(&cluster);
     for agent in &cluster.agents {
         assert!(!links(agent).iter().any(|name| name.starts_with("xdp-")), "{:?}", links(agent));
@@ -79,7 +79,7 @@ fn everything_is_served_without_xdp() {
 
 #[test]
 fn everything_is_served_with_clsact_filters_in_place_of_tcx_links() {
-    let Some(cluster) = start("clsact", "--no-tcx") else { return };
+    let Some(cluster) = start("clsact", &["--no-tcx"]) else { return };
     assert_main_kinds(&cluster);
     for (agent, node) in cluster.agents.iter().zip(cluster.world.nodes()) {
         let tcx = ["nic_in-", "nic_out-", "pod_in-", "pod_out-"];
@@ -96,8 +96,19 @@ fn everything_is_served_with_clsact_filters_in_place_of_tcx_links() {
     }
 }
 
-fn start(what: &str, option: &str) -> Option<Cluster> {
-    harness::can_run(what).then(|| Cluster::start(2, 2, &[option]))
+#[test]
+fn beside_another_proxy_what_leaves_in_the_nodes_name_by_tc_is_not_taken_for_the_hosts() {
+    let Some(cluster) = start("tc beside another proxy", &["--no-xdp", "--service-proxy-name=weir"]) else { return };
+    let mut service = echo("marked", "NodePort");
+    let label = ("service.kubernetes.io/service-proxy-name".to_owned(), "weir".to_owned());
+    service.metadata.labels = Some([label].into());
+    let served = cluster.serve_echo(&service, &[Member::ready(&cluster.world.node(2).pod(1))]);
+    ask_from_outside(&cluster, &served, COUNT);
+    assert!(cluster.agents[0].packets(abi::HOOK_NIC_INGRESS, abi::REASON_BACK) >= 2 * COUNT, "answers came by tc");
+}
+
+fn start(what: &str, options: &[&str]) -> Option<Cluster> {
+    harness::can_run(what).then(|| Cluster::start(2, 2, options))
 }
 
 fn assert_main_kinds(cluster: &Cluster) {

@@ -9,8 +9,10 @@ use weir_core::ops::{FrontendKey, MapOp};
 use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
+use weir_testbed::wait;
 
 use crate::case::{CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
+use crate::early_pieces::SOON;
 use crate::entries::age;
 use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
 
@@ -231,6 +233,36 @@ fn of_the_host_and_a_client_that_ask_an_endpoint_from_one_port_who_has_asked_las
                 two.client_is_answered(hook);
             }
         }
+    }
+}
+
+#[test]
+fn a_client_that_only_listens_is_answered_again_once_the_host_has_been_silent() {
+    let Some(mut node) = node("a client that listens beside another proxy", abi::CONFIG_BESIDE) else { return };
+    node.serve(web(), &[(2, 1)]);
+    let listens = |(case, hook)| {
+        let two = SamePort::begin(&node, case);
+        two.client_is_answered(hook);
+        two.host_asks();
+        two.host_is_answered(hook);
+        (two, hook)
+    };
+    let listening = cases(Protocol::Udp).flat_map(|case| ANSWERS.map(|hook| (case, hook))).map(listens);
+    for (two, (hook, ..)) in listening.collect::<Vec<_>>() {
+        let seen = || node.send(hook, Device::Eth0, &two.answer()).reason == abi::REASON_BACK;
+        wait::until("answers to the client", SOON, seen).unwrap();
+    }
+}
+
+#[test]
+fn what_the_host_asks_another_endpoint_from_that_port_takes_no_answers_from_a_client() {
+    let Some(mut node) = node("the host's datagrams to others", abi::CONFIG_BESIDE) else { return };
+    node.serve(web(), &[(2, 1)]);
+    for (case, hook) in cases(Protocol::Udp).flat_map(|case| ANSWERS.map(|hook| (case, hook))) {
+        let two = SamePort::begin(&node, case);
+        let other = two.to_endpoint.clone().with_destination(case.at(address::pod(2, 2), TARGET_PORT)).to_bytes();
+        node.run(Hook::NicOut, Device::Eth0, &other).is_untouched(TC_UNSPEC, abi::REASON_NO_REPLY, &other);
+        two.client_is_answered(hook);
     }
 }
 

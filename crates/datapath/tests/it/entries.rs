@@ -48,6 +48,17 @@ pub(crate) fn ask_earlier(asked: &mut [u8], delay: u32) {
     }
 }
 
+/// The tick of an entry of answers in which the host has asked from its port, if it has, so much earlier.
+pub(crate) fn lend_earlier(reply: &mut [u8], ticks: u32) {
+    let at = |offset| offset..offset + size_of::<u16>();
+    let word = |reply: &[u8], offset| u16::from_ne_bytes(reply[at(offset)].try_into().unwrap());
+    let heard = offset_of!(abi::Reply, heard);
+    if word(reply, offset_of!(abi::Reply, flags)) & abi::FLOW_LENT != 0 {
+        let earlier = u32::from(word(reply, heard)).wrapping_sub(ticks) & u32::from(abi::HEARD_MASK);
+        reply[at(heard)].copy_from_slice(&u16::try_from(earlier).unwrap().to_ne_bytes());
+    }
+}
+
 /// Changes all entries of a table.
 fn edit(node: &Node, map: &str, change: impl Fn(&mut [u8])) {
     for map in stages(map) {

@@ -15,6 +15,7 @@ use weir_core::model::{ObjectName, Proxy};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::{Change, Status, StatusWriter};
 use weir_kube_watch::watch::{WatchOptions, run};
+use weir_testbed::loopback;
 
 fn service(name: &str) -> Value {
     json!({
@@ -160,9 +161,8 @@ async fn a_refusal_names_the_kind_and_what_to_check() {
 
 #[tokio::test]
 async fn a_server_that_is_down_is_unreachable_with_the_cause() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
+    let [port] = loopback::ports().unwrap();
+    let url = format!("http://{}:{port}", loopback::address());
     let client = Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
     let (sink, _events) = mpsc::channel(1);
     let (writer, mut status) = StatusWriter::new();

@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use weir_core::endpoint_checks::{AskedPort, Check, Get, Question};
 use weir_core::model::{Endpoint, Family, ObjectName, Protocol, Slice, SlicePort};
+use weir_testbed::loopback;
 
 use super::*;
 
@@ -195,10 +196,9 @@ fn slice(endpoints: &[SocketAddr]) -> Slice {
 
 /// Servers at one port of several addresses.
 async fn servers<const N: usize>() -> [Server; N] {
-    let first = Server::start("127.0.0.1:0", OK).await;
-    let port = first.address.port();
-    let mut all = vec![first];
-    for number in 2..=N {
+    let [port] = loopback::ports().unwrap();
+    let mut all = Vec::new();
+    for number in 1..=N {
         all.push(Server::start(&format!("127.0.0.{number}:{port}"), OK).await);
     }
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were started"))

@@ -122,6 +122,8 @@ mod tests {
 
     use std::net::UdpSocket;
 
+    use weir_testbed::loopback;
+
     use super::*;
 
     /// Between two turns of the steering loop, which these tests have none of.
@@ -136,10 +138,10 @@ mod tests {
     }
 
     impl Bed {
-        /// Both ports of the task are free or, in IPv6, held by the socket that is returned.
+        /// The task's port is free, but in IPv6, where the socket has it that is returned.
         fn start() -> (Self, UdpSocket) {
-            let taken = UdpSocket::bind("[::1]:0").unwrap();
-            let port = taken.local_addr().unwrap().port();
+            let [port] = loopback::ports().unwrap();
+            let taken = UdpSocket::bind(("::1", port)).unwrap();
             let key = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(key.path(), "0123456789abcdef0123456789abcdef").unwrap();
             let (addresses, own) = watch::channel(Vec::new());

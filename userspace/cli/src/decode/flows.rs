@@ -23,6 +23,7 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_SETTLED, "settled"),
         (abi::FLOW_TUNNEL, "tunnel"),
         (abi::FLOW_LAST, "last"),
+        (abi::FLOW_LENT, "lent"),
     ];
     flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
 }

@@ -152,6 +152,7 @@ pub(super) fn age(node: &Node, ticks: u32, delay: u32) {
             }
             if let Some(at) = asked {
                 entries::ask_earlier(&mut value[at..at + 4], delay);
+                entries::lend_earlier(value, ticks);
             }
         };
         if entries::is_of_sets(name) {

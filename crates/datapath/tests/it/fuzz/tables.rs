@@ -63,6 +63,11 @@ impl Clocks {
     const fn tick(self, kernel: u32) -> u32 {
         kernel.wrapping_sub(self.kernel).wrapping_add(self.model.ticks)
     }
+
+    /// The same of the lower bits that an entry has.
+    fn lent(self, kernel: u16) -> u16 {
+        u16::try_from(self.tick(kernel.into()) & u32::from(abi::HEARD_MASK)).unwrap()
+    }
 }
 
 fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
@@ -100,7 +105,8 @@ fn reply(bytes: &[u8], clocks: Clocks) -> Reply {
         tunnel: flags & abi::FLOW_TUNNEL != 0,
         closing: flags & abi::FLOW_CLOSING != 0,
         ended: (flags & abi::FLOW_ENDED != 0).then_some(Ended { is_last: flags & abi::FLOW_LAST != 0 }),
-        heard,
+        heard: if flags & abi::FLOW_LENT == 0 { heard } else { 0 },
+        lent: (flags & abi::FLOW_LENT != 0).then(|| clocks.lent(heard)),
         replied: flags & abi::FLOW_REPLIED != 0,
         moved: flags & abi::FLOW_MOVED != 0,
         by_hash: flags & abi::FLOW_BY_HASH != 0,
