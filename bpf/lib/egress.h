@@ -49,7 +49,7 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 
 /*
  * Notes at the entry of a flow's answers that the host asks the same endpoint from the same port: what comes back is the host's, until the
- * flow's client says something or nobody has asked for ANSWER_IDLE ticks. Returns 0.
+ * flow's client says something or the host has asked nothing for more than ANSWER_IDLE ticks. Returns 0.
  */
 static __always_inline int lend_port(const struct packet *p, const bool v6)
 {

@@ -350,6 +350,12 @@ static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 p
 	return flow_at(&key, stage_of(reply->flags), v6);
 }
 
+/* Whether the host has asked from the port of a flow of datagrams since its client said something, and may be answered. */
+static __always_inline bool is_lent(const struct reply *reply)
+{
+	return reply->flags & FLOW_LENT && ((now_ticks() - reply->heard) & HEARD_MASK) <= ANSWER_IDLE;
+}
+
 /* Whether two entries are of answers in the name of the same frontend. */
 static __always_inline bool is_same_frontend(const struct reply *a, const struct reply *b, const bool v6)
 {

@@ -185,7 +185,7 @@ static __always_inline bool turn_to_client(const struct packet *quoted, struct e
 
 	turned_key(&key, quoted, v6);
 	reply = reply_at(&key, STAGE_ANY, v6);
-	if (!reply || !(reply->flags & FLOW_SNAT) == snat)
+	if (!reply || !(reply->flags & FLOW_SNAT) == snat || is_lent(reply))
 		return false;
 	turn->forward = snat;
 	turn->untold = nobody && goes_elsewhere(reply, quoted->proto);

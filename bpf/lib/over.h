@@ -163,12 +163,6 @@ static __always_inline bool awaits_answer(const struct reply *reply, const struc
 	       !is_idle(now_ticks(), reply->last_seen, OPENING_IDLE);
 }
 
-/* Whether the host has asked from the port of a flow of datagrams since its client said something, and may be answered. */
-static __always_inline bool is_lent(const struct reply *reply)
-{
-	return reply->flags & FLOW_LENT && ((now_ticks() - reply->heard) & HEARD_MASK) <= ANSWER_IDLE;
-}
-
 /* Whether datagrams were under way when their endpoint left, or the agent forgot their flow: they were ours, and so are the answers. */
 static __always_inline bool is_awaited(const struct flow *flow, const struct reply *reply, __be16 port)
 {
@@ -245,6 +239,9 @@ static __always_inline bool forget_if_anothers(const struct packet *p, const boo
 		return false;
 	if (is_lent(reply))
 		return true;
+	/* What heard says is true for some hours. */
+	if (reply->flags & FLOW_LENT)
+		clear_bits(&reply->flags, FLOW_LENT);
 	port = snat_port_of(reply, p->dport);
 	flow = reply_flow(reply, p->proto, v6);
 	if (is_still_ours(p, reply, flow, port, config))

@@ -203,8 +203,8 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 		return promote_alone(p, flow, v6);
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
-	/* What is over stays where it is: its flow was met anew. So does what is lent until its client says something. */
-	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_ENDED | FLOW_LENT)) != FLOW_REPLIED ||
+	/* What is over stays where it is: its flow was met anew. So does what is lent: it is the host that is answered. */
+	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED || is_lent(reply) ||
 	    !reply_is_of(reply, p, flow, v6))
 		return false;
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
@@ -217,7 +217,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	/* From now on it is the client's numbers that are known. */
 	if (stays == FLOW_OPENING)
 		reply->heard = 0;
-	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED);
+	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED | FLOW_LENT);
 	clear_bits(&flow->flags, FLOW_OPENING | FLOW_SETTLED);
 	/* Of one that was met in its middle this is not known yet. */
 	set_bits(&flow->flags, FLOW_REPLIED);

@@ -246,7 +246,7 @@ impl Model {
         let Some(reply) = self.tables.replies.at(Stage::Opening, &at) else { return false };
         if !reply.replied
             || reply.ended.is_some()
-            || reply.lent.is_some()
+            || self.is_lent(&reply)
             || !reply.is_of(key, flow)
             || !(flow.settled || reply.was_heard(p.heard))
         {
@@ -260,7 +260,7 @@ impl Model {
         self.tables.flows.forget(Stage::Opening, key);
         // Of what has settled it is the client's numbers that are known, and will be of the others.
         let heard = if flow.settled { reply.heard } else { 0 };
-        self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, heard, ..reply });
+        self.tables.replies.put(Stage::Going, at, Reply { opening: false, settled: false, lent: None, heard, ..reply });
         self.tables.flows.put(Stage::Going, *key, Flow { opening: false, settled: false, replied: true, ..*flow });
         self.keep_port(key, flow);
         true

@@ -161,6 +161,9 @@ impl Model {
     /// About a client's packet: to the client, in the service's name.
     fn told_to_client(&self, quoted: Quoted, snat: bool) -> Option<(bool, Told)> {
         let (_, reply) = self.tables.replies.find(&quoted.key.turned()).filter(|(_, reply)| reply.snat == snat)?;
+        if self.is_lent(&reply) {
+            return None;
+        }
         let quotes = (reply.client, reply.frontend);
         let untold = quoted.nobody && self.goes_elsewhere(&reply, quoted.key.protocol);
         Some((snat, Told { from: reply.frontend.addr, to: reply.client.addr, quoted, quotes, untold, route: None }))

@@ -81,7 +81,7 @@ impl Model {
     }
 
     /// Whether a packet that looks like an answer belongs to another connection between the same ports, which began after ours
-    /// was over. The entry goes, so that the rest of that connection finds none.
+    /// was over. The entry goes, so that the rest of that connection finds none, unless its port is but lent.
     pub(crate) fn is_anothers(&mut self, p: &Packet) -> bool {
         let key = p.key();
         let Some((stage, reply)) = self.tables.replies.find(&key) else { return false };
@@ -95,6 +95,8 @@ impl Model {
         if self.is_lent(&reply) {
             return true;
         }
+        let reply = Reply { lent: None, ..reply };
+        self.tables.replies.put(stage, key, reply);
         let port = reply.source_port(p.dport);
         let flow = self.tables.flows.find(&reply.flow_key(&key)).map(|(_, flow)| flow);
         // It may answer what its client has just said.

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 use std::process;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Error, Result};
 
@@ -19,21 +19,22 @@ pub fn address() -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST_ADDRESS + process::id())
 }
 
-/// Ports, for TCP and UDP, that this process gives out to nobody else. At [`address`] nobody else's are; at other addresses they may be those of another
-/// process of tests, but of no connection.
+/// Ports, for TCP and UDP, that this process gives out to nobody else. At [`address`] nobody else's are. At other addresses they are no connection's,
+/// but may be those of another process of tests: so that these seldom meet, each begins with another port.
 ///
 /// # Errors
 /// When this process has had all.
 pub fn ports<const N: usize>() -> Result<[u16; N]> {
-    static TAKEN: AtomicU16 = AtomicU16::new(0);
-    let [first, end] = PORTS;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let room = u32::from(PORTS[1] - PORTS[0]);
     let mut ports = [0; N];
     for port in &mut ports {
-        let taken = TAKEN
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| (taken < end - first).then_some(taken + 1));
-        let all =
-            |_| Error::Invalid(format!("all ports from {first} to {end} are given out: run fewer tests in a process"));
-        *port = first + taken.map_err(all)?;
+        let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+        if taken >= room {
+            return Err(Error::Invalid(format!("all ports of {PORTS:?} are given out: run fewer tests in a process")));
+        }
+        // Below room, it fits.
+        *port = PORTS[0] + u16::try_from(process::id().wrapping_add(taken) % room).unwrap_or_default();
     }
     Ok(ports)
 }

@@ -104,7 +104,10 @@ fn beside_another_proxy_what_leaves_in_the_nodes_name_by_tc_is_not_taken_for_the
     service.metadata.labels = Some([label].into());
     let served = cluster.serve_echo(&service, &[Member::ready(&cluster.world.node(2).pod(1))]);
     ask_from_outside(&cluster, &served, COUNT);
-    assert!(cluster.agents[0].packets(abi::HOOK_NIC_INGRESS, abi::REASON_BACK) >= 2 * COUNT, "answers came by tc");
+    let agent = &cluster.agents[0];
+    assert!(agent.packets(abi::HOOK_NIC_INGRESS, abi::REASON_BACK) >= 2 * 3 * COUNT, "answers came by tc");
+    let replies = agent.view().replies4().unwrap();
+    assert!(!replies.is_empty() && replies.iter().all(|(_, reply)| reply.flags & abi::FLOW_LENT == 0), "{replies:?}");
 }
 
 fn start(what: &str, options: &[&str]) -> Option<Cluster> {

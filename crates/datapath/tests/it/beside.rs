@@ -14,6 +14,7 @@ use weir_testbed::wait;
 use crate::case::{CLUSTER_IP, Case, NODE_PORT, PORT, TARGET_PORT, cases, tcp};
 use crate::early_pieces::SOON;
 use crate::entries::age;
+use crate::icmp;
 use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
 
 const HOOKS: [(Hook, Device, u32); 3] = [
@@ -248,9 +249,28 @@ fn a_client_that_only_listens_is_answered_again_once_the_host_has_been_silent() 
         (two, hook)
     };
     let listening = cases(Protocol::Udp).flat_map(|case| ANSWERS.map(|hook| (case, hook))).map(listens);
-    for (two, (hook, ..)) in listening.collect::<Vec<_>>() {
-        let seen = || node.send(hook, Device::Eth0, &two.answer()).reason == abi::REASON_BACK;
+    let listening: Vec<_> = listening.collect();
+    for (two, (hook, ..)) in &listening {
+        let seen = || node.send(*hook, Device::Eth0, &two.answer()).reason == abi::REASON_BACK;
         wait::until("answers to the client", SOON, seen).unwrap();
+    }
+    let going = ["replies4", "replies6"].map(|table| node.view.raw(table).unwrap().unwrap().len());
+    assert_eq!(going.iter().sum::<usize>(), listening.len(), "answered again, they are among those that go on");
+}
+
+#[test]
+fn an_error_about_what_the_host_has_asked_is_the_hosts() {
+    let Some(mut node) = node("errors about datagrams of two proxies", abi::CONFIG_BESIDE) else { return };
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Udp) {
+        let two = SamePort::begin(&node, case);
+        let told = icmp::error(case, two.to_endpoint.destination_socket().ip(), &two.to_endpoint).to_bytes();
+        let tell = || node.run(Hook::NicIn, Device::Eth0, &told);
+        tell().is_for(TC_REDIRECT, abi::REASON_ERROR_TOLD);
+        two.host_asks();
+        tell().is_untouched(TC_UNSPEC, abi::REASON_NOT_TRANSPORT, &told);
+        two.client_asks();
+        tell().is_for(TC_REDIRECT, abi::REASON_ERROR_TOLD);
     }
 }
 
