@@ -57,7 +57,7 @@ static __always_inline int lend_port(const struct packet *p, const bool v6)
 	struct reply *reply;
 	struct flow *flow;
 
-	flow_key_of(&key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
+	turned_key(&key, p, v6);
 	reply = reply_at(&key, STAGE_GOING_FIRST, v6);
 	if (!reply || !(reply->flags & FLOW_SNAT))
 		return 0;
@@ -95,10 +95,11 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	struct reply *reply = NULL;
 	int error, reason = answered(p, &reply, v6);
 
-	if (!reply && may_borrow_port(p))
-		(void)(v6 ? lend_port6(p) : lend_port4(p));
-	if (!reply)
+	if (!reply) {
+		if (may_borrow_port(p))
+			(void)(v6 ? lend_port6(p) : lend_port4(p));
 		return reason;
+	}
 	count_back(reply, p, v6);
 	error = ctx_rewrite_back(ctx, p, reply, 0, v6);
 	return was_last_back(p, reply, error ? -error : REASON_BACK, v6);

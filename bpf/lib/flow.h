@@ -63,7 +63,13 @@ static __always_inline void packet_key(union flow_key *key, const struct packet 
 	flow_key_of(key, &p->src, &p->dst, p->sport, p->dport, p->proto, v6);
 }
 
-/* Hash of that key with this node's seed. */
+/* Key of what goes the other way than a packet. */
+static __always_inline void turned_key(union flow_key *key, const struct packet *p, const bool v6)
+{
+	flow_key_of(key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
+}
+
+/* Hash of packet_key() with this node's seed. */
 static __always_inline __u64 packet_hash(const struct packet *p, const bool v6)
 {
 	union flow_key key;
@@ -354,6 +360,15 @@ static __always_inline struct flow *reply_flow(const struct reply *reply, __u8 p
 static __always_inline bool is_lent(const struct reply *reply)
 {
 	return reply->flags & FLOW_LENT && ((now_ticks() - reply->heard) & HEARD_MASK) <= ANSWER_IDLE;
+}
+
+/* The answers to a flow of datagrams are its client's again. */
+static __always_inline void end_lending(struct reply *reply)
+{
+	if (!(reply->flags & FLOW_LENT))
+		return;
+	clear_bits(&reply->flags, FLOW_LENT);
+	reply->heard = 0;
 }
 
 /* Whether two entries are of answers in the name of the same frontend. */

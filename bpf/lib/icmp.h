@@ -126,12 +126,6 @@ static __always_inline int parse_quoted(ctx_t *ctx, const struct packet *p, stru
 	return 0;
 }
 
-/* Key of the way back of a packet that an error quotes. */
-static __always_inline void turned_key(union flow_key *key, const struct packet *quoted, const bool v6)
-{
-	flow_key_of(key, &quoted->dst, &quoted->src, quoted->dport, quoted->sport, quoted->proto, v6);
-}
-
 /*
  * The flow whose answer an error quotes: to be told to the backend, if that is on another node in this one's name. Returns whether there
  * is one.

@@ -240,8 +240,7 @@ static __always_inline bool forget_if_anothers(const struct packet *p, const boo
 	if (is_lent(reply))
 		return true;
 	/* What heard says is true for some hours. */
-	if (reply->flags & FLOW_LENT)
-		clear_bits(&reply->flags, FLOW_LENT);
+	end_lending(reply);
 	port = snat_port_of(reply, p->dport);
 	flow = reply_flow(reply, p->proto, v6);
 	if (is_still_ours(p, reply, flow, port, config))

@@ -87,10 +87,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 		known = reply_at(&key, STAGE_ANY, v6);
 	if (known && reply_is_of(known, p, flow, v6)) {
 		/* Whoever asks last is answered. */
-		if (known->flags & FLOW_LENT) {
-			clear_bits(&known->flags, FLOW_LENT);
-			known->heard = 0;
-		}
+		end_lending(known);
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	}
 	if (p->syn && flow->flags & FLOW_CLOSING)

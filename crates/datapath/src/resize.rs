@@ -61,14 +61,10 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
     }
     let flags = if moment == Moment::BehindLinks { sys::NOEXIST } else { 0 };
     let mut copied = HashSet::new();
-    let word = |offset| offset..offset + size_of::<u16>();
     visit(spec, old, |key, value| {
         if is_of_answers(spec.name) {
-            // By the time that the copy is in force their clients may have sent any amount of data, and no port is lent any more.
-            let [heard, flags] = [offset_of!(abi::Reply, heard), offset_of!(abi::Reply, flags)].map(word);
-            value[heard].fill(0);
-            let kept = u16::from_ne_bytes([value[flags.start], value[flags.start + 1]]) & !abi::FLOW_LENT;
-            value[flags].copy_from_slice(&kept.to_ne_bytes());
+            // By the time that the copy is in force their clients may have sent any amount of data.
+            value[offset_of!(abi::Reply, heard)..][..size_of::<u16>()].fill(0);
         }
         if moment == Moment::BeforeLinks {
             copied.insert(key.to_vec());

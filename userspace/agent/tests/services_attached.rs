@@ -106,8 +106,10 @@ fn beside_another_proxy_what_leaves_in_the_nodes_name_by_tc_is_not_taken_for_the
     ask_from_outside(&cluster, &served, COUNT);
     let agent = &cluster.agents[0];
     assert!(agent.packets(abi::HOOK_NIC_INGRESS, abi::REASON_BACK) >= 2 * 3 * COUNT, "answers came by tc");
-    let replies = agent.view().replies4().unwrap();
-    assert!(!replies.is_empty() && replies.iter().all(|(_, reply)| reply.flags & abi::FLOW_LENT == 0), "{replies:?}");
+    let (v4, v6) = (agent.view().replies4().unwrap(), agent.view().replies6().unwrap());
+    let replies: Vec<_> = v4.iter().map(|(_, reply)| reply).chain(v6.iter().map(|(_, reply)| reply)).collect();
+    assert!(!v4.is_empty() && !v6.is_empty(), "{replies:?}");
+    assert!(replies.iter().all(|reply| reply.flags & abi::FLOW_LENT == 0), "{replies:?}");
 }
 
 fn start(what: &str, options: &[&str]) -> Option<Cluster> {
