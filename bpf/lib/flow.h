@@ -47,8 +47,8 @@ static __always_inline void flow_key_of(union flow_key *key, const struct addr *
 /* Hash of a key with a seed: with the node's it names the set among those that begin. */
 static __always_inline __u64 key_hash(const union flow_key *key, __u64 seed, const bool v6)
 {
-	return v6 ? opening_hash((const word *)&key->v6, sizeof(key->v6) / sizeof(word), seed)
-		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed);
+	return v6 ? opening_hash((const word *)&key->v6, sizeof(key->v6) / sizeof(word), seed, opening_step)
+		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed, opening_step);
 }
 
 /* The same with this node's seed. */
@@ -69,13 +69,28 @@ static __always_inline void turned_key(union flow_key *key, const struct packet 
 	flow_key_of(key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
 }
 
-/* Hash of packet_key() with this node's seed. */
-static __always_inline __u64 packet_hash(const struct packet *p, const bool v6)
+/* Hash of packet_key() with this node's seed. Functions of their own, for the stack's sake. */
+static __always_inline __u64 hash_packet(const struct packet *p, const bool v6)
 {
 	union flow_key key;
 
 	packet_key(&key, p, v6);
 	return key_hash_here(&key, v6);
+}
+
+__noinline __u64 packet_hash4(const struct packet *p)
+{
+	return p ? hash_packet(p, false) : 0;
+}
+
+__noinline __u64 packet_hash6(const struct packet *p)
+{
+	return p ? hash_packet(p, true) : 0;
+}
+
+static __always_inline __u64 packet_hash(const struct packet *p, const bool v6)
+{
+	return v6 ? packet_hash6(p) : packet_hash4(p);
 }
 
 /*
@@ -135,27 +150,13 @@ static __always_inline struct flow *flow_lookup(const struct packet *p, const en
 	return flow_at(&key, stage, v6);
 }
 
-/* Asks for the memory that a client's SYN will need, if it begins a flow. Functions of their own, for the stack's sake. Return 0. */
-static __always_inline int flow_fetch(const struct packet *p, const bool v6)
+/* Asks for the memory that a client's SYN will need, if it begins a flow. */
+static __always_inline void flow_fetch(const struct packet *p, const bool v6)
 {
-	union flow_key key;
-
-	packet_key(&key, p, v6);
 	if (v6)
-		opening_fetch(&openings6, (const word *)&key.v6, OPENING_KIND(opening_set6, flow_key6, flow, service));
+		opening_fetch(&openings6, packet_hash6(p), OPENING_KIND(opening_set6, flow_key6, flow, service));
 	else
-		opening_fetch(&openings4, (const word *)&key.v4, OPENING_KIND(opening_set4, flow_key4, flow, service));
-	return 0;
-}
-
-__noinline int flow_fetch4(const struct packet *p)
-{
-	return p ? flow_fetch(p, false) : 0;
-}
-
-__noinline int flow_fetch6(const struct packet *p)
-{
-	return p ? flow_fetch(p, true) : 0;
+		opening_fetch(&openings4, packet_hash4(p), OPENING_KIND(opening_set4, flow_key4, flow, service));
 }
 
 /* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */

@@ -12,7 +12,7 @@
 /* Slot of a key of so many words. crates/datapath/src/going.rs computes the same. */
 static __always_inline __u32 going_slot(const word *key, const __u32 words)
 {
-	__u64 hash = opening_hash(key, words, 0);
+	__u64 hash = opening_hash(key, words, 0, 1u << (32 - GOING_BITS));
 
 	/* One word to keep, and not those of the key, until the filter is at hand. */
 	barrier_var(hash);

@@ -338,7 +338,7 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	if (!may_be_frontend(&p->dst, p->dport, p->proto) && !may_be_frontend(&p->dst, 0, 0) && !is_unwrapped(p))
 		return REASON_NO_FRONTEND;
 	if (p->syn)
-		(void)(v6 ? flow_fetch6(p) : flow_fetch4(p));
+		flow_fetch(p, v6);
 	known = flow_lookup(p, STAGE_GOING, v6) ?: flow_opening(p, v6);
 	backend = known ? backend_at(known->backend, known->generation) : NULL;
 	if (known && backend)

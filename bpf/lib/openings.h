@@ -20,10 +20,10 @@ static __always_inline void opening_fetch_set(struct opening_head *head, __u32 s
 	displaced_fetch(set, kind.is_flow);
 }
 
-/* The same for a key of a table. */
-static __always_inline void opening_fetch(void *table, const word *key, const struct opening_kind kind)
+/* The same for a hash of a table's key. */
+static __always_inline void opening_fetch(void *table, __u64 hash, const struct opening_kind kind)
 {
-	__u32 set = opening_set(opening_hash(key, kind.words, hash_seed()));
+	__u32 set = opening_set(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 
 	if (head)
@@ -39,7 +39,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 					 const struct opening_kind kind)
 {
 	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0);
+	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0, opening_step);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way, twin;
@@ -98,7 +98,7 @@ static __always_inline int opening_settled(void *table, __u32 place, const struc
 static __always_inline void opening_drop(void *table, const word *key, const struct opening_kind kind)
 {
 	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0);
+	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0, opening_step);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way = head ? opening_way(head, key, tag, OPENING_WAYS, kind) : -1;

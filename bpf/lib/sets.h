@@ -9,8 +9,17 @@
 #include "config.h"
 #include "word.h"
 
-/* Sets of each table; the loader says how many it has made. */
+/* Sets of each table, and from one to the next in the upper half of a hash; the loader says how many it has made. */
 const volatile __u32 opening_sets = 65536 / OPENING_WAYS;
+const volatile __u32 opening_step = (1ull << 32) / (65536 / OPENING_WAYS);
+
+/*
+ * Bits of both ports, as they are in a key's word, which move a key by sets, and do not scatter it: a client's next connections are in the next sets,
+ * whose memory is near. The lowest bit is not among them, as clients often take every second port (Linux, __inet_hash_connect()).
+ * docs/adr/0061-next-ports-in-the-next-sets.md
+ */
+#define NEAR_BITS 6
+#define NEAR_PORTS (((1u << NEAR_BITS) - 1) << 9 | ((1u << NEAR_BITS) - 1) << 25)
 
 /* A way of a set in four, above it the set: what look-ups return. Negative: there is none. */
 #define OPENING_PLACE(set, way) ((int)((set) * OPENING_WAYS + (way)))
@@ -37,20 +46,33 @@ struct opening_kind {
 		.is_flow = __builtin_types_compatible_p(struct value_type, struct flow),                               \
 	}
 
+/* How far the ports of a key move it: by both, as the client's is the first one of a flow, and the second one of its answers. */
+static __always_inline __u64 near_ports(word ports)
+{
+	return ((ports >> 8) + (ports >> 24)) >> 1 & ((1u << NEAR_BITS) - 1);
+}
+
 /*
  * Hash of a key: sums of products of pairs, each word with a number of its own mixed in that nobody outside knows (Thorup,
  * "High Speed Hashing for Integers and Strings", 3.5). Ports of one client that follow each other would be a lattice in these sums,
- * and some sets would get many of them: the last product spreads them. The upper half names the set, the lower one is the tag.
+ * and some sets would get many of them: the last product spreads them. The upper half names the set, so many steps behind that of all keys with the
+ * same ports but for NEAR_PORTS; the lower one, which has the ports whole, is the tag.
  */
-static __always_inline __u64 opening_hash(const word *key, const __u32 words, __u64 seed)
+static __always_inline __u64 opening_hash(const word *key, const __u32 words, __u64 seed, __u32 step)
 {
 	__u64 odd = GOLDEN_RATIO, hash = seed;
+	word ports;
 
-	for (__u32 i = 0; i < words; i += 2) {
+	for (__u32 i = 0; i < words - 2; i += 2) {
 		hash += (key[i] + (seed ^ odd)) * (key[i + 1] + (seed ^ (odd * 3)));
 		odd *= 5;
 	}
-	return (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
+	/* What comes later takes no room on the stack before. */
+	barrier_var(hash);
+	ports = key[words - 2];
+	hash += ((ports & ~NEAR_PORTS) + (seed ^ odd)) * (key[words - 1] + (seed ^ (odd * 3)));
+	hash = (hash ^ hash >> 32) * 0xd6e8feb86659fd93ull;
+	return hash + (near_ports(ports) * step << 32) + (ports * GOLDEN_RATIO >> 32);
 }
 
 /* The tag by which a key of a hash is known in its set: none of those that say something else. */
@@ -100,7 +122,7 @@ static __always_inline int opening_way(struct opening_head *head, const word *ke
 /* The place of a key in a table, or -1. */
 static __always_inline int opening_find(void *table, const word *key, const struct opening_kind kind)
 {
-	__u64 hash = opening_hash(key, kind.words, hash_seed());
+	__u64 hash = opening_hash(key, kind.words, hash_seed(), opening_step);
 	__u32 set = opening_set(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way = head ? opening_way(head, key, opening_tag(hash), OPENING_WAYS, kind) : -1;

@@ -177,18 +177,37 @@ pub struct GoingFilter {
     pub slots: [u64; 1 << (crate::GOING_BITS - crate::GOING_WORD_BITS)],
 }
 
-/// `opening_hash()` in `bpf/lib/sets.h`, of the words of a key as they lie in memory.
+/// `NEAR_PORTS` in `bpf/lib/sets.h`: bits of both ports, as they are in a key's word, which move a key by sets and do not scatter it.
+const NEAR_PORTS: u32 = 0x7e00_7e00;
+
+/// `GOLDEN_RATIO` in `bpf/lib/word.h`.
+const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// `opening_hash()` in `bpf/lib/sets.h`, of the words of a key as they lie in memory: its ports, and its protocol, come last.
+/// `step` is [`opening_step`] of the sets that the hash is to name one of.
 #[must_use]
-pub fn opening_hash(key: &[u32], seed: u64) -> u64 {
-    let mut odd = 0x9e37_79b9_7f4a_7c15_u64;
+pub fn opening_hash(key: &[u32], seed: u64, step: u32) -> u64 {
+    let ports = key.iter().nth_back(1).copied().unwrap_or_default();
+    let mut odd = GOLDEN_RATIO;
     let mut hash = seed;
-    for pair in key.chunks_exact(2) {
-        let (first, second) = (u64::from(pair[0]), u64::from(pair[1]));
+    let mut pairs = key.chunks_exact(2).peekable();
+    while let Some(pair) = pairs.next() {
+        let first = if pairs.peek().is_some() { pair[0] } else { pair[0] & !NEAR_PORTS };
+        let (first, second) = (u64::from(first), u64::from(pair[1]));
         let product = first.wrapping_add(seed ^ odd).wrapping_mul(second.wrapping_add(seed ^ odd.wrapping_mul(3)));
         hash = hash.wrapping_add(product);
         odd = odd.wrapping_mul(5);
     }
-    (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+    hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    let near = ((ports >> 8) + (ports >> 24)) >> 1 & 63;
+    let own = u64::from(ports).wrapping_mul(GOLDEN_RATIO) >> 32;
+    hash.wrapping_add((u64::from(near) * u64::from(step)) << 32).wrapping_add(own)
+}
+
+/// From one of so many sets to the next one in the upper half of a hash.
+#[must_use]
+pub fn opening_step(sets: u32) -> u32 {
+    u32::try_from((1_u64 << 32) / u64::from(sets.max(1))).unwrap_or(u32::MAX)
 }
 
 /// `opening_set()` in `bpf/lib/sets.h`: which of so many sets a hash names.

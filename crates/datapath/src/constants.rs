@@ -1,6 +1,7 @@
 //! What programs have as constants, and only the loader knows.
 
 use aya::EbpfLoader;
+use weir_abi as abi;
 
 use crate::clock::tick_clock;
 use crate::error::Result;
@@ -9,6 +10,7 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(crate) struct Constants {
     opening_sets: u32,
+    opening_step: u32,
     room_beside_tcp: u32,
     tick_shift: u32,
 }
@@ -22,13 +24,15 @@ impl Constants {
     pub(crate) fn new(opening_sets: u32, flows: u32) -> Result<Self> {
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
         let room_beside_tcp = (flows / 2 / cpus).max(1);
-        Ok(Self { opening_sets, room_beside_tcp, tick_shift: tick_clock()?.shift() })
+        let (opening_step, tick_shift) = (abi::opening_step(opening_sets), tick_clock()?.shift());
+        Ok(Self { opening_sets, opening_step, room_beside_tcp, tick_shift })
     }
 
     /// Has all objects of a loader have them. One that does not use a constant lacks it.
     pub(crate) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        let Self { opening_sets, room_beside_tcp, tick_shift } = self;
+        let Self { opening_sets, opening_step, room_beside_tcp, tick_shift } = self;
         loader.override_global("opening_sets", opening_sets, false);
+        loader.override_global("opening_step", opening_step, false);
         loader.override_global("room_beside_tcp", room_beside_tcp, false);
         loader.override_global("tick_shift", tick_shift, false);
     }

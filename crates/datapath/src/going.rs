@@ -105,7 +105,8 @@ const fn answered(now: u32, taken: u32) -> u32 {
 
 /// `going_slot()` of `bpf/lib/going.h`.
 fn slot_of(key: &impl FlowKey) -> u32 {
-    u32::try_from(abi::opening_hash(words(key), 0) >> (u64::BITS - abi::GOING_BITS)).unwrap_or_default()
+    let hash = abi::opening_hash(words(key), 0, 1 << (u32::BITS - abi::GOING_BITS));
+    u32::try_from(hash >> (u64::BITS - abi::GOING_BITS)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -107,8 +107,9 @@ impl<K: FlowKey, V: Kept> Openings<K, V> {
 
     /// The set that has the key, if one has it, and the key's tag there.
     fn place(&self, key: &K, seed: u64) -> (u32, u32) {
-        let hash = abi::opening_hash(words(key), seed);
-        (abi::opening_set(hash, self.0.len()), tag_of(hash))
+        let sets = self.0.len();
+        let hash = abi::opening_hash(words(key), seed, abi::opening_step(sets));
+        (abi::opening_set(hash, sets), tag_of(hash))
     }
 
     /// The tags of a set, which come first in it.

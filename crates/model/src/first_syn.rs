@@ -43,13 +43,17 @@ impl Model {
 
     /// The set, of each table of flows that begin, that has a key.
     pub(crate) fn set_of(&self, key: &Key) -> (Family, u32) {
-        let hash = abi::opening_hash(&words(key), self.config.hash_seed);
-        (key.family, abi::opening_set(hash, self.opening_sets))
+        (key.family, abi::opening_set(self.hash_of(key), self.opening_sets))
+    }
+
+    /// The hash of a key, which names its set.
+    fn hash_of(&self, key: &Key) -> u64 {
+        abi::opening_hash(&words(key), self.config.hash_seed, abi::opening_step(self.opening_sets))
     }
 
     /// Notes a SYN, in the place of others with the same hash. Says whether it was not there.
     fn note_syn(&mut self, key: &Key) -> bool {
-        let hash = abi::opening_hash(&words(key), self.config.hash_seed);
+        let hash = self.hash_of(key);
         let set = abi::opening_set(hash, self.opening_sets);
         let [tag, place, ..] = hash.to_le_bytes();
         self.tables.first_syns.insert((set, place), tag.max(1)) != Some(tag.max(1))
