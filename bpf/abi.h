@@ -14,7 +14,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 9,
+	ABI_VERSION = 10,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,

@@ -15,11 +15,14 @@ const volatile __u32 opening_step = (1ull << 32) / (65536 / OPENING_WAYS);
 
 /*
  * Bits of both ports, as they are in a key's word, which move a key by sets, and do not scatter it: a client's next connections are in the next sets,
- * whose memory is near. The lowest bit is not among them, as clients often take every second port (Linux, __inet_hash_connect()).
+ * whose memory is near. The lowest bit is not among them, as clients often keep to ports that are as odd (Linux, __inet_hash_connect()).
  * docs/adr/0061-next-ports-in-the-next-sets.md
  */
 #define NEAR_BITS 6
 #define NEAR_PORTS (((1u << NEAR_BITS) - 1) << 9 | ((1u << NEAR_BITS) - 1) << 25)
+
+_Static_assert(sizeof(struct flow_key4) % (2 * sizeof(word)) == 0 && sizeof(struct flow_key6) % (2 * sizeof(word)) == 0,
+	       "keys are made of pairs of words, the ports begin the last one");
 
 /* A way of a set in four, above it the set: what look-ups return. Negative: there is none. */
 #define OPENING_PLACE(set, way) ((int)((set) * OPENING_WAYS + (way)))
