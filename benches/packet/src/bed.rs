@@ -1,5 +1,6 @@
 //! Programs and maps of one measurement.
 
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
@@ -277,7 +278,8 @@ impl Drop for Bed {
     }
 }
 
-/// Moves the entries of sets to a table of flows that go on; `flags`: where their flags are. Returns how many there were.
+/// Moves the entries of sets to a table of flows that go on, which then has them in another order than they come in: sets that follow each
+/// other are those of flows that do. `flags`: where their flags are. Returns how many there were.
 fn move_all<const KEY: usize, const VALUE: usize, const SET: usize>(
     sets: MapData,
     going: MapData,
@@ -287,7 +289,9 @@ fn move_all<const KEY: usize, const VALUE: usize, const SET: usize>(
     let mut sets: Array<_, [u8; SET]> = Array::try_from(Map::Array(sets))?;
     let mut going: HashMap<_, [u8; KEY], [u8; VALUE]> = HashMap::try_from(Map::LruHashMap(going))?;
     let mut moved = 0;
-    for index in 0..sets.len() {
+    let mut order: Vec<_> = (0..sets.len()).collect();
+    order.sort_by_cached_key(|index| BuildHasherDefault::<DefaultHasher>::new().hash_one(index));
+    for index in order {
         let set = sets.get(&index, 0)?;
         let (head, rest) = set.split_at(HEAD);
         let (keys, values) = rest.split_at(KEY * abi::OPENING_WAYS);
