@@ -177,8 +177,14 @@ pub struct GoingFilter {
     pub slots: [u64; 1 << (crate::GOING_BITS - crate::GOING_WORD_BITS)],
 }
 
+/// `NEAR_BITS` in `bpf/lib/sets.h`.
+const NEAR_BITS: u32 = 6;
+
+/// So many bits.
+const NEAR: u32 = (1 << NEAR_BITS) - 1;
+
 /// `NEAR_PORTS` in `bpf/lib/sets.h`: bits of both ports, as they are in a key's word, which move a key by sets and do not scatter it.
-const NEAR_PORTS: u32 = 0x7e00_7e00;
+const NEAR_PORTS: u32 = NEAR << 9 | NEAR << 25;
 
 /// `GOLDEN_RATIO` in `bpf/lib/word.h`.
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -199,7 +205,7 @@ pub fn opening_hash(key: &[u32], seed: u64, step: u32) -> u64 {
         odd = odd.wrapping_mul(5);
     }
     hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    let near = ((ports >> 8) + (ports >> 24)) >> 1 & 63;
+    let near = ((ports >> 8) + (ports >> 24)) >> 1 & NEAR;
     let own = u64::from(ports).wrapping_mul(GOLDEN_RATIO) >> 32;
     hash.wrapping_add((u64::from(near) * u64::from(step)) << 32).wrapping_add(own)
 }
