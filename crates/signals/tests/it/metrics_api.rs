@@ -8,7 +8,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use kube::{Client, Config};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use weir_signals::metrics_api::MetricsApi;
 use weir_signals::{Failure, FailureKind};
 
@@ -120,8 +120,10 @@ async fn an_answer_that_is_no_list_or_was_cut_is_malformed() {
 
 #[tokio::test]
 async fn a_server_that_is_down_is_missing() {
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let failure = client(&format!("http://{free}")).nodes().await.unwrap_err();
+    // A port that is held and not listened at refuses, and is no other test's meanwhile.
+    let held = TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let failure = client(&format!("http://{}", held.local_addr().unwrap())).nodes().await.unwrap_err();
     assert_eq!(failure.kind(), FailureKind::Missing);
 }
 

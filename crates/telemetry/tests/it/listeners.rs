@@ -53,7 +53,8 @@ async fn an_address_in_use_is_an_error_that_names_it_and_its_purpose() {
 
 #[tokio::test]
 async fn a_stop_closes_the_port_and_ends_the_server() {
-    let server = start(hello(), "127.0.0.1:0");
+    // Where no other test listens: its port could be theirs as soon as it is closed.
+    let server = start(hello(), "127.0.0.2:0");
     assert_eq!(get(server.address, "/").await.0.status(), 200);
     server.stop.cancel();
     server.task.await.unwrap();
