@@ -126,7 +126,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 		return -REASON_BROKEN_TABLE;
 	if (flow->flags & FLOW_SNAT && !is_set(source_of(config, flow->flags, v6)))
 		return -REASON_NO_ROUTE;
-	if (must_ask_again(p, flow, counter) && (v6 ? note_first_syn6(p) : note_first_syn4(p)))
+	if (must_ask_again(p, flow, counter) && note_first_syn(packet_hash(p, v6)))
 		return -REASON_FIRST_SYN;
 	flow->snat_port = reply_store_snat(p, flow, asked_at(p), backend, counter, v6);
 	/* More ports would not help an association, which has its client's. */

@@ -79,9 +79,10 @@ static __always_inline __u32 displaced_ago(__u64 entry)
 }
 
 /*
- * What is remembered of the connection with a hash of its key, or 0. A client asks for so long as for an answer to its SYN, or begins anew.
+ * What is remembered of the connection with a hash of its key, or 0. A client asks for so long as for an answer to its SYN, or begins anew. A function
+ * of its own, for the stack's sake, like the next one.
  */
-static __always_inline __u64 displaced_find(__u64 hash)
+__noinline __u64 displaced_find(__u64 hash)
 {
 	const struct displaced *line = displaced_line(opening_set(hash));
 	__u32 tag = opening_tag(hash);
@@ -94,7 +95,7 @@ static __always_inline __u64 displaced_find(__u64 hash)
  * Whether answers with a hash of their key have lost their entry, and a SYN-ACK with a number (enum heard) is one of them: the one that there was
  * comes again, or there had been none, and from now on this one is that.
  */
-static __always_inline bool displaced_answers(__u64 hash, __u16 heard)
+__noinline int displaced_answers(__u64 hash, __u16 heard)
 {
 	struct displaced *line = displaced_line(opening_set(hash));
 	__u32 tag = opening_tag(hash), way = displaced_way(tag), word, ago;

@@ -50,12 +50,11 @@ static __always_inline bool must_ask_again(const struct packet *p, const struct 
 }
 
 /*
- * Notes a SYN that was not seen before, until another takes its place: one byte of a hash, so that the table outlasts the seconds between two SYNs of
- * a client. Returns whether it was not.
+ * Notes the SYN with a hash that was not seen before, until another takes its place: one byte of that, so that the table outlasts the seconds between
+ * two SYNs of a client. A function of its own, for the stack's sake. Returns whether it was not.
  */
-static __always_inline bool note_first_syn(const struct packet *p, const bool v6)
+__noinline int note_first_syn(__u64 hash)
 {
-	const __u64 hash = packet_hash(p, v6);
 	const __u8 tag = (hash & 0xff) ?: 1;
 	struct first_syns *line;
 	__u32 set = opening_set(hash);
@@ -67,17 +66,6 @@ static __always_inline bool note_first_syn(const struct packet *p, const bool v6
 		return false;
 	line->tag[(hash >> 8) & (FIRST_SYNS - 1)] = tag;
 	return true;
-}
-
-/* Functions of their own, for the stack's sake. */
-__noinline int note_first_syn4(const struct packet *p)
-{
-	return p ? note_first_syn(p, false) : false;
-}
-
-__noinline int note_first_syn6(const struct packet *p)
-{
-	return p ? note_first_syn(p, true) : false;
 }
 
 #endif

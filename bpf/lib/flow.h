@@ -51,10 +51,20 @@ static __always_inline __u64 key_hash(const union flow_key *key, __u64 seed, con
 		  : opening_hash((const word *)&key->v4, sizeof(key->v4) / sizeof(word), seed, opening_step);
 }
 
-/* The same with this node's seed. */
+/* The same with this node's seed. Functions of their own, for the stack's sake. */
+__noinline __u64 key_hash4(const struct flow_key4 *key)
+{
+	return key ? key_hash((const union flow_key *)key, hash_seed(), false) : 0;
+}
+
+__noinline __u64 key_hash6(const struct flow_key6 *key)
+{
+	return key ? key_hash((const union flow_key *)key, hash_seed(), true) : 0;
+}
+
 static __always_inline __u64 key_hash_here(const union flow_key *key, const bool v6)
 {
-	return key_hash(key, hash_seed(), v6);
+	return v6 ? key_hash6(&key->v6) : key_hash4(&key->v4);
 }
 
 /* Key of what a packet belongs to: a client's to a flow, a backend's to the entry of a flow's answers. */
@@ -69,13 +79,13 @@ static __always_inline void turned_key(union flow_key *key, const struct packet 
 	flow_key_of(key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
 }
 
-/* Hash of packet_key() with this node's seed. Functions of their own, for the stack's sake. */
+/* Hash of packet_key() with this node's seed. Functions of their own, too. */
 static __always_inline __u64 hash_packet(const struct packet *p, const bool v6)
 {
 	union flow_key key;
 
 	packet_key(&key, p, v6);
-	return key_hash_here(&key, v6);
+	return key_hash(&key, hash_seed(), v6);
 }
 
 __noinline __u64 packet_hash4(const struct packet *p)
@@ -153,10 +163,12 @@ static __always_inline struct flow *flow_lookup(const struct packet *p, const en
 /* Asks for the memory that a client's SYN will need, if it begins a flow. */
 static __always_inline void flow_fetch(const struct packet *p, const bool v6)
 {
+	const __u64 hash = packet_hash(p, v6);
+
 	if (v6)
-		opening_fetch(&openings6, packet_hash6(p), OPENING_KIND(opening_set6, flow_key6, flow, service));
+		opening_fetch(&openings6, hash, OPENING_KIND(opening_set6, flow_key6, flow, service));
 	else
-		opening_fetch(&openings4, packet_hash4(p), OPENING_KIND(opening_set4, flow_key4, flow, service));
+		opening_fetch(&openings4, hash, OPENING_KIND(opening_set4, flow_key4, flow, service));
 }
 
 /* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */
@@ -189,24 +201,10 @@ static __always_inline void flow_forget(const struct packet *p, const enum stage
 		(void)(v6 ? openings6_drop(&key.v6) : openings4_drop(&key.v4));
 }
 
-/* What is remembered of a connection whose place another flow took, or 0. */
-__noinline __u64 displaced4(const struct flow_key4 *key)
-{
-	return key ? displaced_find(key_hash_here((const union flow_key *)key, false)) : 0;
-}
-
-__noinline __u64 displaced6(const struct flow_key6 *key)
-{
-	return key ? displaced_find(key_hash_here((const union flow_key *)key, true)) : 0;
-}
-
-/* The same of the connection in whose middle a client's packet is. */
+/* What is remembered of a client's connection whose place another flow took, or 0. */
 static __always_inline __u64 flow_displaced(const struct packet *p, const bool v6)
 {
-	union flow_key key;
-
-	packet_key(&key, p, v6);
-	return v6 ? displaced6(&key.v6) : displaced4(&key.v4);
+	return displaced_find(packet_hash(p, v6));
 }
 
 /* Key of what a backend says to somebody at a port. */

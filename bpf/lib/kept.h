@@ -108,7 +108,7 @@ static __always_inline __be16 snat_displaced_port(const struct reply *reply, con
 	union flow_key key;
 
 	client_key(&key, reply, IPPROTO_TCP, v6);
-	return displaced_port(v6 ? displaced6(&key.v6) : displaced4(&key.v4), reply->backend);
+	return displaced_port(displaced_find(key_hash_here(&key, v6)), reply->backend);
 }
 
 /* Functions of their own, for the stack's sake: one of each connection's packets asks. */

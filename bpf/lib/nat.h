@@ -180,12 +180,6 @@ __noinline int restore_asked6(const struct packet *p, const struct reply *reply)
 	return p && reply ? restore_asked(p, reply, true) : false;
 }
 
-/* Whether a packet is a SYN-ACK whose connection's entry has lost its place. */
-static __always_inline bool lost_entry(const struct packet *p, const bool v6)
-{
-	return p->syn_ack && p->proto == IPPROTO_TCP && (v6 ? lost_entry6(p) : lost_entry4(p));
-}
-
 /* Whether a packet is another connection's than the entry which it meets: that is forgotten then, unless its port is but lent. */
 static __always_inline bool is_anothers(const struct packet *p, const struct reply *reply, const bool v6)
 {

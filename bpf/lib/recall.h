@@ -55,19 +55,15 @@ static __always_inline __u32 goes_on_there(struct request *request, const struct
 }
 
 /*
- * Whether the entry of a SYN-ACK's connection has lost its place: it would leave in its endpoint's name, and be reset by a client which never asked
- * there. Where the client asks again there is one. Functions of their own, for the stack's sake.
+ * Whether a packet is a SYN-ACK whose connection's entry has lost its place: it would leave in its endpoint's name, and be reset by a client which
+ * never asked there. Where the client asks again there is one.
  */
-__noinline int lost_entry4(const struct packet *p)
+static __always_inline bool lost_entry(const struct packet *p, const bool v6)
 {
-	return p ? displaced_answers(packet_hash(p, false), p->heard) : false;
+	return p->syn_ack && p->proto == IPPROTO_TCP && displaced_answers(packet_hash(p, v6), p->heard);
 }
 
-__noinline int lost_entry6(const struct packet *p)
-{
-	return p ? displaced_answers(packet_hash(p, true), p->heard) : false;
-}
-
+/* Functions of their own, for the stack's sake. */
 __noinline int goes_on_there4(struct request *request, const struct packet *p)
 {
 	return request && p ? goes_on_there(request, p, false) : 0;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use weir_abi as abi;
+
 /// The program, compiled once for all tests.
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -27,6 +29,27 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
 fn holds(scenario: &str) {
     let output = Command::new(&*PROGRAM).arg(scenario).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Keys of either family, as the programs hash them and as Rust does, for which the agent finds what they have written.
+#[test]
+fn the_programs_hash_a_key_as_everybody_else() {
+    let mut random = 0x5eed_u64;
+    let mut next = || {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        random ^ random >> 33
+    };
+    for _ in 0..20 {
+        for words in [4, 10] {
+            let key: Vec<u32> = (0..words).map(|_| next() as u32).collect();
+            let (seed, step) = (next(), abi::opening_step(1 + next() as u32 % 100_000));
+            let arguments = [seed, step.into()].into_iter().chain(key.iter().map(|word| (*word).into()));
+            let output =
+                Command::new(&*PROGRAM).arg("hash").args(arguments.map(|number: u64| number.to_string())).output();
+            let hash = String::from_utf8(output.unwrap().stdout).unwrap().trim().parse();
+            assert_eq!(hash, Ok(abi::opening_hash(&key, seed, step)), "{key:?} with {seed} and {step}");
+        }
+    }
 }
 
 #[test]

@@ -4,8 +4,10 @@
  * the first one goes on; so for each of the steps, down to single loads and stores. mod.rs compiles and runs it.
  *
  *     interleaved NAME	plays the scenarios of this name; prints what does not hold, and fails then
+ *     interleaved hash SEED STEP WORD...	prints the hash of a key
  */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "agent.h"
 #include "client.h"
@@ -291,10 +293,25 @@ static int play_in_turns(const struct scenario *scenario)
 	return one <= 0 || other_one < 0 ? -1 : one + other_one;
 }
 
+static int print_hash(int count, char **arguments)
+{
+	word key[sizeof(struct flow_key6) / sizeof(word)] = {};
+	const __u32 words = count - 2;
+
+	if (count < 2 || words > sizeof(key) / sizeof(word))
+		return 1;
+	for (__u32 i = 0; i < words; i++)
+		key[i] = strtoull(arguments[2 + i], NULL, 10);
+	printf("%llu\n", opening_hash(key, words, strtoull(arguments[0], NULL, 10), strtoull(arguments[1], NULL, 10)));
+	return 0;
+}
+
 int main(int count, char **arguments)
 {
 	int steps = 0;
 
+	if (count > 1 && !strcmp(arguments[1], "hash"))
+		return print_hash(count - 2, arguments + 2);
 	for (unsigned int i = 0; count > 1 && i < sizeof(scenarios) / sizeof(*scenarios); i++) {
 		if (strcmp(scenarios[i].name, arguments[1]))
 			continue;
