@@ -54,6 +54,8 @@ pub(crate) struct BackendPart {
     pub(crate) share: f64,
     /// Whether it sees the node's address in place of the client's.
     pub(crate) sees_node: bool,
+    /// The port that it sees in place of the client's, if it does.
+    pub(crate) sees_port: Option<u16>,
 }
 
 /// The whole answer.
@@ -129,6 +131,7 @@ pub(crate) fn backend_part(index: &Index<'_>, flow: &abi::Flow, class: usize) ->
         local: backend.flags & abi::BACKEND_LOCAL != 0,
         share: share.fraction(),
         sees_node: flow.flags & abi::FLOW_SNAT != 0,
+        sees_port: Some(flow.snat_port.get()).filter(|port| *port != 0),
     })
 }
 
@@ -213,14 +216,15 @@ fn tell(trace: &Trace, text: &mut String) -> std::fmt::Result {
         writeln!(text, "  service {namespace}/{name} {port}{port_name}, by its {kind}: {class} traffic")?;
         writeln!(text, "    at {}", frontends.join(", "))?;
     }
-    if let Some(BackendPart { address, node, local, share: _, sees_node }) = backend {
+    if let Some(BackendPart { address, node, local, share: _, sees_node, sees_port }) = backend {
         let node = match (local, node.is_empty()) {
             (true, _) => "this node".to_owned(),
             (false, true) => "an unknown node".to_owned(),
             (false, false) => node.clone(),
         };
-        let sees = if *sees_node { "; it sees this node's address" } else { "; it sees the client's address" };
-        writeln!(text, "  endpoint {address} on {node}{sees}")?;
+        let sees = if *sees_node { "this node's address" } else { "the client's address" };
+        let port = sees_port.map(|port| format!(", and port {port}")).unwrap_or_default();
+        writeln!(text, "  endpoint {address} on {node}; it sees {sees}{port}")?;
     }
     because.iter().try_for_each(|why| writeln!(text, "    because {why}"))
 }
@@ -231,7 +235,7 @@ mod tests {
     use crate::sample;
 
     fn flow(backend: u32, flags: u16) -> abi::Flow {
-        let snat_port = abi::Be16::new(0);
+        let snat_port = abi::Be16::new(if flags & abi::FLOW_SNAT != 0 { 50_000 } else { 0 });
         abi::Flow { backend, generation: 3, service: 1, flags, snat_port, created: 0, last_seen: 0, bytes: 0, held: 0 }
     }
 
@@ -273,7 +277,7 @@ mod tests {
             TCP 192.168.0.11:50000 > 10.244.2.6:8080, SYN
           service shop/web 80/TCP http, by its ClusterIP: internal traffic
             at 10.96.0.20:80 (ClusterIP), 192.168.0.11:30080 (NodePort), 203.0.113.7:80 (LoadBalancer)
-          endpoint 10.244.2.6:8080 on edge-2; it sees this node's address
+          endpoint 10.244.2.6:8080 on edge-2; it sees this node's address, and port 50000
             because of new internal flows 10.0 % leave the node, and 5.0 % go to this endpoint
             because which of them it is, a hash of addresses and ports draws
             because edge-2 takes 30.0 flows/s of the 75.0 that it could, 0.8 ms away
@@ -281,8 +285,8 @@ mod tests {
         let document = serde_json::to_value(&trace).unwrap();
         assert_eq!(document["steps"][1]["reason"], "to_remote");
         assert_eq!(
-            (&document["backend"]["seesNode"], &document["service"]["class"]),
-            (&true.into(), &"internal".into())
+            (&document["backend"]["seesNode"], &document["backend"]["seesPort"], &document["service"]["class"]),
+            (&true.into(), &50_000.into(), &"internal".into())
         );
     }
 
