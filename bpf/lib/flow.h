@@ -79,7 +79,7 @@ static __always_inline void turned_key(union flow_key *key, const struct packet 
 	flow_key_of(key, &p->dst, &p->src, p->dport, p->sport, p->proto, v6);
 }
 
-/* Hash of packet_key() with this node's seed. Functions of their own, too. */
+/* Hash of packet_key() with this node's seed. Functions of their own, too: each SYN's, which call no others. */
 static __always_inline __u64 hash_packet(const struct packet *p, const bool v6)
 {
 	union flow_key key;

@@ -34,15 +34,11 @@ fn holds(scenario: &str) {
 /// Keys of either family, as the programs hash them and as Rust does, for which the agent finds what they have written.
 #[test]
 fn the_programs_hash_a_key_as_everybody_else() {
-    let mut random = 0x5eed_u64;
-    let mut next = || {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        u32::try_from(random >> 32).unwrap()
-    };
+    let mut rng = fastrand::Rng::with_seed(0x5eed);
     for _ in 0..20 {
-        for words in [4, 10] {
-            let key: Vec<u32> = (0..words).map(|_| next()).collect();
-            let (seed, step) = (u64::from(next()) << 32 | u64::from(next()), abi::opening_step(1 + next() % 100_000));
+        for size in [size_of::<abi::FlowKey4>(), size_of::<abi::FlowKey6>()] {
+            let key: Vec<_> = (0..size / size_of::<u32>()).map(|_| rng.u32(..)).collect();
+            let (seed, step) = (rng.u64(..), abi::opening_step(rng.u32(1..=100_000)));
             let arguments = [seed, step.into()].into_iter().chain(key.iter().map(|word| (*word).into()));
             let output =
                 Command::new(&*PROGRAM).arg("hash").args(arguments.map(|number: u64| number.to_string())).output();
