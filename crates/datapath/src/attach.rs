@@ -57,9 +57,19 @@ const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 8] = [
     ("peername6", bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME),
 ];
 
-/// How many programs there are: those of interfaces, then those of the cgroup.
-pub(crate) fn program_count() -> usize {
-    Hook::ALL.into_iter().flat_map(Hook::programs).count() + CGROUP_PROGRAMS.len()
+/// Names of the programs that every node has: those of interfaces, then those of the cgroup.
+pub(crate) fn basic_programs() -> impl Iterator<Item = String> {
+    let of_cgroup = CGROUP_PROGRAMS.into_iter().map(|(name, _)| cgroup_program(name));
+    Hook::ALL.into_iter().map(|hook| hook.program().to_owned()).chain(of_cgroup)
+}
+
+/// Whether a program is for interfaces without link headers, which few nodes have.
+pub(crate) fn is_headerless(program: &str) -> bool {
+    Hook::ALL.into_iter().any(|hook| hook.headerless_program() == Some(program))
+}
+
+fn cgroup_program(link: &str) -> String {
+    format!("weir_{link}")
 }
 
 /// What the names of pinned links begin with: those of interfaces, then those of the cgroup.
@@ -124,6 +134,9 @@ impl Datapath {
             object: "tc.bpf.o",
             reason: format!("there is no program for {hook} of {name}, whose frames have no link header"),
         })?;
+        if !self.programs.contains_key(program) {
+            self.load_headerless()?;
+        }
         if options.tcx {
             match self.attach_tcx(hook, program, index) {
                 Err(Error::Io { cause, .. }) if cause.raw_os_error() == Some(libc::EINVAL) => {
@@ -170,7 +183,7 @@ impl Datapath {
         let target = LinkTarget::Cgroup(dir.as_fd());
         // Answers first, as with interfaces.
         for (name, kind) in CGROUP_PROGRAMS.into_iter().rev() {
-            self.link(&format!("weir_{name}"), name, target, kind, 0, None)?;
+            self.link(&cgroup_program(name), name, target, kind, 0, None)?;
         }
         Ok(())
     }

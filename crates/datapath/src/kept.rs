@@ -48,14 +48,38 @@ pub(crate) fn keep(pins: &PinDir, loaded: &BTreeMap<String, ProgramFd>) -> Resul
     let unfinished = pins.unfinished_programs();
     forget(&unfinished)?;
     make_directory(&unfinished)?;
-    for (name, program) in loaded {
-        let path = unfinished.join(name);
-        sys::obj_pin(program.as_fd(), &path).map_err(|e| Error::io(format!("cannot pin {}", path.display()), e))?;
-    }
+    add(&unfinished, loaded)?;
     // All of them or none. What was there lacked some.
     forget(&kept)?;
     fs::rename(&unfinished, &kept).map_err(|e| Error::io(format!("cannot make {}", kept.display()), e))?;
     Ok(kept)
+}
+
+/// Keeps programs that were just loaded beside those in a directory.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn add(directory: &Path, loaded: &BTreeMap<String, ProgramFd>) -> Result<()> {
+    for (name, program) in loaded {
+        let path = directory.join(name);
+        // An agent that died in between has left some of them.
+        remove_pin(&path)?;
+        sys::obj_pin(program.as_fd(), &path).map_err(|e| Error::io(format!("cannot pin {}", path.display()), e))?;
+    }
+    Ok(())
+}
+
+/// Whether an agent has kept such a program, of whatever it is made.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn has(pins: &PinDir, such: impl Fn(&str) -> bool) -> Result<bool> {
+    for directory in pins.all_programs()? {
+        if pin_names(&directory)?.iter().any(|name| such(name)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Forgets all programs but those in a directory: nobody loads them any more.

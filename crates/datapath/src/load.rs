@@ -6,13 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use aya::programs::ProgramFd;
 use nix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::source_ports::PortSet;
 
-use crate::attach::program_count;
+use crate::attach::{basic_programs, is_headerless};
 use crate::capabilities;
 use crate::constants::Constants;
 use crate::error::{Error, Result};
@@ -93,7 +94,7 @@ impl Datapath {
             warn!(%cause, "programs that were kept cannot be used; loading them anew");
             BTreeMap::new()
         });
-        let is_new = maps.len() < MAPS.len() || programs.len() < program_count();
+        let is_new = maps.len() < MAPS.len() || !basic_programs().all(|name| programs.contains_key(&name));
         if is_new {
             kept = load_all(&pins, capacity, &resized).inspect_err(|_| {
                 // A size that the kernel refuses must not cost the flows and slots in the maps of the old one.
@@ -242,6 +243,17 @@ impl Datapath {
         self.kept.join(name)
     }
 
+    /// Loads the programs of interfaces without link headers, and keeps them: on a node that has no such interface the verifier would walk a third more for
+    /// nothing.
+    ///
+    /// # Errors
+    /// When the kernel refuses one, or it cannot be kept.
+    pub(crate) fn load_headerless(&mut self) -> Result<()> {
+        kept::add(&self.kept, &load(&self.pins, &self.capacity, is_headerless)?)?;
+        self.programs = kept::open(&self.kept)?;
+        Ok(())
+    }
+
     /// To be called before the links get the new programs, where maps were replaced: new flows are held back, and those
     /// that began since the first copy follow. Nothing to do otherwise.
     ///
@@ -337,6 +349,23 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
 
 /// Loads the programs, keeps them, and fills the maps of another size from those that they replace. Returns where they are kept.
 fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) -> Result<PathBuf> {
+    // Where an agent has needed them before they are there again before the first link changes.
+    let headerless = kept::has(pins, is_headerless)?;
+    let programs = load(pins, capacity, |name| headerless || !is_headerless(name))?;
+    if !resized.is_empty() {
+        let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
+        for (spec, old) in resized {
+            resize::copy(pins, spec, old.as_fd(), Moment::Loaded, seed)?;
+        }
+    }
+    // Other programs, which noted nothing of what they wrote there, or other tables may have been here. Whoever finds these programs kept
+    // takes the filter as it is.
+    GoingFilter::forget(pins)?;
+    kept::keep(pins, &programs)
+}
+
+/// Loads those programs that are wanted, on the maps that are pinned or on new ones.
+fn load(pins: &PinDir, capacity: &Capacity, wanted: impl Fn(&str) -> bool) -> Result<BTreeMap<String, ProgramFd>> {
     let [sets, flows] = ["openings4", "flows4"].map(|name| spec(name).entries(capacity).unwrap_or_default());
     let constants = Constants::new(sets, flows)?;
     let mut loader = objects::loader();
@@ -350,18 +379,8 @@ fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) 
     let (mut tc, mut xdp, mut sock) = (TC.load(&mut loader)?, XDP.load(&mut loader)?, SOCK.load(&mut loader)?);
     // Those that take longest come first.
     let objects = [(TC.name, &mut tc), (XDP.name, &mut xdp), (SOCK.name, &mut sock)];
-    let waiting = objects.into_iter().flat_map(|(object, ebpf)| ebpf.programs_mut().map(move |named| (object, named)));
-    let programs = objects::load_programs(waiting.collect())?;
-    if !resized.is_empty() {
-        let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
-        for (spec, old) in resized {
-            resize::copy(pins, spec, old.as_fd(), Moment::Loaded, seed)?;
-        }
-    }
-    // Other programs, which noted nothing of what they wrote there, or other tables may have been here. Whoever finds these programs kept
-    // takes the filter as it is.
-    GoingFilter::forget(pins)?;
-    kept::keep(pins, &programs)
+    let all = objects.into_iter().flat_map(|(object, ebpf)| ebpf.programs_mut().map(move |named| (object, named)));
+    objects::load_programs(all.filter(|(_, (name, _))| wanted(name)).collect())
 }
 
 /// Those tables of flows that are replaced.

@@ -1,9 +1,11 @@
 //! How often the programs ran, and for how long, as far as the kernel measures it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::kept;
 use crate::load::Datapath;
 use crate::sys;
 
@@ -18,38 +20,30 @@ pub struct ProgramUse {
     pub time: Duration,
 }
 
-/// The loaded programs, open for questions.
-#[derive(Debug)]
-pub struct Programs(Vec<(String, OwnedFd)>);
+/// The loaded programs, by the directory that they are kept in: some come later than others.
+#[derive(Clone, Debug)]
+pub struct Programs(PathBuf);
 
 impl Datapath {
-    /// The programs that this process attaches, in the order of their names. Other ones of a process before are gone by the time that
-    /// these are attached.
-    ///
-    /// # Errors
-    /// When there are no more file descriptors.
-    pub fn programs(&self) -> Result<Programs> {
-        let owned = |name: &String| {
-            let program = self.program(name).expect("the name is from the list of programs");
-            let fd = program.try_clone_to_owned();
-            Ok((name.clone(), fd.map_err(|e| Error::io(format!("cannot keep program {name} open"), e))?))
-        };
-        self.programs.keys().map(owned).collect::<Result<_>>().map(Programs)
+    /// The programs that this process attaches. Other ones of a process before are gone by the time that these are attached.
+    #[must_use]
+    pub fn programs(&self) -> Programs {
+        Programs(self.kept.clone())
     }
 }
 
 impl Programs {
-    /// All of them.
+    /// All of them, in the order of their names.
     ///
     /// # Errors
     /// When the kernel does not tell.
     pub fn uses(&self) -> Result<Vec<ProgramUse>> {
-        let used = |(name, fd): &(String, OwnedFd)| {
+        let used = |(name, fd): (String, OwnedFd)| {
             let info = sys::program_info(fd.as_fd());
             let info = info.map_err(|e| Error::io(format!("cannot inspect program {name}"), e))?;
             let time = Duration::from_nanos(info.run_time_ns);
-            Ok(ProgramUse { name: name.clone(), runs: info.run_cnt, time })
+            Ok(ProgramUse { name, runs: info.run_cnt, time })
         };
-        self.0.iter().map(used).collect()
+        kept::open(&self.0)?.into_iter().map(used).collect()
     }
 }

@@ -105,8 +105,8 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
         }
         (None, _) => None,
     };
-    let programs = datapath.programs()?;
-    register_collectors(&mut metrics, Counters::open(pins.clone())?, programs, source.clone(), events.clone());
+    let counters = Counters::open(pins.clone())?;
+    register_collectors(&mut metrics, counters, datapath.programs(), source.clone(), events.clone());
 
     let (steering, Ends { feed: steer, writes, open, direct }) =
         steering(&options, &node, &pins, metrics_api, events.clone())?;

@@ -1,9 +1,12 @@
 //! Programs on interfaces: what they were attached for, and what is in their way.
 
+use aya::programs::ProgramInfo;
+use weir_core::ops::Capacity;
 use weir_datapath::{AttachOptions, Attachment, attached_programs};
 use weir_testbed::Accept;
 
 use crate::node::Node;
+use crate::pins::SMALL;
 
 const OPTIONS: AttachOptions = AttachOptions { xdp: false, tcx: true, headerless: false, redirects: true };
 
@@ -81,4 +84,39 @@ fn xdp_of_other_interfaces_sends_by_one_only_where_that_may_take_it() {
         node.netns.enter(|| node.datapath.attach_interface(eth1, "eth1", Attachment::Nic, options)).unwrap();
         assert_eq!(is_device(&node), redirects);
     }
+}
+
+/// Few nodes have such interfaces, and the verifier walks a third more for them.
+#[test]
+fn programs_for_frames_without_link_headers_come_with_the_first_such_interface_and_stay() {
+    const NAMES: [&str; 2] = ["weir_l3_in", "weir_l3_out"];
+    let larger = |times| Capacity { services: SMALL.services * times, ..SMALL };
+    let loaded = |node: &Node| NAMES.map(|name| node.datapath.program(name).is_some());
+    let attach = |node: &mut Node| {
+        let (eth2, options) = (node.index_of("eth2"), AttachOptions { headerless: true, ..OPTIONS });
+        node.netns.enter(|| node.datapath.attach_interface(eth2, "eth2", Attachment::Nic, options)).unwrap();
+    };
+    let Some(mut node) = Node::with_capacity("programs for frames without link headers", larger(2)) else { return };
+    assert_eq!(loaded(&node), [false; 2]);
+    attach(&mut node);
+    assert_eq!(loaded(&node), [true; 2]);
+    if !node.datapath.lacks_tcx() {
+        let listed = node.netns.enter(|| attached_programs("eth2")).unwrap();
+        assert_eq!([listed.ingress, listed.egress].concat(), NAMES);
+    }
+    let uses = node.datapath.programs().uses().unwrap();
+    assert!(NAMES.iter().all(|name| uses.iter().any(|used| used.name == *name)), "{uses:?}");
+
+    // On other maps they are loaded before the first link changes, which is no time to wait for the verifier.
+    let node = node.resized(larger(4));
+    assert_eq!(loaded(&node), [true; 2]);
+
+    // An agent that died while it pinned them: the others are taken as they are.
+    let nic_in = |node: &Node| ProgramInfo::from_pin(node.datapath.program_pin("weir_nic_in")).unwrap().id();
+    let before = nic_in(&node);
+    std::fs::remove_file(node.datapath.program_pin(NAMES[1])).unwrap();
+    let mut node = node.resized(larger(4));
+    assert_eq!((loaded(&node), nic_in(&node)), ([true, false], before));
+    attach(&mut node);
+    assert_eq!((loaded(&node), nic_in(&node)), ([true; 2], before));
 }
