@@ -233,8 +233,6 @@ static __always_inline int forward_family(ctx_t *ctx, struct addr *to, const boo
 	struct socket_key key;
 	struct caller caller;
 
-	if (!config)
-		return ALLOW;
 	any_to_loopback(to, service_v6);
 	caller = caller_of(ctx, config, to, connects, service_v6);
 	if (!caller.client)

@@ -159,7 +159,7 @@ static __always_inline bool is_to_nobody(const struct packet *p)
 {
 	const struct config *config = config_get();
 
-	return config && in_service_network(config, &p->dst);
+	return in_service_network(config, &p->dst);
 }
 
 /*
@@ -172,7 +172,7 @@ __noinline int comes_round(ctx_t *ctx, const struct packet *p, bool v6)
 	const struct config *config = config_get();
 	const struct frontend *frontend;
 
-	if (!p || !config || ctx->ingress_ifindex != ctx->ifindex || config->flags & CONFIG_BESIDE)
+	if (!p || ctx->ingress_ifindex != ctx->ifindex || config->flags & CONFIG_BESIDE)
 		return false;
 	frontend = v6 ? frontend_lookup(&p->dst, 0, 0, true) : frontend_lookup(&p->dst, 0, 0, false);
 	if (!frontend || lookup_by(&other_nodes, p->dst))
@@ -191,7 +191,7 @@ __noinline int is_lost(const struct packet *p, bool v6)
 	const struct config *config = config_get();
 
 	/* The other proxy may have the connection. */
-	if (!p || !config || (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP))
+	if (!p || (config->flags & CONFIG_BESIDE && p->proto != IPPROTO_UDP))
 		return false;
 	return v6 ? is_cluster_ip(&p->dst, true) : is_cluster_ip(&p->dst, false);
 }

@@ -80,7 +80,7 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 	struct reply reply;
 	long error;
 
-	if (!config || !backend)
+	if (!backend)
 		return -REASON_BROKEN_TABLE;
 	count_pace(p, config);
 	if (flow->flags & FLOW_DIRECT)
@@ -122,7 +122,7 @@ static __always_inline int flow_open_snat(const struct packet *p, struct flow *f
 	struct snat_counter *counter;
 
 	counter = backend ? snat_counter_of(backend) : NULL;
-	if (!config || !backend || !counter)
+	if (!backend || !counter)
 		return -REASON_BROKEN_TABLE;
 	if (flow->flags & FLOW_SNAT && !is_set(source_of(config, flow->flags, v6)))
 		return -REASON_NO_ROUTE;
@@ -206,7 +206,7 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 	const struct frontend *frontend;
 	int error;
 
-	if (!config || is_loopback(&p->dst, v6))
+	if (is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
 	/* Martians, which the host drops: what leaves in the node's name never gets there. */
 	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))

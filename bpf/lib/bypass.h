@@ -16,7 +16,7 @@ static __always_inline bool bypasses_host(void)
 {
 	const struct config *config = config_get();
 
-	return config && config->flags & CONFIG_HOST_BYPASS;
+	return config->flags & CONFIG_HOST_BYPASS;
 }
 
 /*

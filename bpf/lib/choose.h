@@ -165,7 +165,7 @@ static __always_inline __u64 hash_of_client(const struct request *request, const
 
 	if (service->flags & SERVICE_MAGLEV)
 		return client_hash(MAGLEV_SEED, &request->client);
-	if (config && request->unsure & UNSURE_BY_HASH)
+	if (request->unsure & UNSURE_BY_HASH)
 		return client_hash(config->hash_seed ^ past ^ (__u64)request->service << 32, &request->client);
 	return request->hash;
 }

@@ -55,7 +55,7 @@ static __always_inline bool goes_direct(ctx_t *ctx, const struct packet *p, cons
 	const struct addr *node;
 	__u32 way;
 
-	if (!config || !backend)
+	if (!backend)
 		return false;
 	node = v6 ? &config->node6 : &config->node4;
 	if (!is_set(node) || !is_known_elsewhere(p, node, v6) || lookup_by(&other_nodes, p->src))
@@ -171,8 +171,6 @@ static __always_inline int direct_to(ctx_t *ctx, struct packet *p, const struct 
 	struct bpf_fib_lookup fib = {};
 	int error;
 
-	if (!config)
-		return -REASON_BROKEN_TABLE;
 	to.src = v6 ? config->node6 : config->node4;
 	error = route_find_for(ctx, p, &to, &fib, length > 0xffff ? 0xffff : length, v6);
 	if (error == -REASON_TOO_BIG)

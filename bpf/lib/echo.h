@@ -50,7 +50,7 @@ static __always_inline int echo(ctx_t *ctx, struct packet *p, const bool v6)
 	struct icmp_header icmp;
 	long error;
 
-	if (!config || !(config->flags & CONFIG_ECHO) || bpf_skb_load_bytes(ctx, p->l4, &icmp, sizeof(icmp)))
+	if (!(config->flags & CONFIG_ECHO) || bpf_skb_load_bytes(ctx, p->l4, &icmp, sizeof(icmp)))
 		return REASON_NOT_TRANSPORT;
 	if (icmp.type != asked || icmp.code || !is_one_host(&p->src, v6) || !is_ours_alone(ctx, p, v6))
 		return REASON_NOT_TRANSPORT;

@@ -23,7 +23,7 @@ static __always_inline int answered(const struct packet *p, struct reply **found
 
 	if (!reply && lost_entry(p, v6))
 		return REASON_STALE;
-	if (!config || !reply || reply->flags & FLOW_SNAT)
+	if (!reply || reply->flags & FLOW_SNAT)
 		return REASON_NO_REPLY;
 	now = now_ticks();
 	moved = reply->flags & FLOW_MOVED;
@@ -86,7 +86,7 @@ static __always_inline bool may_borrow_port(const struct packet *p)
 {
 	const struct config *config = config_get();
 
-	return p->proto == IPPROTO_UDP && config && config->flags & CONFIG_BESIDE;
+	return p->proto == IPPROTO_UDP && config->flags & CONFIG_BESIDE;
 }
 
 /* A packet on its way to a client. Returns a reason. */

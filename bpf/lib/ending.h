@@ -51,7 +51,7 @@ static __always_inline struct reply *own_reply(const struct packet *p, const str
 	struct reply *reply;
 	union flow_key key;
 
-	if (!config || !backend || flow->flags & FLOW_DIRECT)
+	if (!backend || flow->flags & FLOW_DIRECT)
 		return NULL;
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, stage_of(flow->flags), v6);
@@ -137,7 +137,7 @@ static __always_inline int revive(const struct packet *p, struct flow *flow, con
 	const struct config *config = config_get();
 	struct reply *reply;
 
-	if (!config || (p->syn && is_idle(now_ticks(), flow->last_seen, config->tcp_linger)))
+	if (p->syn && is_idle(now_ticks(), flow->last_seen, config->tcp_linger))
 		return 0;
 	/* What its backend still sends nobody here knows: whoever goes on in a later tick than that of the last ACK has closed one direction. */
 	if (flow->flags & FLOW_DIRECT) {
@@ -222,7 +222,7 @@ static __always_inline int retire(const struct packet *p, struct flow *flow, con
 	struct reply *reply = NULL;
 	union flow_key key;
 
-	if (!config || !backend)
+	if (!backend)
 		return 0;
 	/* It is there. */
 	if (flow->flags & FLOW_SETTLED) {

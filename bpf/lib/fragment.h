@@ -30,7 +30,7 @@ __noinline int fragment_store(const struct packet *p, bool out, bool ours)
 	struct fragment first;
 	struct fragment *known;
 
-	if (!p || !config)
+	if (!p)
 		return 0;
 	/* Only what is kept must be told from what passes. */
 	if (!ours && !holds_pieces(config))
@@ -62,7 +62,7 @@ __noinline int fragment_find(struct packet *p, bool out)
 	const struct config *config = config_get();
 	struct fragment_key key;
 
-	if (!p || !config)
+	if (!p)
 		return -REASON_FRAGMENT;
 	key = fragment_key_of(p, out);
 	first = bpf_map_lookup_elem(&fragments, &key);

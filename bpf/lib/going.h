@@ -19,14 +19,6 @@ static __always_inline __u32 going_slot(const word *key, const __u32 words)
 	return hash >> (64 - GOING_BITS);
 }
 
-static const __u32 GOING_SLOT = 0;
-
-/* The filter; NULL only to the verifier, an array slot always exists. */
-static __always_inline struct going_filter *going_get(void)
-{
-	return bpf_map_lookup_elem(&going_filter, &GOING_SLOT);
-}
-
 static __always_inline __u32 going_shift(__u32 slot)
 {
 	return 2 * (slot & ((1 << GOING_WORD_BITS) - 1));
@@ -35,29 +27,21 @@ static __always_inline __u32 going_shift(__u32 slot)
 /* Whether the filter is worth a question. */
 static __always_inline bool is_going_known(void)
 {
-	const struct going_filter *filter = going_get();
-
-	return filter && filter->asked;
+	return going_filter_value.asked;
 }
 
 /* Whether a key with this slot may be in the tables of what goes on. */
 static __always_inline bool may_go_on(__u32 slot)
 {
-	const struct going_filter *filter = going_get();
-
-	return !filter || (filter->slots[slot >> GOING_WORD_BITS] >> going_shift(slot) & GOING_MASK) != GOING_NONE;
+	return (going_filter_value.slots[slot >> GOING_WORD_BITS] >> going_shift(slot) & GOING_MASK) != GOING_NONE;
 }
 
 /* Notes that a key with this slot is there. An exchange, whose result somebody wants, is a barrier: the entry is seen before. */
 static __always_inline int note_going(__u32 slot)
 {
-	struct going_filter *filter = going_get();
-	__u64 before;
+	__u64 before = __sync_fetch_and_and(&going_filter_value.slots[slot >> GOING_WORD_BITS],
+					    ~((__u64)GOING_MASK << going_shift(slot)));
 
-	if (!filter)
-		return 0;
-	before = __sync_fetch_and_and(&filter->slots[slot >> GOING_WORD_BITS],
-				      ~((__u64)GOING_MASK << going_shift(slot)));
 	barrier_var(before);
 	return 0;
 }

@@ -92,7 +92,7 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 	struct fragment_key key;
 	__u32 now, slot, length = ctx->len;
 
-	if (!p || !config || !holds_pieces(config) || !length || length > HELD_BYTES)
+	if (!p || !holds_pieces(config) || !length || length > HELD_BYTES)
 		return -REASON_FRAGMENT_LOST;
 	now = now_ticks();
 	slot = held_place(held_region(config, &p->src), now);
@@ -165,7 +165,7 @@ __noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
 	__u32 slot = 0, length = ctx->len;
 
 	first = bpf_map_lookup_elem(&first_pieces, &slot);
-	if (!p || !config || !first || !length || length > HELD_BYTES)
+	if (!p || !first || !length || length > HELD_BYTES)
 		return 0;
 	if (!fits(&length) || bpf_skb_load_bytes(ctx, 0, first->bytes, length))
 		return 0;

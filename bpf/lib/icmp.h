@@ -275,8 +275,6 @@ static __always_inline int icmp(ctx_t *ctx, struct packet *p, const bool in, con
 
 	if (error)
 		return -error;
-	if (!config)
-		return REASON_NOT_TRANSPORT;
 	ours = in ? turn_to_backend(p, &quoted, &turn, config, v6) : turn_to_client(&quoted, &turn, nobody, false, v6);
 	/* The node's own ports are looked at last: most errors are about a client's packet or an answer. */
 	if (!ours && in)

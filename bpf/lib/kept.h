@@ -66,7 +66,7 @@ static __always_inline __be16 snat_kept_port(const struct reply *reply, const bo
 	__u32 way;
 	__u64 hash;
 
-	if (!backend || !config)
+	if (!backend)
 		return 0;
 	client_key(&key, reply, IPPROTO_TCP, v6);
 	hash = snat_kept_hash(&key, backend, config, v6);
@@ -85,7 +85,7 @@ static __always_inline int snat_keep(const struct packet *p, __u32 slot, __be16 
 	__u32 way, tag;
 	__u64 hash;
 
-	if (!backend || !config)
+	if (!backend)
 		return 0;
 	packet_key(&key, p, v6);
 	hash = snat_kept_hash(&key, backend, config, v6);

@@ -34,6 +34,14 @@
 		__type(value, struct value_type);                                                                      \
 	} map SEC(".maps")
 
+/*
+ * A map of one value that programs have as a variable: where it lies they know, and look nothing up. The loader makes the map the section of
+ * the variable; to libbpf the two are strangers.
+ */
+#define VARIABLE(map, value_type)                                                                                      \
+	MMAPABLE_ARRAY(map, value_type, 1);                                                                            \
+	struct value_type map##_value SEC(".data." #map)
+
 #define MAP(map, kind, flags, key_type, value_type, size)                                                              \
 	struct {                                                                                                       \
 		__uint(type, kind);                                                                                    \
@@ -43,8 +51,8 @@
 		__type(value, value_type);                                                                             \
 	} map SEC(".maps")
 
-/* One entry: what the agent tells the programs about the node. */
-MMAPABLE_ARRAY(config, config, 1);
+/* What the agent tells the programs about the node. */
+VARIABLE(config, config);
 
 /* Written by the control plane. */
 MMAPABLE_ARRAY(services, service, 32768);
@@ -89,7 +97,7 @@ MAP(flows4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct flow, 131072);
 MAP(flows6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct flow6, 131072);
 MAP(replies4, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key4, struct reply, 131072);
 MAP(replies6, BPF_MAP_TYPE_LRU_HASH, 0, struct flow_key6, struct reply, 131072);
-MMAPABLE_ARRAY(going_filter, going_filter, 1);
+VARIABLE(going_filter, going_filter);
 /* Flows that begin, have settled, or have ended. A flood fills these and evicts no other. */
 MMAPABLE_ARRAY(openings4, opening_set4, 65536 / OPENING_WAYS);
 MMAPABLE_ARRAY(openings6, opening_set6, 65536 / OPENING_WAYS);

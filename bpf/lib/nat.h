@@ -16,8 +16,7 @@ static __always_inline bool is_told(const struct packet *p, const struct flow *f
 	const struct config *config = config_get();
 	const struct reply *reply = own_reply(p, flow, v6);
 
-	return config && reply && reply->flags & FLOW_REPLIED &&
-	       !is_idle(now_ticks(), reply->last_seen, config->udp_idle);
+	return reply && reply->flags & FLOW_REPLIED && !is_idle(now_ticks(), reply->last_seen, config->udp_idle);
 }
 
 /* Functions of their own: few datagrams come late. */
@@ -87,7 +86,7 @@ static __always_inline enum handover_kind handover_of(const struct backend *back
 {
 	const struct config *config = config_get();
 
-	if (config && config->flags & CONFIG_HOST_BYPASS &&
+	if (config->flags & CONFIG_HOST_BYPASS &&
 	    (backend->flags & (BACKEND_LOCAL | BACKEND_HOST_NETWORK)) == BACKEND_LOCAL)
 		return HANDOVER_TO_POD;
 	return HANDOVER_DONE;
@@ -183,10 +182,7 @@ __noinline int restore_asked6(const struct packet *p, const struct reply *reply)
 /* Whether a packet is another connection's than the entry which it meets: that is forgotten then, unless its port is but lent. */
 static __always_inline bool is_anothers(const struct packet *p, const struct reply *reply, const bool v6)
 {
-	/* Asked for anew, for the stack's sake. */
-	const struct config *config = config_get();
-
-	if (!config || !may_be_anothers(p, reply, config))
+	if (!may_be_anothers(p, reply, config_get()))
 		return false;
 	return v6 ? forget_if_anothers6(p) : forget_if_anothers4(p);
 }
@@ -285,8 +281,6 @@ static __always_inline int flow_anew(ctx_t *ctx, const struct packet *p, struct 
 	const struct flow *before = *known;
 	int error;
 
-	if (!config)
-		return -REASON_BROKEN_TABLE;
 	/* Only the first piece of a datagram starts a flow or is answered. */
 	if (p->piece == PIECE_LATER)
 		return -REASON_STALE;
@@ -324,8 +318,6 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	struct flow *known, flow;
 	int reason, step = STEP_OVER;
 
-	if (!config)
-		return REASON_NO_FRONTEND;
 	reason = answer_to_node(ctx, p, config, v6);
 	if (reason != REASON_NONE)
 		return reason;

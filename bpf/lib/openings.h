@@ -39,7 +39,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 					 const struct opening_kind kind)
 {
 	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0, opening_step);
+	__u64 hash = opening_hash(key, kind.words, config->hash_seed, opening_step);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way, twin;
@@ -54,7 +54,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;
 	if (way < 0)
-		way = opening_claim_of(head, set, value, config ? config->tcp_idle : 0, kind);
+		way = opening_claim_of(head, set, value, config->tcp_idle, kind);
 	else if (!opening_take(head, way, tag))
 		way = -1;
 	if (way < 0)
@@ -98,7 +98,7 @@ static __always_inline int opening_settled(void *table, __u32 place, const struc
 static __always_inline void opening_drop(void *table, const word *key, const struct opening_kind kind)
 {
 	const struct config *config = config_get();
-	__u64 hash = opening_hash(key, kind.words, config ? config->hash_seed : 0, opening_step);
+	__u64 hash = opening_hash(key, kind.words, config->hash_seed, opening_step);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
 	int way = head ? opening_way(head, key, tag, OPENING_WAYS, kind) : -1;

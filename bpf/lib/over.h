@@ -130,9 +130,8 @@ static __always_inline bool flow_of_is_over(const struct reply *reply, __be16 po
 					    const bool v6)
 {
 	const struct flow *flow = reply_flow(reply, proto, v6);
-	const struct config *config = flow ? config_get() : NULL;
 
-	return !config || flow_is_over(flow, reply, port, config, claim);
+	return !flow || flow_is_over(flow, reply, port, config_get(), claim);
 }
 
 /* Functions of their own: few flows meet another's entry. */
@@ -235,7 +234,7 @@ static __always_inline bool forget_if_anothers(const struct packet *p, const boo
 
 	packet_key(&key, p, v6);
 	reply = reply_at(&key, STAGE_ANY, v6);
-	if (!config || !reply || !may_be_anothers(p, reply, config))
+	if (!reply || !may_be_anothers(p, reply, config))
 		return false;
 	if (is_lent(reply))
 		return true;

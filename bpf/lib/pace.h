@@ -51,7 +51,7 @@ static __always_inline bool is_flood(const struct config *config)
 {
 	const struct pace *pace = pace_get();
 
-	return config && pace && is_too_many(pace, config) && pace->tick == now_ticks();
+	return pace && is_too_many(pace, config) && pace->tick == now_ticks();
 }
 
 /* Counts a new flow of this tick, and whether it is a connection that began long ago. */
@@ -94,7 +94,7 @@ __noinline int may_move_beside_tcp(void)
 	struct pace *pace = room_beside_tcp ? pace_now() : NULL;
 	__u32 most;
 
-	if (!config || !pace)
+	if (!pace)
 		return true;
 	most = room_beside_tcp / (config->udp_idle ?: 1);
 	if (pace->moved >= (most > MOVED_LEAST ? most : MOVED_LEAST))

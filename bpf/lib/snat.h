@@ -19,8 +19,6 @@ static __always_inline int snat_to(ctx_t *ctx, struct packet *p, const struct fl
 	};
 	int error;
 
-	if (!config)
-		return -REASON_BROKEN_TABLE;
 	to.src = *source_of(config, flow->flags, v6);
 	error = route_find(ctx, p, &to, &fib, v6);
 	return error ?: send(ctx, p, &to, &fib, v6);

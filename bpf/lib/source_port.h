@@ -116,10 +116,8 @@ static __always_inline __be16 snat_again(struct snat_search *search, const bool 
 static __always_inline bool snat_yields(const struct reply *old, const struct snat_search *search, __be16 port,
 					const bool v6)
 {
-	const struct config *config = config_get();
-
 	if (search->claim & CLAIM_AGAIN ? !is_of_client(old, &search->reply, v6)
-					: !config || keeps_port(old, config, search->claim))
+					: keeps_port(old, config_get(), search->claim))
 		return false;
 	return reply_is_over(old, snat_port_of(old, port), search->backend->proto, search->claim, v6);
 }
@@ -178,7 +176,6 @@ static __always_inline enum claim snat_claim(__u32 round, const struct snat_sear
 static __always_inline long snat_try(__u32 round, struct snat_search *search, const bool v6)
 {
 	const bool pressed = is_pressed(search->counter), keeps = snat_keeps_port(search);
-	const struct config *config;
 	const struct reply *old;
 	union flow_key key;
 	__be16 port;
@@ -194,13 +191,11 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		port = other_port(search, round);
 	else
 		port = search->claim & CLAIM_AGAIN ? snat_again(search, v6) : snat_take(search);
-	/* Only now, for the stack's sake. */
-	config = port ? config_get() : NULL;
-	if (!config)
+	if (!port)
 		return 0;
 	reply_key(&key, search->backend,
-		  snat_keeps_client(search) ? &search->reply.client : source_of(config, search->reply.flags, v6), port,
-		  v6);
+		  snat_keeps_client(search) ? &search->reply.client : source_of(config_get(), search->reply.flags, v6),
+		  port, v6);
 	old = reply_at(&key, STAGE_GOING, v6);
 	if (old) {
 		if (!snat_yields(old, search, port, v6))

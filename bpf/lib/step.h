@@ -78,7 +78,7 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	__u64 how;
 	long error;
 
-	if (!config || !backend)
+	if (!backend)
 		return STEP_OVER;
 	answer_key(&key, p, flow, backend, config, v6);
 	known = reply_at(&key, stage_of(flow->flags), v6);
@@ -194,7 +194,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	__u32 slot = flow->backend;
 	__be16 port = flow->snat_port;
 
-	if (!config || !backend)
+	if (!backend)
 		return false;
 	if (flow->flags & FLOW_DIRECT)
 		return promote_alone(p, flow, v6);
@@ -265,8 +265,8 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 	struct reply *reply;
 	union flow_key key;
 
-	if (!config || !backend || !(config->flags & CONFIG_SETTLE) || p->proto != IPPROTO_TCP ||
-	    flow->flags & FLOW_DIRECT || !is_young(flow))
+	if (!backend || !(config->flags & CONFIG_SETTLE) || p->proto != IPPROTO_TCP || flow->flags & FLOW_DIRECT ||
+	    !is_young(flow))
 		return false;
 	/* Another CPU was sooner. */
 	if (flow->flags & FLOW_SETTLED)

@@ -16,7 +16,7 @@ static __always_inline bool leaves_by_tunnel(ctx_t *ctx, const struct packet *p,
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct tunnel *tunnel;
 
-	if (!config || !backend || backend->flags & BACKEND_LOCAL)
+	if (!backend || backend->flags & BACKEND_LOCAL)
 		return false;
 	tunnel = v6 ? &config->tunnel6 : &config->tunnel4;
 	return tunnel->ifindex && way_to(ctx, p, &backend->addr, config, 1, v6) == tunnel->ifindex;

@@ -50,8 +50,6 @@ static __always_inline __u32 endpoint_of(const struct packet *outer, const struc
 	const struct flow *flow;
 	__u32 endpoint = 0;
 
-	if (!config)
-		return 0;
 	/* What else goes through tunnels costs one load. */
 	if (!may_be_frontend(&inner->dst, inner->dport, inner->proto) && !addr_equal(&inner->dst, &outer->src, v6))
 		return 0;
@@ -83,7 +81,7 @@ static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 	struct cursor cursor = ctx_cursor(ctx);
 	int error;
 
-	if (!config || !(config->flags & CONFIG_UNWRAP) || !lookup_by(&other_nodes, p->src))
+	if (!(config->flags & CONFIG_UNWRAP) || !lookup_by(&other_nodes, p->src))
 		return -REASON_NOT_TRANSPORT;
 	cursor.pos += sizeof(struct ethhdr) + size;
 	if (cursor.pos > cursor.end)

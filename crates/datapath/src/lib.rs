@@ -37,6 +37,7 @@ mod source_ports;
 mod source_ranges;
 mod store;
 mod sys;
+mod variables;
 mod view;
 
 pub use attach::AttachOptions;

@@ -33,6 +33,7 @@ use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
 use crate::sys;
+use crate::variables::ConfigNow;
 
 /// How long new flows are held back at most, where the agent ends in the midst of a switch: longer than the largest table takes to be copied, before
 /// each of which it begins anew. Whose SYN was dropped at first sends it again after 1, 3 and 7 seconds.
@@ -376,6 +377,10 @@ fn load(pins: &PinDir, capacity: &Capacity, wanted: impl Fn(&str) -> bool) -> Re
             loader.map_max_entries(spec.name, entries);
         }
     }
+    // It makes the maps, and lends the programs' variables others.
+    SOCK.load(&mut loader)?;
+    let config = ConfigNow::read(pins)?;
+    config.share(&mut loader, pins);
     let (mut tc, mut xdp, mut sock) = (TC.load(&mut loader)?, XDP.load(&mut loader)?, SOCK.load(&mut loader)?);
     // Those that take longest come first.
     let objects = [(TC.name, &mut tc), (XDP.name, &mut xdp), (SOCK.name, &mut sock)];

@@ -17,6 +17,7 @@ use crate::layout::{MAPS, spec};
 use crate::map::{Mapped, Pod, Table};
 use crate::objects::{self, TC, XDP, load_program};
 use crate::pins::{PinDir, READ_ONLY};
+use crate::variables::ConfigNow;
 
 /// What programs write. `maps.h` says the same, and a test that no other map changes.
 const WRITTEN: [&str; 21] = [
@@ -76,6 +77,8 @@ impl Private {
                 (false, false) => loader.map_pin_path(spec.name, pins.map(spec.name)),
             };
         }
+        let config = ConfigNow::read(pins)?;
+        config.set(&mut loader);
         let mut object = wanted.load(&mut loader)?;
         let name = hook.program();
         let missing = || Error::Object { object: wanted.name, reason: format!("there is no program {name}") };

@@ -5,14 +5,14 @@
 
 #include "kernel.h"
 
-#define GOING_WORDS (sizeof(written.going.slots) / sizeof(*written.going.slots))
+#define GOING_WORDS (sizeof(going_filter_value.slots) / sizeof(*going_filter_value.slots))
 static __u64 taken[GOING_WORDS];
 
 static AT_ONCE void agent_asks(void)
 {
 	memset(taken, 0, sizeof(taken));
 	for (__u32 word = 0; word < GOING_WORDS; word++)
-		written.going.slots[word] = ~0ull / GOING_MASK * GOING_ASKED;
+		going_filter_value.slots[word] = ~0ull / GOING_MASK * GOING_ASKED;
 }
 
 static AT_ONCE void agent_reads(const struct table *table)
@@ -28,9 +28,9 @@ static AT_ONCE void agent_reads(const struct table *table)
 static AT_ONCE void agent_answers(void)
 {
 	for (__u32 word = 0; word < GOING_WORDS; word++) {
-		__u64 now = written.going.slots[word], asked = now & ~0ull / GOING_MASK * GOING_ASKED;
+		__u64 now = going_filter_value.slots[word], asked = now & ~0ull / GOING_MASK * GOING_ASKED;
 
-		written.going.slots[word] = (now & ~asked) | (asked & ~taken[word]) >> 1;
+		going_filter_value.slots[word] = (now & ~asked) | (asked & ~taken[word]) >> 1;
 	}
 }
 

@@ -117,20 +117,20 @@ static void reset(void)
 	memset(&written, 0, sizeof(written));
 	written.turn.next = 1;
 	/* It is known that nothing goes on. */
-	written.going.asked = 1;
-	for (__u32 word = 0; word < sizeof(written.going.slots) / sizeof(*written.going.slots); word++)
-		written.going.slots[word] = ~0ull / GOING_MASK * GOING_NONE;
+	going_filter_value.asked = 1;
+	for (__u32 word = 0; word < sizeof(going_filter_value.slots) / sizeof(*going_filter_value.slots); word++)
+		going_filter_value.slots[word] = ~0ull / GOING_MASK * GOING_NONE;
 	for (unsigned int i = 0; i < TABLES; i++)
 		tables[i].used = 0;
 	memset(&given, 0, sizeof(given));
-	given.config = (struct config){ .hash_seed = 0x5eed,
+	config_value = (struct config){ .hash_seed = 0x5eed,
 					.flags = way.settle ? CONFIG_SETTLE : 0,
 					.flood = ~0u,
 					.udp_idle = 300,
 					.tcp_idle = 7200,
 					.tcp_half_closed = 3600,
 					.tcp_linger = 3 };
-	given.config.node4 = given.config.node6 = address_of(NODE);
+	config_value.node4 = config_value.node6 = address_of(NODE);
 	given.frontend = (struct frontend){ .service = 1, .kind = KIND_EXTERNAL_IP };
 	given.filter.bits = ~0ull;
 	given.service = (struct service){ .endpoints = 1, .flags = SERVICE_USED };

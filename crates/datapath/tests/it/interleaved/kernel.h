@@ -125,11 +125,9 @@ static struct {
 	struct snat_kept kept;
 	struct displaced displaced;
 	struct pace pace;
-	struct going_filter going;
 } written;
 
 static struct {
-	struct config config;
 	struct frontend frontend;
 	struct filter_word filter;
 	struct service service;
@@ -164,7 +162,6 @@ static AT_ONCE void *map_lookup(void *map, const void *key)
 		{ &awaited4, &written.awaited4 },	 { &awaited6, &written.awaited6 },
 		{ &service_counters, &written.service }, { &snat_counters, &written.turn },
 		{ &snat_kept, &written.kept },		 { &paces, &written.pace },
-		{ &going_filter, &written.going },	 { &config, &given.config },
 		{ &frontends4, &given.frontend },	 { &frontends6, &given.frontend },
 		{ &frontend_filter, &given.filter },	 { &services, &given.service },
 		{ &snat_ports, &given.ports },		 { &displaced, &written.displaced },
