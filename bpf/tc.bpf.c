@@ -157,9 +157,7 @@ static __always_inline int translate(ctx_t *ctx, struct packet *p, int error, co
  */
 static __always_inline bool is_to_nobody(const struct packet *p)
 {
-	const struct config *config = config_get();
-
-	return in_service_network(config, &p->dst);
+	return in_service_network(config_get(), &p->dst);
 }
 
 /*

@@ -14,9 +14,7 @@
 
 static __always_inline bool bypasses_host(void)
 {
-	const struct config *config = config_get();
-
-	return config->flags & CONFIG_HOST_BYPASS;
+	return config_get()->flags & CONFIG_HOST_BYPASS;
 }
 
 /*

@@ -17,9 +17,7 @@ static __always_inline const struct config *config_get(void)
 /* The seed of this node's hashes. */
 static __always_inline __u64 hash_seed(void)
 {
-	const struct config *config = config_get();
-
-	return config->hash_seed;
+	return config_get()->hash_seed;
 }
 
 /* Whether cluster IPs come from where an address lies. */

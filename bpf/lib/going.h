@@ -14,7 +14,10 @@ static __always_inline __u32 going_slot(const word *key, const __u32 words)
 {
 	__u64 hash = opening_hash(key, words, 0, 1u << (32 - GOING_BITS));
 
-	/* One word to keep, and not those of the key, until the filter is at hand. */
+	/*
+	 * One word to keep, and not those of the key. It is also what keeps the compiler from taking a question to the filter for one whose
+	 * answer stays the same.
+	 */
 	barrier_var(hash);
 	return hash >> (64 - GOING_BITS);
 }

@@ -35,8 +35,8 @@
 	} map SEC(".maps")
 
 /*
- * A map of one value that programs have as a variable: where it lies they know, and look nothing up. The loader makes the map the section of
- * the variable; to libbpf the two are strangers.
+ * A map of one value that programs have as a variable: where it lies they know, and look nothing up. The loader has the map stand for the
+ * section of the variable (docs/adr/0062-what-has-one-value-is-a-variable.md); to libbpf the two are strangers.
  */
 #define VARIABLE(map, value_type)                                                                                      \
 	MMAPABLE_ARRAY(map, value_type, 1);                                                                            \

@@ -182,6 +182,7 @@ __noinline int restore_asked6(const struct packet *p, const struct reply *reply)
 /* Whether a packet is another connection's than the entry which it meets: that is forgotten then, unless its port is but lent. */
 static __always_inline bool is_anothers(const struct packet *p, const struct reply *reply, const bool v6)
 {
+	/* Asked for here, for the stack's sake. */
 	if (!may_be_anothers(p, reply, config_get()))
 		return false;
 	return v6 ? forget_if_anothers6(p) : forget_if_anothers4(p);

@@ -193,6 +193,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		port = search->claim & CLAIM_AGAIN ? snat_again(search, v6) : snat_take(search);
 	if (!port)
 		return 0;
+	/* The configuration is asked for here, for the stack's sake. */
 	reply_key(&key, search->backend,
 		  snat_keeps_client(search) ? &search->reply.client : source_of(config_get(), search->reply.flags, v6),
 		  port, v6);

@@ -377,8 +377,8 @@ fn load(pins: &PinDir, capacity: &Capacity, wanted: impl Fn(&str) -> bool) -> Re
             loader.map_max_entries(spec.name, entries);
         }
     }
-    // It makes the maps, and lends the programs' variables others.
-    SOCK.load(&mut loader)?;
+    // The maps are there before variables become two of them; of this object's variables others were made, which go with it.
+    drop(SOCK.load(&mut loader)?);
     let config = ConfigNow::read(pins)?;
     config.share(&mut loader, pins);
     let (mut tc, mut xdp, mut sock) = (TC.load(&mut loader)?, XDP.load(&mut loader)?, SOCK.load(&mut loader)?);

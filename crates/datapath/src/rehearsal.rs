@@ -1,6 +1,6 @@
 //! A rehearsal: what a program would do with a packet, without any trace of it in what traffic sees.
 //!
-//! The program is loaded once more, on the agent's own maps and on private copies of those that programs write. It costs the
+//! The program is loaded once more, on the agent's own maps and on private copies of those that programs write, and of the configuration. It costs the
 //! packet path nothing, since that knows nothing of it: docs/adr/0034-rehearsals.md.
 
 mod private;

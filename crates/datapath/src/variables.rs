@@ -40,3 +40,27 @@ impl ConfigNow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use aya_obj::Object;
+
+    use super::*;
+    use crate::layout::spec;
+    use crate::objects::objects;
+
+    /// Of one that is left out each object would have a map of its own, and the agent would write to another.
+    #[test]
+    fn every_variable_of_the_objects_is_a_pinned_map() {
+        let known: BTreeSet<_> = VARIABLES.iter().map(|(_, section)| (*section).to_owned()).collect();
+        for (name, bytes) in objects() {
+            let maps = Object::parse(bytes).unwrap().maps;
+            let sections: BTreeSet<_> =
+                maps.into_keys().filter(|map| map.starts_with(".data") || map.starts_with(".bss")).collect();
+            assert_eq!(sections, known, "{name}");
+        }
+        assert!(VARIABLES.iter().all(|(map, section)| section.strip_prefix(".data.") == Some(spec(map).name)));
+    }
+}

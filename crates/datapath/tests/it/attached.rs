@@ -101,7 +101,7 @@ fn programs_for_frames_without_link_headers_come_with_the_first_such_interface_a
     let configured = node.datapath.config().unwrap();
     attach(&mut node);
     assert_eq!(loaded(&node), [true; 2]);
-    // The loader writes to the map of a variable what that begins with, while other programs read it.
+    // The loader writes to the map of a variable what that begins with.
     assert_eq!(node.datapath.config().unwrap(), configured);
     if !node.datapath.lacks_tcx() {
         let listed = node.netns.enter(|| attached_programs("eth2")).unwrap();

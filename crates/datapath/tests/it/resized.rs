@@ -58,6 +58,7 @@ fn maps_of_another_size_are_replaced_and_keep_what_they_hold() {
     for capacity in [larger, SMALL] {
         let mut datapath = pins.open_with(&capacity).unwrap();
         assert_eq!(datapath.store().dump().unwrap(), all());
+        assert_eq!(datapath.config().unwrap().udp_idle, 300);
         assert_eq!(flows(&pins), before);
         datapath.begin_switch().unwrap();
         datapath.finish_switch().unwrap();
