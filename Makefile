@@ -99,7 +99,7 @@ test: bootstrap-test ## all tests; P=weir-core T=name picks a package and tests 
 
 test-slow: bootstrap-test ## tests that wait for minutes: a server that is away, a spill that ends (root)
 	$(call say,TEST,"what takes minutes")
-	$(Q)cargo test $(QUIET) -p weir-agent --test survive_api_server --test steering --test behaviours -- --ignored --skip holds_connections
+	$(Q)cargo test $(QUIET) -p weir-agent --test it --test steering --test behaviours -- --ignored --skip holds_connections
 
 # Each test program has a machine of its own, which starts within seconds; without KVM everything in it is slow.
 test-kernel: bootstrap-test bootstrap-vm ## tests on Linux 6.1, in a virtual machine (root in there); P=weir-datapath T=name

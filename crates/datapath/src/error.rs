@@ -92,13 +92,4 @@ impl Error {
             _ => Self::Io { action, cause },
         }
     }
-
-    /// Whether the error says that a device, file or entry is not there.
-    #[must_use]
-    pub fn is_not_found(&self) -> bool {
-        match self {
-            Self::Io { cause, .. } => matches!(cause.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)),
-            _ => false,
-        }
-    }
 }

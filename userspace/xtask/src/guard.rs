@@ -31,6 +31,10 @@ const DIRECTORIES: &str = "/var/tmp";
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
+/// How long a task may go on after a signal before it is ended where it is: as long as it takes to remove the largest world, twice over.
+/// What makes 10,000 services takes minutes and does not look at the stop sign.
+const GRACE: Duration = Duration::from_secs(20);
+
 /// Longest sleep without a look at the stop sign.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -80,7 +84,7 @@ pub(crate) fn pin_dir(node: u8) -> PinDir {
 }
 
 /// Calls `work` in a child process, with a directory for its files, and cleans up after it; what earlier runs have left,
-/// before it. Returns the exit code that `work` asks for.
+/// before it. Returns the exit code that `work` asks for; a signal ends it at the latest after [`GRACE`].
 ///
 /// # Errors
 /// When `work` fails or what it has made cannot be removed.
@@ -108,7 +112,14 @@ pub(crate) fn supervise(work: impl FnOnce(&Path, &Stop) -> Result<ExitCode>) -> 
 fn play(parent: Pid, directory: &Path, work: impl FnOnce(&Path, &Stop) -> Result<ExitCode>) -> i32 {
     let stop = Stop::default();
     let flag = stop.clone();
-    let ready = become_child(parent).and_then(|()| on_signal(move || flag.0.store(true, Ordering::Relaxed)));
+    let react = move || {
+        flag.0.store(true, Ordering::Relaxed);
+        thread::sleep(GRACE);
+        // Without destructors, which other threads are at: the parent removes what is left.
+        // SAFETY: it ends the process, whatever its threads do.
+        unsafe { nix::libc::_exit(INTERRUPTED.into()) }
+    };
+    let ready = become_child(parent).and_then(|()| on_signal(react));
     match ready.and_then(|()| work(directory, &stop)) {
         Ok(code) if code == ExitCode::SUCCESS => 0,
         Ok(_) => 1,

@@ -113,8 +113,8 @@ fn sorted<const N: usize>(mut flows: [(IpAddr, u8); N]) -> [(IpAddr, u8); N] {
 
 #[test]
 fn a_udp_flow_selects_anew_when_its_frontend_moves_to_another_service_although_its_endpoint_lives_on() {
-    let Some(pins) = Pins::new("flows of a frontend that moves") else { return };
     for family in families() {
+        let Some(pins) = Pins::reused("flows of a frontend that moves") else { return };
         let mut datapath = pins.open().unwrap();
         set_up(&mut datapath, &family);
         open_flows(&datapath, &family);
@@ -127,15 +127,13 @@ fn a_udp_flow_selects_anew_when_its_frontend_moves_to_another_service_although_i
         assert_eq!(send(&datapath, &family, family.moving, UDP), family.endpoints[1]);
         assert_eq!(send(&datapath, &family, family.moving, TCP), family.endpoints[0], "connections stay");
         assert_eq!(send(&datapath, &family, family.staying, UDP), family.endpoints[0], "so do other frontends' flows");
-        drop(datapath);
-        pins.dir.remove_all(false).unwrap();
     }
 }
 
 #[test]
 fn a_udp_flow_is_passed_on_when_its_frontend_is_deleted() {
-    let Some(pins) = Pins::new("flows of a deleted frontend") else { return };
     for family in families() {
+        let Some(pins) = Pins::reused("flows of a deleted frontend") else { return };
         let mut datapath = pins.open().unwrap();
         set_up(&mut datapath, &family);
         open_flows(&datapath, &family);
@@ -144,14 +142,12 @@ fn a_udp_flow_is_passed_on_when_its_frontend_is_deleted() {
         datapath.store().apply(&[MapOp::ForgetFlows { key }, MapOp::DeleteFrontend { key }]).unwrap();
         assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.staying, UDP)]));
         assert_eq!(send(&datapath, &family, family.moving, UDP), family.moving);
-        drop(datapath);
-        pins.dir.remove_all(false).unwrap();
     }
 }
 
 #[test]
 fn flows_that_the_present_service_has_opened_already_stay() {
-    let Some(pins) = Pins::new("flows of the present service") else { return };
+    let Some(pins) = Pins::reused("flows of the present service") else { return };
     let mut datapath = pins.open().unwrap();
     let [family, _] = families();
     set_up(&mut datapath, &family);
@@ -163,7 +159,7 @@ fn flows_that_the_present_service_has_opened_already_stay() {
 
 #[test]
 fn flows_are_forgotten_although_a_later_operation_fails() {
-    let Some(pins) = Pins::new("flows before a failure") else { return };
+    let Some(pins) = Pins::reused("flows before a failure") else { return };
     let mut datapath = pins.open().unwrap();
     let [family, _] = families();
     set_up(&mut datapath, &family);
@@ -195,8 +191,8 @@ fn flows_that_were_forgotten_while_maps_are_resized_do_not_come_back() {
 
 #[test]
 fn flows_of_datagrams_that_nobody_has_come_to_forget_are_forgotten_later() {
-    let Some(pins) = Pins::new("flows that an agent has left behind") else { return };
     for family in families() {
+        let Some(pins) = Pins::reused("flows that an agent has left behind") else { return };
         let mut datapath = pins.open().unwrap();
         set_up(&mut datapath, &family);
         open_flows(&datapath, &family);
@@ -212,7 +208,5 @@ fn flows_of_datagrams_that_nobody_has_come_to_forget_are_forgotten_later() {
         datapath.store().apply(&[MapOp::DeleteFrontend { key }]).unwrap();
         datapath.store().forget_strange_flows().unwrap();
         assert_eq!(flows(&pins), sorted([(family.moving, TCP), (family.moving, UDP)]), "nobody's");
-        drop(datapath);
-        pins.dir.remove_all(false).unwrap();
     }
 }

@@ -102,8 +102,9 @@ impl Node {
 
     /// The same with tables of another size.
     pub(crate) fn with_capacity(what: &str, capacity: Capacity) -> Option<Self> {
-        let pins = if capacity == SMALL { Pins::reused(what)? } else { Pins::new(what)? };
+        let mut pins = Pins::new(what)?;
         let (netns, peers) = network().unwrap();
+        netns.enter(|| pins.prepare(&capacity));
         let mut datapath = netns.enter(|| pins.open_with(&capacity)).unwrap();
         netns.enter(|| {
             for (name, role) in [("eth0", Attachment::Nic), ("eth1", Attachment::Nic), ("pod1", Attachment::Pod)] {

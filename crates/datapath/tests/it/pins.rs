@@ -1,16 +1,14 @@
-//! A pin directory of one test, removed afterwards, or emptied for the next one: the kernel takes more than a second to check all
-//! programs, which is most of what a test would do.
+//! A pin directory of one test, removed afterwards, or emptied for the next one.
 
-use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 
 use weir_core::model::Service;
 use weir_core::ops::Capacity;
 use weir_datapath::{Datapath, Hook, PinDir, Result};
+use weir_prepared::Prepared;
 use weir_testbed::address::CLIENT;
-use weir_testbed::{Pristine, bpffs, require_root};
+use weir_testbed::{bpffs, require_root};
 
 use crate::case::{CASES, CLUSTER_IP, PORT};
 use crate::node::{Device, Node, web};
@@ -39,21 +37,11 @@ pub(crate) fn unique_name() -> String {
     format!("weir-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Directories that no test uses, with programs on empty maps of the sizes of [`SMALL`].
-static IDLE: Mutex<Vec<Reused>> = Mutex::new(Vec::new());
-
-/// Pins that one test after the other has, and what their maps hold before each.
-#[derive(Debug)]
-struct Reused {
-    dir: PinDir,
-    pristine: Pristine,
-}
-
 /// Removes all pins when dropped, whether or not the test passed, or leaves them to the next one.
 #[derive(Debug)]
 pub(crate) struct Pins {
     pub(crate) dir: PinDir,
-    pristine: Option<Pristine>,
+    prepared: Option<Prepared>,
 }
 
 impl Pins {
@@ -63,27 +51,24 @@ impl Pins {
             return None;
         }
         let root = bpffs::ensure_mounted().unwrap().join(unique_name());
-        Some(Self { dir: PinDir::new(root), pristine: None })
+        Some(Self { dir: PinDir::new(root), prepared: None })
     }
 
     /// The same, with programs on maps of the sizes of [`SMALL`], in which nothing is; another test may have made them.
     pub(crate) fn reused(what: &str) -> Option<Self> {
-        static AT_EXIT: Once = Once::new();
-        // SAFETY: the function lives as long as the process, and does not unwind.
-        AT_EXIT.call_once(|| assert_eq!(unsafe { libc::atexit(remove_idle) }, 0));
-        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let Some(Reused { dir, pristine }) = idle {
-            return Some(Self { dir, pristine: Some(pristine) });
-        }
         let mut pins = Self::new(what)?;
-        drop(pins.open().unwrap());
-        pins.pristine = Some(Pristine::of(&pins.dir.maps()).unwrap());
+        pins.prepare(&SMALL);
         Some(pins)
+    }
+
+    /// Has whoever opens them in the calling thread's namespace find programs on empty maps of these sizes.
+    pub(crate) fn prepare(&mut self, capacity: &Capacity) {
+        self.prepared = Some(Prepared::at(&self.dir, capacity).unwrap());
     }
 
     /// What the next test would find is not what this one has found.
     pub(crate) fn keep_from_others(&mut self) {
-        self.pristine = None;
+        self.prepared = None;
     }
 
     pub(crate) fn open(&self) -> Result<Datapath> {
@@ -93,37 +78,16 @@ impl Pins {
     pub(crate) fn open_with(&self, capacity: &Capacity) -> Result<Datapath> {
         Datapath::open(self.dir.clone(), capacity)
     }
-
-    /// Whether the next test may have them: nothing is attached, and nothing in the maps.
-    fn empty(&self, pristine: &Pristine) -> bool {
-        let links = self.dir.link_names().unwrap();
-        links.iter().for_each(|link| fs::remove_file(self.dir.links().join(link)).unwrap());
-        pristine.restore().unwrap()
-    }
 }
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        if let Some(pristine) = self.pristine.take()
-            && !thread::panicking()
-            && self.empty(&pristine)
+        let prepared = self.prepared.take().filter(|_| !thread::panicking());
+        if !prepared.is_some_and(|prepared| prepared.give_back().unwrap_or_default())
+            && let Err(error) = self.dir.remove_all(false)
         {
-            let reused = Reused { dir: self.dir.clone(), pristine };
-            return IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(reused);
+            eprintln!("{error}");
         }
-        remove(&self.dir);
-    }
-}
-
-extern "C" fn remove_idle() {
-    for Reused { dir, pristine: _ } in IDLE.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        remove(&dir);
-    }
-}
-
-fn remove(dir: &PinDir) {
-    if let Err(error) = dir.remove_all(false) {
-        eprintln!("{error}");
     }
 }
 

@@ -147,7 +147,7 @@ fn the_memory_store_conforms() {
 
 #[test]
 fn the_kernel_store_conforms() {
-    let Some(pins) = Pins::new("the kernel store") else { return };
+    let Some(pins) = Pins::reused("the kernel store") else { return };
     conforms(pins.open().unwrap().store());
 }
 
@@ -237,7 +237,7 @@ fn programs_are_kept_for_the_next_agent_on_the_same_maps_and_for_no_other() {
 
 #[test]
 fn a_second_writer_is_refused_while_the_first_lives() {
-    let Some(pins) = Pins::new("the lock of the pin directory") else { return };
+    let Some(pins) = Pins::reused("the lock of the pin directory") else { return };
     let first = pins.open().unwrap();
     let error = pins.open().unwrap_err();
     assert!(matches!(&error, Error::Locked { path } if path == pins.dir.root()), "{error}");
@@ -297,7 +297,7 @@ fn a_full_map_names_itself_its_size_and_the_option_that_raises_it() {
 
 #[test]
 fn a_slot_beyond_the_end_of_an_array_is_an_error() {
-    let Some(pins) = Pins::new("slots beyond the end") else { return };
+    let Some(pins) = Pins::reused("slots beyond the end") else { return };
     let mut datapath = pins.open().unwrap();
     let op = MapOp::PutBackend { id: SMALL.backends, backend: backend("10.0.0.1", 1, 1) };
     let error = datapath.store().apply(&[op]).unwrap_err();

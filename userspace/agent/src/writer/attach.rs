@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
+use nix::net::if_::if_nametoindex;
 use tracing::{debug, error, info, warn};
 use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp, stays, takes_redirects};
 use weir_core::kernel_features::missing;
@@ -44,7 +45,9 @@ impl Writer {
                     self.attached.insert(*index, (name.clone(), *kind));
                 }
                 // It went away meanwhile; the next listing will say so.
-                Err(cause) if cause.is_not_found() => debug!(interface = name, %cause, "not attached"),
+                Err(cause) if if_nametoindex(name.as_str()) != Ok(*index) => {
+                    debug!(interface = name, %cause, "not attached");
+                }
                 Err(cause) => {
                     let cause = cause.to_string();
                     if self.unattached.get(index) != Some(&cause) {

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use weir_abi::{self as abi, names};
 use weir_datapath::{Counters, PinDir};
+use weir_prepared::Prepared;
 use weir_testbed::apiserver::{ApiServer, User};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, address, wait};
 
-use super::prepared::{self, Prepared};
-use super::{SOON, http, text};
+use super::{SOON, http, sizes, text};
 
 /// Patience with an agent that starts: the kernel checks its programs for seconds, and those of several agents at once on two CPUs for longer.
 const LOADED: Duration = Duration::from_secs(30);
@@ -72,10 +72,11 @@ impl Agent {
         ] {
             arguments.push(argument.to_owned());
         }
-        arguments.extend(prepared::options());
+        arguments.extend(sizes::options());
         // With other sizes its maps are others.
         let usual = !options.iter().any(|option| option.starts_with("--max-"));
-        let prepared = usual.then(|| Prepared::at(&pins, world.node(node).netns()));
+        let find = || Prepared::at(&PinDir::new(&pins), &sizes::capacity()).unwrap();
+        let prepared = usual.then(|| world.node(node).netns().enter(find));
         let mut agent = Self { node, process: None, pins, prepared, cgroup, log, earlier: 0, arguments };
         options.iter().for_each(|option| agent.set_option(option));
         agent
@@ -105,7 +106,7 @@ impl Agent {
 
     /// To the next agent, or else to nobody.
     fn leave_pins(&self, prepared: Option<Prepared>) -> Result<(), Box<dyn Error>> {
-        if !prepared.is_some_and(|prepared| prepared.give_back(&self.pins).unwrap_or_default()) {
+        if !prepared.is_some_and(|prepared| prepared.give_back().unwrap_or_default()) {
             PinDir::new(&self.pins).remove_all(false)?;
         }
         Ok(())

@@ -21,7 +21,7 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
     (
         abi::REASON_XDP_DONE,
         Elsewhere::Test(
-            "userspace/agent/tests/services_attached.rs",
+            "userspace/agent/tests/it/services_attached.rs",
             "tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node_or_a_pod",
         ),
     ),
