@@ -6,6 +6,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod another_version;
 mod bad_input;
 mod bad_input_objects;
 mod beside_kube_proxy;
@@ -19,4 +20,3 @@ mod services_refused;
 mod services_spread;
 mod survive_api_server;
 mod survive_maps;
-mod survive_versions;
