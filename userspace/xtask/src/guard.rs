@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setpgid};
 use tokio::signal::unix::{SignalKind, signal};
 use weir_datapath::PinDir;
@@ -115,7 +115,12 @@ fn play(parent: Pid, directory: &Path, work: impl FnOnce(&Path, &Stop) -> Result
     let react = move || {
         flag.0.store(true, Ordering::Relaxed);
         thread::sleep(GRACE);
-        // Without destructors, which other threads are at: the parent removes what is left.
+        // Nobody else would clean up after it.
+        if getppid() != parent {
+            return;
+        }
+        // Without destructors, which other threads are at: the parent ends what it has started and removes what it has made, but for files in
+        // directories of the system and the cache.
         // SAFETY: it ends the process, whatever its threads do.
         unsafe { nix::libc::_exit(INTERRUPTED.into()) }
     };
@@ -176,15 +181,12 @@ fn await_child(child: Pid) -> Result<WaitStatus> {
             let _ = kill(child, Signal::SIGTERM);
         }
     })?;
-    loop {
-        match waitpid(child, None) {
-            Err(Errno::EINTR) => {}
-            status => {
-                ended.store(true, Ordering::Relaxed);
-                return status.context("cannot wait for the task's process");
-            }
-        }
-    }
+    // Until it is waited for, its id is nobody else's.
+    while waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+    ended.store(true, Ordering::Relaxed);
+    // What it has started and nobody will wait for any more: it leads their process group.
+    let _ = killpg(child, Signal::SIGKILL);
+    waitpid(child, None).context("cannot wait for the task's process")
 }
 
 fn exit_code(status: WaitStatus) -> Result<ExitCode> {

@@ -82,12 +82,9 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        let prepared = self.prepared.take().filter(|_| !thread::panicking());
-        if !prepared.is_some_and(|prepared| prepared.give_back().unwrap_or_default())
-            && let Err(error) = self.dir.remove_all(false)
-        {
-            eprintln!("{error}");
-        }
+        let found = self.prepared.take().filter(|_| !thread::panicking());
+        let left = Prepared::leave(found, &self.dir);
+        assert!(left.is_ok() || thread::panicking(), "{left:?}");
     }
 }
 

@@ -270,7 +270,7 @@ async fn an_agent_that_may_not_publish_events_says_so_once_and_serves_on() {
         .with_env_filter("weir_kube_watch=debug")
         .with_writer(move || writer.clone());
     // Not that of a thread: lines that another thread comes upon first would be lost to it. So this log holds what the
-    // other tests of this file cause, too.
+    // other tests of this program cause, too.
     tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
     let Scene { api: _api, objects, admin, mut watching, .. } = Scene::start(role::to_watch()).await;
 
@@ -282,8 +282,8 @@ async fn an_agent_that_may_not_publish_events_says_so_once_and_serves_on() {
     };
     refused("default/secret-1").await;
     refused("default/secret-2").await;
-    assert_eq!(log.lines(&["WARN", FAILED, "grant the agent `create` on events"]), 1);
-    assert_eq!(log.lines(&["WARN", "cannot look up the uid", "grant the agent `get` on"]), 1);
+    assert_eq!(log.lines(&["WARN", FAILED, "default/secret-", "grant the agent `create` on events"]), 1);
+    assert_eq!(log.lines(&["WARN", "cannot look up the uid", "default/secret-", "grant the agent `get` on"]), 1);
     assert_eq!(
         log.lines(&["WARN", "refused a part of an object", "default/secret-"]),
         2,

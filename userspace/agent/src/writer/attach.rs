@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
+use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use tracing::{debug, error, info, warn};
 use weir_core::interfaces::{Attachment, Interface, LinkHeader, attachment, runs_xdp, stays, takes_redirects};
@@ -45,9 +46,7 @@ impl Writer {
                     self.attached.insert(*index, (name.clone(), *kind));
                 }
                 // It went away meanwhile; the next listing will say so.
-                Err(cause) if if_nametoindex(name.as_str()) != Ok(*index) => {
-                    debug!(interface = name, %cause, "not attached");
-                }
+                Err(cause) if is_gone(*index, name) => debug!(interface = name, %cause, "not attached"),
                 Err(cause) => {
                     let cause = cause.to_string();
                     if self.unattached.get(index) != Some(&cause) {
@@ -137,6 +136,15 @@ impl Writer {
                 warn!(interface = name, %cause, "cannot clean up after the interface");
             }
         }
+    }
+}
+
+/// Whether no interface has this index and this name any more.
+fn is_gone(index: u32, name: &str) -> bool {
+    match if_nametoindex(name) {
+        Ok(now) => now != index,
+        // Whoever cannot ask, for want of a file descriptor, does not know.
+        Err(errno) => errno == Errno::ENODEV,
     }
 }
 

@@ -1,6 +1,5 @@
 //! One node's agent: started, asked, killed and started again.
 
-use std::error::Error;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use weir_abi::{self as abi, names};
 use weir_datapath::{Counters, PinDir};
-use weir_prepared::Prepared;
+use weir_prepared::{Prepared, has_filters};
 use weir_testbed::apiserver::{ApiServer, User};
 use weir_testbed::process::Process;
 use weir_testbed::{Cgroup, World, address, wait};
@@ -105,11 +104,9 @@ impl Agent {
     }
 
     /// To the next agent, or else to nobody.
-    fn leave_pins(&self, prepared: Option<Prepared>) -> Result<(), Box<dyn Error>> {
-        if !prepared.is_some_and(|prepared| prepared.give_back().unwrap_or_default()) {
-            PinDir::new(&self.pins).remove_all(false)?;
-        }
-        Ok(())
+    fn leave_pins(&self, prepared: Option<Prepared>) -> weir_prepared::Result<()> {
+        let dir = PinDir::new(&self.pins);
+        Prepared::leave(prepared.filter(|_| !has_filters(&dir)), &dir)
     }
 
     /// Starts it after an end, with the same options.

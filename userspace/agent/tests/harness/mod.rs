@@ -1,6 +1,6 @@
 //! A cluster in network namespaces: a real API server, nodes with a `weir-agent` each, pods that answer.
 
-#![allow(dead_code, reason = "each test file uses its part of the harness")]
+#![allow(dead_code, reason = "each test program uses its part of the harness")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 pub(crate) mod agent;

@@ -100,6 +100,11 @@ impl Node {
         Some(Self { serving, pins, dir: tempfile::tempdir().unwrap() })
     }
 
+    /// Opens the maps where the agent has, and so finds its programs.
+    fn open(&self) -> Datapath {
+        self.serving.netns().enter(|| self.pins.open())
+    }
+
     /// What an agent does that follows the stage: it leaves connections of another proxy alone.
     fn follow_the_stage(&self, agent: &mut Datapath) {
         assert_eq!(self.stage().as_deref(), Some(stage::Stage::TakeOver.word()));
@@ -167,7 +172,7 @@ impl Node {
 fn rules_stay_until_the_maps_have_every_frontend_and_endpoint_of_theirs() {
     let Some(node) = Node::start("migrate-maps") else { return };
     // Whoever has the maps open to write is the agent.
-    let mut agent = node.pins.open();
+    let mut agent = node.open();
     node.refuses("take-over", &["the agent has not followed yet"]);
     node.follow_the_stage(&mut agent);
     let mut write = |op| agent.store().apply(&[op]).unwrap();
@@ -217,7 +222,7 @@ fn rules_stay_while_no_agent_runs_whatever_the_maps_say() {
     assert_eq!(node.stage(), None, "nothing is told to an agent to come");
     // One that has gone after it took over.
     fs::write(node.dir.path().join(stage::FILE), stage::Stage::TakeOver.word()).unwrap();
-    node.follow_the_stage(&mut node.pins.open());
+    node.follow_the_stage(&mut node.open());
     node.refuses("preflight", &start);
     // And with it the maps.
     node.pins.dir().remove_all(false).unwrap();
@@ -232,7 +237,7 @@ fn virtual_servers_of_services_go_with_all_that_belongs_to_them_and_those_of_oth
     }
     let Some(node) = Node::bare(TEST) else { return };
     node.shell(PLANT_IPVS);
-    let mut agent = node.pins.open();
+    let mut agent = node.open();
     node.refuses("take-over", &["the agent has not followed yet"]);
     node.follow_the_stage(&mut agent);
 

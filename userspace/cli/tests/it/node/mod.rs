@@ -23,7 +23,7 @@ use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
 use weir_core::tables::Tables;
 use weir_datapath::{Datapath, MapStore, PinDir};
-use weir_prepared::Prepared;
+use weir_prepared::{Prepared, has_filters};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -96,12 +96,9 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        let prepared = self.1.take().filter(|_| !std::thread::panicking());
-        if prepared.is_some_and(|prepared| prepared.give_back().unwrap_or_default()) {
-            return;
-        }
-        let removed = self.dir().remove_all(false);
-        assert!(removed.is_ok() || std::thread::panicking(), "{removed:?}");
+        let (found, dir) = (self.1.take(), self.dir());
+        let left = Prepared::leave(found.filter(|_| !std::thread::panicking() && !has_filters(&dir)), &dir);
+        assert!(left.is_ok() || std::thread::panicking(), "{left:?}");
     }
 }
 
