@@ -62,7 +62,10 @@ fn connect(from: u16, target: SocketAddr) {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket.set_reuse_address(true).unwrap();
     socket.bind(&clients::any(target, from).into()).unwrap();
-    socket.connect_timeout(&target.into(), PATIENCE).unwrap();
+    socket.connect_timeout(&target.into(), PATIENCE).unwrap_or_else(|error| {
+        let known = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap());
+        panic!("from {from} to {target}: {error}; the client knows of\n{}", known.concat())
+    });
     assert_eq!((&socket).read(&mut [0]).unwrap(), 0, "the server closes first");
 }
 
