@@ -17,8 +17,9 @@ use crate::sys;
 /// Of the compiled objects, and of what loads them: see build.rs.
 const OBJECTS: &str = env!("WEIR_OBJECTS");
 
-/// Whether and how the kernel compiles what it loads. What it has loaded before stays as it is.
-const COMPILER: [&str; 2] = ["/proc/sys/net/core/bpf_jit_enable", "/proc/sys/net/core/bpf_jit_harden"];
+/// Files that say whether and how the kernel compiles what it loads, in the first network namespace alone. What it has loaded before stays as
+/// it is.
+pub const COMPILER: [&str; 2] = ["/proc/sys/net/core/bpf_jit_enable", "/proc/sys/net/core/bpf_jit_harden"];
 
 /// What programs are made of: the compiled objects, the maps that they use by the kernel's numbers, which no other map gets
 /// before the machine starts anew, and how the kernel compiles them. Sizes of maps are no matter of their own.

@@ -49,6 +49,7 @@ pub use flow_key::Client;
 pub use going::GoingFilter;
 pub use hooked_pods::HookedPods;
 pub use inspect::{Attached, attached_programs, check_programs, missing_capabilities, program_name, size_option};
+pub use kept::COMPILER;
 pub use load::Datapath;
 pub use map::{Mapped, Pod, Table};
 pub use objects::objects;

@@ -9,12 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use weir_core::ops::Capacity;
-use weir_datapath::{Datapath, PinDir};
+use weir_datapath::{COMPILER, Datapath, PinDir};
 use weir_testbed::{Pristine, bpffs};
-
-/// Programs are made of what the kernel tells of its compiler, too, and that it tells in the first network namespace alone: an agent in
-/// another one would load them anew.
-const COMPILER: &str = "/proc/sys/net/core/bpf_jit_enable";
 
 /// What went wrong: a test shows it and ends.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -34,6 +30,7 @@ pub struct Prepared {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Kind {
     capacity: Capacity,
+    /// Programs are made of what the kernel tells of its compiler, too: where it does not tell, an agent would load them anew.
     knows_compiler: bool,
 }
 
@@ -54,7 +51,7 @@ impl Prepared {
         static AT_EXIT: Once = Once::new();
         // SAFETY: the function lives as long as the process, and does not unwind.
         AT_EXIT.call_once(|| assert_eq!(unsafe { libc::atexit(remove_idle) }, 0));
-        let kind = Kind { capacity: *capacity, knows_compiler: fs::exists(COMPILER)? };
+        let kind = Kind { capacity: *capacity, knows_compiler: COMPILER.iter().any(|path| Path::new(path).exists()) };
         if let Some(at) = Self::take(kind, dir)? {
             return Ok(at);
         }
@@ -127,8 +124,6 @@ extern "C" fn remove_idle() {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
-
     use weir_abi as abi;
     use weir_testbed::require_root;
 

@@ -31,8 +31,8 @@ const DIRECTORIES: &str = "/var/tmp";
 /// Exit code after Ctrl-C, as shells have it: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// How long a task may go on after a signal before it is ended where it is: as long as it takes to remove the largest world, twice over.
-/// What makes 10,000 services takes minutes and does not look at the stop sign.
+/// How long a task may go on after a signal before it is ended where it is. A world is removed within seconds; what makes 10,000 services takes
+/// minutes and does not look at the stop sign.
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Longest sleep without a look at the stop sign.

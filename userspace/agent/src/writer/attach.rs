@@ -166,6 +166,15 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_is_gone_if_another_one_has_its_name_or_none() {
+        // Of every namespace.
+        assert_eq!(
+            [(1, "lo"), (2, "lo"), (1, "no-such-one")].map(|(index, name)| is_gone(index, name)),
+            [false, true, true]
+        );
+    }
+
+    #[test]
     fn a_bridge_leads_to_pods_if_nothing_else_is_on_it() {
         let bridge = interface(1, "bridge", None, false);
         let (pod, nic) = (interface(2, "veth", Some(1), true), interface(3, "", Some(1), false));
