@@ -8,6 +8,7 @@ mod beside;
 mod blame;
 mod bypass;
 mod case;
+mod clock;
 mod cut;
 mod direct;
 mod displaced;

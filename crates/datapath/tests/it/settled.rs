@@ -9,6 +9,7 @@ use weir_core::model::{Family, Protocol};
 use weir_core::ops::Capacity;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases};
+use crate::clock::await_the_better_part_of_a_tick;
 use crate::ended::{ack, fin, reset};
 use crate::entries::{age, evict, write_more};
 use crate::node::{Node, TC_UNSPEC, web};
@@ -56,6 +57,7 @@ fn established(node: &Node, case: Case, way: Way) -> Talk<'_> {
 fn each_settled_way(what: &str, test: impl Fn(&Talk<'_>)) {
     each_way(what, Protocol::Tcp, |talk| {
         talk.node.settle();
+        await_the_better_part_of_a_tick();
         test(&established(talk.node, talk.case, talk.way));
     });
 }
@@ -150,6 +152,7 @@ fn a_connection_that_began_in_a_flood_settles_and_moves_as_any() {
         for way in [WAYS[0], WAYS[1]] {
             node.serve_anew(web(), &[way.endpoint]);
             allow(&node, 1);
+            await_the_better_part_of_a_tick();
             let talk = open_in_flood(&node, case, way);
             // Its client goes on after the flood.
             allow(&node, u32::MAX);

@@ -17,6 +17,7 @@ use super::routes::Devices;
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
 use super::{compare, frame, kernel};
+use crate::clock;
 use crate::node::{ETH0_MAC, Node, TUNNEL_IP};
 
 /// Within this time no SYN is one that comes again, but after [`Step::Pass`]. Later kernel and model may differ about when.
@@ -93,7 +94,7 @@ impl<'a> Bench<'a> {
     }
 
     fn play_steps(&mut self, steps: &[Step]) -> End {
-        let tick = kernel::tick();
+        let tick = clock::tick();
         self.model.kernel_tick = tick;
         let play = |bench: &mut Self| {
             for step in steps {
@@ -103,7 +104,7 @@ impl<'a> Bench<'a> {
             compare::tables(bench.node, &bench.model, tick)
         };
         let end = play(self).map_or_else(End::Differs, |()| End::Whole);
-        let is_late = kernel::tick() != tick || (matches!(end, End::Differs(_)) && self.begin.elapsed() > FAST);
+        let is_late = clock::tick() != tick || (matches!(end, End::Differs(_)) && self.begin.elapsed() > FAST);
         if is_late { End::Late } else { end }
     }
 

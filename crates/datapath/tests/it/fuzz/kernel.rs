@@ -1,7 +1,6 @@
 //! The programs in the kernel: run on frames, their tables made older and emptied.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 
@@ -9,7 +8,7 @@ use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray};
 use nix::errno::Errno;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
-use weir_datapath::{GoingFilter, MapStore, tick_clock};
+use weir_datapath::{GoingFilter, MapStore};
 use weir_model::{HandOver, Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
@@ -68,16 +67,6 @@ pub(super) fn program(hook: Hook) -> (&'static str, usize) {
 
 fn map(node: &Node, name: &str) -> Map {
     Map::from_map_data(MapData::from_pin(node.pin(name)).unwrap()).unwrap()
-}
-
-/// Where the kernel shows its jiffies.
-pub(super) const TIMERS: &str = "/proc/timer_list";
-
-/// The tick that the programs see. Computed from another clock it may be the one before or after.
-pub(super) fn tick() -> u32 {
-    let timers = fs::read_to_string(TIMERS).unwrap();
-    let jiffies = timers.lines().find_map(|line| line.strip_prefix("jiffies: ")).unwrap();
-    u32::try_from(jiffies.parse::<u64>().unwrap() >> tick_clock().unwrap().shift()).unwrap()
 }
 
 /// Packets by reason that a hook has counted.

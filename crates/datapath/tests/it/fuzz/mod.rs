@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use self::bench::{Bench, End};
 use self::routes::Devices;
 use self::step::{STEP_BYTES, Scenario, WORLD_BYTES};
+use crate::clock;
 use crate::model::seed;
 use crate::node::Node;
 
@@ -75,8 +76,7 @@ struct Fuzzer {
 
 impl Fuzzer {
     fn new(what: &str) -> Option<Self> {
-        if !Path::new(kernel::TIMERS).exists() {
-            eprintln!("SKIPPED: {what}: the kernel does not show its jiffies in {}", kernel::TIMERS);
+        if !clock::require_shown(what) {
             return None;
         }
         let node = Node::new(what)?;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use arbitrary::Unstructured;
@@ -25,6 +24,7 @@ use super::processes::{Process, Servers};
 use super::step::WORLD_BYTES;
 use super::world::{ENDPOINTS, TARGET, World, flags};
 use super::{PLAYS, compare, kernel};
+use crate::clock;
 use crate::model::seed;
 use crate::network::nic;
 use crate::node::Node;
@@ -280,10 +280,10 @@ fn play(bed: &mut Bed, seed: u64) -> Outcome {
     for _ in 0..PLAYS {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut play = Play::new(bed, &mut rng);
-        let tick = kernel::tick();
+        let tick = clock::tick();
         let done = (0..STEPS).try_for_each(|_| play.step(&mut rng));
         let done = done.and_then(|()| compare::tables(&play.bed.node, &play.model, tick));
-        if kernel::tick() == tick {
+        if clock::tick() == tick {
             return done.map_err(|how| format!("{}\n{how}", play.log.join("\n")));
         }
     }
@@ -292,11 +292,11 @@ fn play(bed: &mut Bed, seed: u64) -> Outcome {
 
 #[test]
 fn the_kernel_does_to_random_sockets_what_the_model_of_their_hooks_does() {
-    if !Path::new(kernel::TIMERS).exists() {
-        eprintln!("SKIPPED: sockets against their model: the kernel does not show its jiffies in {}", kernel::TIMERS);
+    let what = "sockets against their model";
+    if !clock::require_shown(what) {
         return;
     }
-    let Some(mut bed) = Bed::new("sockets against their model") else { return };
+    let Some(mut bed) = Bed::new(what) else { return };
     let (seed, begin) = (seed(), Instant::now());
     let mut number = 0;
     while begin.elapsed() < TIME {
