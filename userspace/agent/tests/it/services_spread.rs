@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use weir_abi as abi;
 use weir_testbed::ask::{self, PATIENCE};
 use weir_testbed::{Netns, Node, Pod, address, objects};
 
@@ -13,6 +14,7 @@ use crate::harness::callers::{Caller, say};
 use crate::harness::echo::{Echo, Member, Talk, echo, ready};
 use crate::harness::shared::Shared;
 use crate::harness::{self, Cluster, SOON, cluster_sockets, node_port};
+use crate::services_attached::WITHOUT_XDP;
 
 static LOCAL_FIRST: Shared = Shared::new(&[]);
 static RANDOM: Shared = Shared::new(&["--spread=random"]);
@@ -21,6 +23,8 @@ static RANDOM: Shared = Shared::new(&["--spread=random"]);
 const COUNT: u32 = 240;
 /// Ports that the host itself draws: `ip_local_port_range` of a new namespace.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32768..=60999;
+/// Bytes of what the worlds' wires carry at most.
+const LARGEST_FRAME: u64 = 1514;
 /// Sums of squared deviations, each over its expectation, that one in a million fair draws exceeds: 1 and 3 degrees of freedom.
 const FAIR_OF_2: f64 = 24.0;
 const FAIR_OF_4: f64 = 31.0;
@@ -130,19 +134,37 @@ fn several_services_of_one_endpoint_and_one_that_is_made_again_do_not_meet_each_
 
 #[test]
 fn large_transfers_arrive_whole_in_both_directions_on_every_way() {
-    /// Port of the copying server.
-    const PORT: u16 = 9000;
     let Some(cluster) = LOCAL_FIRST.join("large transfers") else { return };
-    let mut service = objects::service("large", PORT, "TCP");
+    assert_large_transfers(&cluster, "large", 9000);
+}
+
+#[test]
+fn segments_that_cards_have_put_together_arrive_whole_as_well() {
+    let Some(cluster) = WITHOUT_XDP.join("segments that cards put together") else { return };
+    cluster.world.nodes().iter().for_each(|node| node.put_segments_together().unwrap());
+    // Routers may cut what a client sends that looks for no path MTU; the card cuts it between its segments.
+    for (name, port, no_discovery) in [("together-without-df", 9001, "1"), ("together", 9002, "0")] {
+        cluster.world.client().sysctls(&[("net/ipv4/ip_no_pmtu_disc", no_discovery)]).unwrap();
+        assert_large_transfers(&cluster, name, port);
+    }
+    for (agent, reason) in cluster.agents.iter().zip([abi::REASON_TO_REMOTE, abi::REASON_TO_LOCAL]) {
+        let seen = agent.view().counters().counter(abi::HOOK_NIC_INGRESS as usize, reason as usize).unwrap();
+        assert!(seen.bytes > seen.packets * LARGEST_FRAME, "{seen:?}");
+    }
+}
+
+/// From a pod of node 2, behind a port that its copying server has there, and back.
+fn assert_large_transfers(cluster: &Cluster, name: &str, port: u16) {
+    let mut service = objects::service(name, port, "TCP");
     harness::echo::spec(&mut service).type_ = Some("NodePort".into());
     let pod = cluster.world.node(2).pod(1);
-    let made = cluster.publish(&service, PORT, std::slice::from_ref(&pod));
+    let made = cluster.publish(&service, port, std::slice::from_ref(&pod));
     for target in cluster_sockets(&made) {
         cluster.await_frontend(target.ip(), target.port());
     }
-    cluster.agents.iter().for_each(|agent| agent.await_backends("large", pod.address().both().to_vec()));
-    let ways = ways(&cluster, &cluster_sockets(&made), node_port(&made));
-    let server = copying_server(pod.netns(), PORT, ways.len());
+    cluster.agents.iter().for_each(|agent| agent.await_backends(name, pod.address().both().to_vec()));
+    let ways = ways(cluster, &cluster_sockets(&made), node_port(&made));
+    let server = copying_server(pod.netns(), port, ways.len());
     let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[usize::from(n % 7 == 0)]).collect();
     for (caller, target) in ways {
         let received = cluster.run_as(&caller, || exchange(target, &sent));
