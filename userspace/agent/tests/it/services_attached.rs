@@ -12,7 +12,6 @@ use crate::harness::shared::Shared;
 use crate::harness::{self, Agent, Cluster, HTTP, TCP, UDP};
 
 static DEFAULT: Shared = Shared::new(&[]);
-pub(crate) static WITHOUT_XDP: Shared = Shared::new(&["--no-xdp"]);
 
 /// Connections in each count; the smallest of them has a SYN, an ACK, a request and a FIN from the client.
 const COUNT: u64 = 20;
@@ -65,7 +64,7 @@ fn tc_leaves_alone_what_xdp_has_translated_for_a_process_of_the_node_or_a_pod() 
 
 #[test]
 fn everything_is_served_without_xdp() {
-    let Some(cluster) = WITHOUT_XDP.join("no XDP") else { return };
+    let Some(cluster) = start("no XDP", &["--no-xdp"]) else { return };
     assert_main_kinds(&cluster);
     for agent in &cluster.agents {
         assert!(!links(agent).iter().any(|name| name.starts_with("xdp-")), "{:?}", links(agent));
