@@ -157,6 +157,16 @@ impl Netns {
         })
     }
 
+    /// Sets what a network device does for the kernel or leaves to it, as `ethtool -K`: names and values in turns.
+    ///
+    /// # Errors
+    /// When there is no `ethtool`, or the device cannot do so.
+    pub fn offloads(&self, device: &str, settings: &[&str]) -> Result<()> {
+        let mut ethtool = self.command("ethtool");
+        ethtool.args(["-K", device]).args(settings);
+        ip::checked(ethtool, "ethtool").map(drop)
+    }
+
     /// False after [`Netns::delete`].
     #[must_use]
     pub fn exists(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::address::{self, Pair};
 use crate::delay::DelayLink;
 use crate::netns::Netns;
 use crate::verdict::Pass;
-use crate::{Error, Result, ip};
+use crate::{Error, Result};
 
 /// Name of a node's NIC.
 pub const NIC: &str = "eth0";
@@ -153,16 +153,6 @@ impl Node {
         pods.made = number;
         pods.all.push(pod.clone());
         Ok(pod)
-    }
-
-    /// Has its NIC put a connection's segments together before anybody else sees them, as physical ones mostly do (GRO).
-    ///
-    /// # Errors
-    /// When the kernel refuses it.
-    pub fn put_segments_together(&self) -> Result<()> {
-        let mut ethtool = self.netns.command("ethtool");
-        ethtool.args(["-K", NIC, "gro", "on"]);
-        ip::checked(ethtool, "ethtool").map(drop)
     }
 
     fn lock_pods(&self) -> MutexGuard<'_, Pods> {

@@ -281,9 +281,7 @@ impl World {
         let uplink = if round_trip.is_zero() {
             self.switch.ip(&format!("link add {port} type veth peer name {NIC} netns {}", node.netns().name()))?;
             // The sender's side of the cable does what NIC and wire would do: finish checksums and segments.
-            let mut ethtool = self.switch.command("ethtool");
-            ethtool.args(["-K", &port, "tx", "off", "tso", "off", "gso", "off", "gro", "on"]);
-            ip::checked(ethtool, "ethtool")?;
+            self.switch.offloads(&port, &["tx", "off", "tso", "off", "gso", "off", "gro", "on"])?;
             Uplink::Wire(Pass::attach(&self.switch, &port)?)
         } else {
             // Two uplinks, there and back: each passage takes a quarter.
