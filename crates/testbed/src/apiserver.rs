@@ -3,6 +3,7 @@
 //! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`]; or by controllers and kubelets that the
 //! caller runs beside it, see [`Admission::Cluster`].
 
+mod certificate;
 mod programs;
 mod store;
 mod users;
@@ -32,6 +33,9 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 
 /// A name in the server's own certificate that does not depend on where it listens.
 const CERTIFICATE_NAME: &str = "kubernetes.default.svc";
+
+/// Where its certificate and key are, in its directory.
+const CERTIFICATES: &str = "certificates";
 
 /// What the API server expects around it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -133,6 +137,7 @@ impl ApiServer {
             tokens,
             kubeconfigs: AtomicU32::new(0),
         };
+        certificate::write(&api.path(CERTIFICATES), advertised, cluster_ips)?;
         api.write_tokens()?;
         api.start_again()?;
         Ok(api)
@@ -181,14 +186,13 @@ impl ApiServer {
     /// The file with the certificate that clients trust.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
-        self.path("certificates/apiserver.crt")
+        self.path(CERTIFICATES).join(certificate::CERTIFICATE)
     }
 
-    /// The file with the key that signs the tokens of service accounts: the controller manager needs it, too.
+    /// The file with the key of the certificate, which also signs the tokens of service accounts: the controller manager needs it, too.
     #[must_use]
     pub fn service_account_key(&self) -> PathBuf {
-        // It makes this key for its own certificate before it reads it for service accounts.
-        self.path("certificates/apiserver.key")
+        self.path(CERTIFICATES).join(certificate::KEY)
     }
 
     /// The bearer token of a user.
@@ -241,13 +245,11 @@ impl ApiServer {
     }
 
     fn await_ready(&mut self) -> Result<()> {
-        let kubeconfig = self.kubeconfig(User::Admin, &self.url())?;
+        let objects = self.objects()?;
         let deadline = Instant::now() + READY_LIMIT;
         loop {
             self.fail_if_ended()?;
-            // It writes its certificate when it first starts: who reads it too early gets none, or half of it.
-            let objects = Objects::connect(&kubeconfig, self.entry.clone());
-            let Err(unready) = objects.and_then(|objects| objects.check_ready()) else { return Ok(()) };
+            let Err(unready) = objects.check_ready() else { return Ok(()) };
             if Instant::now() > deadline {
                 let detail = format!("; seen last: {unready}");
                 return Err(Error::Timeout { what: "the API server's readiness".into(), limit: READY_LIMIT, detail });

@@ -116,7 +116,9 @@ impl Netns {
     /// # Errors
     /// [`Error::Ip`] with the line that failed; lines after it did not run.
     pub fn ip(&self, script: &str) -> Result<()> {
-        ip::batch(self.command("ip"), &self.name, script)
+        // A thread that is there already starts it without a copy of this process's memory, which whoever has to go there between fork and exec
+        // needs: worlds run hundreds of these.
+        self.enter(|| ip::batch(Command::new("ip"), &self.name, script))
     }
 
     /// Waits until the namespace takes what comes to `address` for its own: the kernel's route to an IPv6 address that

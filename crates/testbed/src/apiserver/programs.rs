@@ -5,7 +5,7 @@ use std::process::Command;
 
 use nix::sys::socket::SockaddrStorage;
 
-use super::{Admission, ApiServer};
+use super::{Admission, ApiServer, CERTIFICATES, certificate};
 use crate::address::Pair;
 use crate::audit::Audit;
 use crate::{Error, Result, loopback, process};
@@ -47,18 +47,21 @@ impl ApiServer {
     }
 
     pub(super) fn server_command(&self) -> Result<Command> {
-        let certificates = self.path("certificates");
         let key = self.service_account_key();
         let bind = if self.entry.is_some() { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::V4(loopback::address()) };
         let services = self.cluster_ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut command = Command::new(process::built(SERVER)?);
+        // Most of what it does for a test is to start: it collects garbage less often meanwhile, for a seventh less of CPU time.
+        command.env("GOGC", "400");
         command.arg(format!("--etcd-servers={}", self.ports.etcd_url()));
         command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
         command.args([format!("--advertise-address={}", self.advertised)]);
         command.arg(format!("--service-cluster-ip-range={services}"));
-        command.arg(format!("--cert-dir={}", certificates.display()));
+        command.arg(format!("--tls-cert-file={}", self.certificate().display()));
+        command.arg(format!("--tls-private-key-file={}", key.display()));
         command.arg(format!("--token-auth-file={}", self.path("tokens.csv").display()));
-        command.arg(format!("--service-account-key-file={}", key.display()));
+        let public = self.path(CERTIFICATES).join(certificate::PUBLIC_KEY);
+        command.arg(format!("--service-account-key-file={}", public.display()));
         command.arg(format!("--service-account-signing-key-file={}", key.display()));
         command.args(["--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc"]);
         command.args(["--allow-privileged=true", "--profiling=false"]);
