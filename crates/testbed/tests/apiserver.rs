@@ -97,6 +97,31 @@ fn the_agent_may_do_only_what_the_roles_allow_and_reaches_the_server_from_a_node
 }
 
 #[test]
+fn the_server_is_known_by_the_names_and_addresses_that_pods_have_for_it_and_by_no_other() {
+    if !ApiServer::require("the API server's names") {
+        return;
+    }
+    let server = ApiServer::start(None).unwrap();
+    let client = server.objects().unwrap();
+    let kubeconfig = Kubeconfig::read_from(server.kubeconfig(User::Admin, &server.url()).unwrap()).unwrap();
+    let ask = |name: &str| {
+        let (kubeconfig, name) = (kubeconfig.clone(), Some(name.to_owned()));
+        client.run(async move {
+            let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+            config.tls_server_name = name;
+            list_services(Client::try_from(config).unwrap()).await
+        })
+    };
+    for name in ["kubernetes.default.svc", "kubernetes.default", "kubernetes", "localhost", "10.96.0.1", "fd00:96::1"] {
+        assert_eq!(ask(name).unwrap(), 1, "{name}");
+    }
+    for name in ["weir.example", "10.96.0.2"] {
+        let refused = format!("{:?}", ask(name).unwrap_err());
+        assert!(refused.contains("NotValidForName"), "{name}: {refused}");
+    }
+}
+
+#[test]
 fn many_services_with_their_endpoints_are_made_in_one_go() {
     if !ApiServer::require("bulk creation") {
         return;

@@ -1,5 +1,5 @@
 //! The certificate that the server shows, and the key that also signs the tokens of service accounts. It would make them itself at each
-//! start, of RSA: that costs as much CPU time as a fifth of all else that a start does, and each connection more.
+//! start, of RSA, which is a sixth of the CPU time of a start, and each connection would cost more.
 
 use std::fs::{self, File};
 use std::io::Write;
