@@ -9,7 +9,9 @@ mod store;
 mod users;
 
 use std::fs;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -280,4 +282,10 @@ impl ApiServer {
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
+}
+
+/// Writes a file that is not there yet, for those whom its mode names.
+fn write_new(path: &Path, mode: u32, content: &str) -> Result<()> {
+    let file = fs::File::options().write(true).create_new(true).mode(mode).open(path);
+    file.and_then(|mut file| file.write_all(content.as_bytes())).map_err(Error::file("write", path))
 }

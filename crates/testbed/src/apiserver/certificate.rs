@@ -1,16 +1,14 @@
 //! The certificate that the server shows, and the key that also signs the tokens of service accounts. It would make them itself at each
 //! start, of RSA, which is a sixth of the CPU time of a start, and each connection would cost more.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use ipnet::IpNet;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-use super::CERTIFICATE_NAME;
+use super::{CERTIFICATE_NAME, write_new};
 use crate::{Error, Result, loopback};
 
 /// Names by which pods and people call it, besides [`CERTIFICATE_NAME`].
@@ -31,9 +29,7 @@ pub(super) fn write(directory: &Path, advertised: IpAddr, cluster_ips: &[IpNet])
         (PUBLIC_KEY, key.public_key_pem(), 0o644),
     ];
     for (name, content, mode) in files {
-        let path = directory.join(name);
-        let file = File::options().write(true).create_new(true).mode(mode).open(&path);
-        file.and_then(|mut file| file.write_all(content.as_bytes())).map_err(Error::file("write", &path))?;
+        write_new(&directory.join(name), mode, &content)?;
     }
     Ok(())
 }

@@ -1,10 +1,8 @@
 //! Who may talk to the API server, and how it knows them.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 
-use super::ApiServer;
+use super::{ApiServer, write_new};
 use crate::{Error, Result};
 
 /// Bytes of a random token.
@@ -51,15 +49,7 @@ impl ApiServer {
             let (token, name, groups) = (self.token(*user), user.name(), user.groups());
             format!("{token},{name},{name},\"{groups}\"\n")
         });
-        let content: String = lines.collect();
-        let mut options = fs::File::options();
-        options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(content.as_bytes()))
-            .map_err(Error::file("write", &path))
+        write_new(&path, 0o600, &lines.collect::<String>())
     }
 }
 
