@@ -127,12 +127,15 @@ impl Netns {
     /// # Errors
     /// When `ip` cannot be started, and [`Error::Timeout`] when the address is still somebody else's after `limit`.
     pub fn await_own(&self, address: IpAddr, limit: Duration) -> Result<()> {
-        let mut route = self.command("ip");
+        let mut route = Command::new("ip");
         route.args(["-oneline", "route", "get", &address.to_string()]);
-        wait::until_some(&format!("{} to own {address}", self.name), limit, || {
-            let output = route.output().map_err(|error| error.to_string())?;
-            let seen = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            if seen.starts_with("local ") { Ok(()) } else { Err(seen) }
+        let what = format!("{} to own {address}", self.name);
+        self.enter(|| {
+            wait::until_some(&what, limit, || {
+                let output = route.output().map_err(|error| error.to_string())?;
+                let seen = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+                if seen.starts_with("local ") { Ok(()) } else { Err(seen) }
+            })
         })
     }
 
@@ -164,9 +167,9 @@ impl Netns {
     /// # Errors
     /// When there is no `ethtool`, or the device cannot do so.
     pub fn offloads(&self, device: &str, settings: &[&str]) -> Result<()> {
-        let mut ethtool = self.command("ethtool");
+        let mut ethtool = Command::new("ethtool");
         ethtool.args(["-K", device]).args(settings);
-        ip::checked(ethtool, "ethtool").map(drop)
+        self.enter(|| ip::checked(ethtool, "ethtool").map(drop))
     }
 
     /// False after [`Netns::delete`].
