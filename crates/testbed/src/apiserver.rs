@@ -4,6 +4,7 @@
 //! caller runs beside it, see [`Admission::Cluster`].
 
 mod certificate;
+mod lent;
 mod programs;
 mod store;
 mod users;
@@ -21,11 +22,13 @@ use ipnet::IpNet;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::address::Pair;
 use crate::audit::Audit;
 use crate::netns::{Entry, Netns};
 use crate::objects::Objects;
 use crate::process::{self, Process};
 use crate::{Error, Result, address, loopback};
+pub use lent::Lent;
 use programs::{ETCD, Ports, SERVER, first_address};
 pub use users::User;
 use users::random_token;
@@ -46,6 +49,30 @@ pub enum Admission {
     Alone,
     /// Controllers, which make service accounts, and kubelets, which it calls at their nodes' addresses.
     Cluster,
+}
+
+/// Where an API server listens.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// On the loopback of the calling thread's namespace.
+    Loopback,
+    /// At all addresses of a namespace.
+    Inside(&'a Netns),
+    /// On loopback, too; what comes to this address is led there.
+    Behind(Pair),
+}
+
+impl<'a> Place<'a> {
+    fn of(netns: Option<&'a Netns>) -> Self {
+        netns.map_or(Self::Loopback, Self::Inside)
+    }
+
+    const fn netns(self) -> Option<&'a Netns> {
+        match self {
+            Self::Inside(netns) => Some(netns),
+            Self::Loopback | Self::Behind(_) => None,
+        }
+    }
 }
 
 /// A running (or stopped) API server with its data. Everything is ended and removed on drop.
@@ -90,7 +117,7 @@ impl ApiServer {
     /// # Errors
     /// As [`ApiServer::start`], and when there is no range.
     pub fn start_with(netns: Option<&Netns>, cluster_ips: &[IpNet]) -> Result<Self> {
-        Self::create(&std::env::temp_dir(), netns, Admission::Alone, cluster_ips, false)
+        Self::create(&std::env::temp_dir(), Place::of(netns), Admission::Alone, cluster_ips, false)
     }
 
     /// As [`ApiServer::start`], with a log of who asked for what: [`ApiServer::audit`].
@@ -98,7 +125,7 @@ impl ApiServer {
     /// # Errors
     /// As [`ApiServer::start`].
     pub fn start_audited(netns: Option<&Netns>) -> Result<Self> {
-        Self::create(&std::env::temp_dir(), netns, Admission::Alone, &address::cluster_ips(), true)
+        Self::create(&std::env::temp_dir(), Place::of(netns), Admission::Alone, &address::cluster_ips(), true)
     }
 
     /// As [`ApiServer::start`], with other company, and with all files below the directory `parent`.
@@ -106,12 +133,12 @@ impl ApiServer {
     /// # Errors
     /// As [`ApiServer::start`].
     pub fn start_in(parent: &Path, netns: Option<&Netns>, admission: Admission) -> Result<Self> {
-        Self::create(parent, netns, admission, &address::cluster_ips(), false)
+        Self::create(parent, Place::of(netns), admission, &address::cluster_ips(), false)
     }
 
     fn create(
         parent: &Path,
-        netns: Option<&Netns>,
+        place: Place<'_>,
         admission: Admission,
         cluster_ips: &[IpNet],
         audited: bool,
@@ -123,14 +150,18 @@ impl ApiServer {
             .map_err(Error::io("create a directory for the API server"))?;
         // The server insists on one family for its own address and the default range.
         let look = || first_address(default.addr());
-        let advertised = netns.map_or_else(look, |netns| netns.enter(look))?;
+        let advertised = match place {
+            Place::Loopback => look()?,
+            Place::Inside(netns) => netns.enter(look)?,
+            Place::Behind(entrance) => entrance.like(default.addr()),
+        };
         let tokens = [random_token()?, random_token()?, random_token()?];
         let audit = audited.then(|| Audit::in_directory(directory.path())).transpose()?;
         let mut api = Self {
             server: None,
             etcd: None,
             directory,
-            entry: netns.map(Netns::entry),
+            entry: place.netns().map(Netns::entry),
             ports: Ports::new()?,
             admission,
             advertised,

@@ -14,6 +14,7 @@ pub mod capture;
 pub mod cgroup;
 pub mod connection;
 pub mod delay;
+mod entrance;
 mod error;
 pub mod figures;
 mod frames;

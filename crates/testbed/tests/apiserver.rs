@@ -1,14 +1,19 @@
 //! The real API server: what tests of the watch and of the agent build on.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{ServiceCIDR, ServiceCIDRSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, Resource};
 use weir_testbed::apiserver::User;
 use weir_testbed::bulk::Bulk;
 use weir_testbed::objects::{self, Endpoint};
@@ -94,6 +99,91 @@ fn the_agent_may_do_only_what_the_roles_allow_and_reaches_the_server_from_a_node
         assert_eq!(status.code, 403, "{status:?}");
         assert!(status.message.contains(User::Agent.name()), "{status:?}");
     }
+}
+
+#[test]
+fn the_next_test_has_the_same_server_with_nothing_in_it_but_where_what_it_makes_itself_was_changed() {
+    let what = "an API server that one test has after the other";
+    if !require_root(what) || !ApiServer::require(what) {
+        return;
+    }
+    let world = World::builder().nodes(1).build().unwrap();
+    let lend = || ApiServer::lent(world.router()).unwrap();
+    let first = lend();
+    let number = first.port();
+    let made_itself = names(&first);
+    assert!(made_itself.contains("Service default/kubernetes"), "{made_itself:?}");
+    let mut service = objects::service("web", 80, "TCP");
+    let spec = service.spec.as_mut().unwrap();
+    spec.type_ = Some("NodePort".into());
+    spec.cluster_ip = Some("10.96.7.7".into());
+    spec.ports.as_mut().unwrap()[0].node_port = Some(30_123);
+    let fill = |api: &ApiServer| {
+        let client = api.objects().unwrap();
+        client.apply(&service).unwrap();
+        client.apply(&objects::node("node1", &address::node(1).both(), None)).unwrap();
+        client.apply(&objects::endpoint_slice("web", "a", 8080, "TCP", &[])).unwrap();
+        client.apply(&named::<Namespace>("others")).unwrap();
+        // No controller takes away the finalizer that it gets.
+        let spec = ServiceCIDRSpec { cidrs: Some(vec!["10.97.0.0/16".into()]) };
+        client.apply(&ServiceCIDR { spec: Some(spec), ..named("more") }).unwrap();
+        assert_eq!(names(api).len(), made_itself.len() + 5);
+    };
+    fill(&first);
+    // By the way that agents of the test come.
+    let inside = SocketAddr::new(address::ROUTER_INSIDE.v6.into(), number);
+    let mut open = world.node(1).netns().enter(|| TcpStream::connect(inside)).unwrap();
+    drop(first);
+    let end = open.read(&mut [0]);
+    assert!(matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "still in");
+    assert!(world.node(1).netns().enter(|| TcpStream::connect(inside)).is_err());
+
+    let second = lend();
+    assert_eq!(second.port(), number);
+    assert_eq!(names(&second), made_itself);
+    // Its address and port are free.
+    fill(&second);
+    drop(second);
+
+    let third = lend();
+    assert_eq!((third.port(), names(&third)), (number, made_itself.clone()));
+    let mut default = named::<Namespace>("default");
+    default.metadata.labels = Some([("team".to_owned(), "edge".to_owned())].into());
+    third.objects().unwrap().apply(&default).unwrap();
+    drop(third);
+
+    let fourth = lend();
+    assert_ne!(fourth.port(), number);
+    assert_eq!(names(&fourth), made_itself);
+}
+
+/// Kinds and names of what tests make, as the server has them.
+fn names(api: &ApiServer) -> BTreeSet<String> {
+    let client = api.objects().unwrap();
+    let mut all = BTreeSet::new();
+    all.extend(names_of::<Service>(&client));
+    all.extend(names_of::<EndpointSlice>(&client));
+    all.extend(names_of::<Node>(&client));
+    all.extend(names_of::<Namespace>(&client));
+    all.extend(names_of::<ServiceCIDR>(&client));
+    all
+}
+
+fn names_of<K: objects::Object + Clone + Send + 'static>(client: &objects::Objects) -> Vec<String> {
+    let api = Api::<K>::all(client.client());
+    let list = client.run(async move { api.list(&ListParams::default()).await }).unwrap();
+    let name = |object: &K| {
+        let ObjectMeta { namespace, name, .. } = object.meta();
+        let place = namespace.as_ref().map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        format!("{} {place}{}", K::kind(&()), name.clone().unwrap())
+    };
+    list.items.iter().map(name).collect()
+}
+
+fn named<K: Default + Resource<DynamicType = ()>>(name: &str) -> K {
+    let mut object = K::default();
+    object.meta_mut().name = Some(name.into());
+    object
 }
 
 #[test]

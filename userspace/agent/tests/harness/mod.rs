@@ -26,7 +26,7 @@ pub(crate) use agent::Agent;
 use k8s_openapi::api::core::v1::Service;
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
-use weir_testbed::apiserver::ApiServer;
+use weir_testbed::apiserver::{ApiServer, Lent};
 use weir_testbed::node::Pod;
 use weir_testbed::objects::{self, Endpoint, Objects};
 use weir_testbed::serve::{self, Server};
@@ -44,7 +44,7 @@ pub(crate) const UDP: u16 = 7001;
 pub(crate) struct Cluster {
     // Agents go before the namespaces that they live in.
     pub(crate) agents: Vec<Agent>,
-    pub(crate) api: ApiServer,
+    pub(crate) api: Lent,
     pub(crate) objects: Objects,
     servers: Vec<Server>,
     pub(crate) world: World,
@@ -79,7 +79,7 @@ impl Cluster {
     /// The same, no agent yet.
     pub(crate) fn without_agents(nodes: u8, pods: u8) -> Self {
         let world = Self::world(nodes, pods);
-        let api = ApiServer::start(Some(world.router())).unwrap();
+        let api = ApiServer::lent(world.router()).unwrap();
         Self::around(world, api, |_| true)
     }
 
@@ -93,7 +93,8 @@ impl Cluster {
 
     /// A world whose pods serve and whose nodes are registered with those of their addresses that `told` picks; no agent
     /// yet.
-    pub(crate) fn around(world: World, api: ApiServer, told: fn(&IpAddr) -> bool) -> Self {
+    pub(crate) fn around(world: World, api: impl Into<Lent>, told: fn(&IpAddr) -> bool) -> Self {
+        let api = api.into();
         let objects = api.objects().unwrap();
         let mut servers = Vec::new();
         for node in world.nodes() {
