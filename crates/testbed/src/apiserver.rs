@@ -1,4 +1,4 @@
-//! A real kube-apiserver on a real etcd, for one test: RBAC on, no controllers, no kubelets.
+//! A real kube-apiserver on a real etcd, for a test, or for one after the other: RBAC on, no controllers, no kubelets.
 //!
 //! EndpointSlices and Nodes are written by the test itself, see [`crate::objects`]; or by controllers and kubelets that the
 //! caller runs beside it, see [`Admission::Cluster`].

@@ -64,15 +64,7 @@ impl Netns {
     /// # Panics
     /// When `work` panics (with its panic) or the process may not enter the namespace.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    self.set_current();
-                    work()
-                })
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        self.entry().enter(work)
     }
 
     /// Starts a named thread inside the namespace. The thread keeps the namespace alive, even when its name is gone.
@@ -193,10 +185,6 @@ impl Netns {
     pub(crate) fn entry(&self) -> Entry {
         Entry(Arc::clone(&self.file))
     }
-
-    fn set_current(&self) {
-        self.entry().set_current();
-    }
 }
 
 impl AsFd for Netns {
@@ -224,6 +212,19 @@ impl Entry {
         let enter = move || setns(entry.0.as_fd(), CloneFlags::CLONE_NEWNET).map_err(Into::into);
         // SAFETY: between fork and exec the closure makes one system call on an open descriptor and allocates nothing.
         unsafe { command.pre_exec(enter) };
+    }
+
+    /// As [`Netns::enter`].
+    pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    self.set_current();
+                    work()
+                })
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Moves the calling thread into the namespace, for good. Only for threads that end there.

@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
@@ -21,6 +23,16 @@ use weir_testbed::{ApiServer, World, address, require_root};
 
 async fn list_services(client: Client) -> Result<usize, kube::Error> {
     Ok(Api::<Service>::all(client).list(&ListParams::default()).await?.items.len())
+}
+
+/// How many Services a client sees that goes by a kubeconfig file, from the calling thread's namespace.
+fn services_by(kubeconfig: &Path) -> Result<usize, kube::Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        list_services(Client::try_from(config)?).await
+    })
 }
 
 #[test]
@@ -87,29 +99,27 @@ fn the_agent_may_do_only_what_the_roles_allow_and_reaches_the_server_from_a_node
     let server = ApiServer::start(Some(world.router())).unwrap();
     for ip in address::ROUTER_INSIDE.both() {
         let path = server.kubeconfig(User::Agent, &server.url_at(ip)).unwrap();
-        let refused = world.node(1).netns().enter(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let kubeconfig = Kubeconfig::read_from(path).unwrap();
-                let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-                list_services(Client::try_from(config).unwrap()).await.unwrap_err()
-            })
-        });
+        let refused = world.node(1).netns().enter(|| services_by(&path)).unwrap_err();
         let kube::Error::Api(status) = &refused else { panic!("asked {ip}: {refused:?}") };
         assert_eq!(status.code, 403, "{status:?}");
         assert!(status.message.contains(User::Agent.name()), "{status:?}");
     }
 }
 
+/// Tests of servers that one has after the other must not take each other's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A world whose router lends servers, while no other test has such.
+fn lender(what: &str) -> Option<(World, MutexGuard<'static, ()>)> {
+    let can_run = require_root(what) && ApiServer::require(what);
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    can_run.then(|| (World::builder().nodes(1).build().unwrap(), alone))
+}
+
 #[test]
-fn the_next_test_has_the_same_server_with_nothing_in_it_but_where_what_it_makes_itself_was_changed() {
-    let what = "an API server that one test has after the other";
-    if !require_root(what) || !ApiServer::require(what) {
-        return;
-    }
-    let world = World::builder().nodes(1).build().unwrap();
-    let lend = || ApiServer::lent(world.router()).unwrap();
-    let first = lend();
+fn the_next_test_has_the_same_server_with_nothing_in_it_but_what_it_makes_itself() {
+    let Some((world, _alone)) = lender("an API server that one test has after the other") else { return };
+    let first = ApiServer::lent(world.router()).unwrap();
     let number = first.port();
     let made_itself = names(&first);
     assert!(made_itself.contains("Service default/kubernetes"), "{made_itself:?}");
@@ -121,40 +131,68 @@ fn the_next_test_has_the_same_server_with_nothing_in_it_but_where_what_it_makes_
     let fill = |api: &ApiServer| {
         let client = api.objects().unwrap();
         client.apply(&service).unwrap();
-        client.apply(&objects::node("node1", &address::node(1).both(), None)).unwrap();
         client.apply(&objects::endpoint_slice("web", "a", 8080, "TCP", &[])).unwrap();
         client.apply(&named::<Namespace>("others")).unwrap();
-        // No controller takes away the finalizer that it gets.
         let spec = ServiceCIDRSpec { cidrs: Some(vec!["10.97.0.0/16".into()]) };
         client.apply(&ServiceCIDR { spec: Some(spec), ..named("more") }).unwrap();
+        // Nobody is there to take the finalizer away.
+        let mut node = objects::node("node1", &address::node(1).both(), None);
+        node.metadata.finalizers = Some(vec!["example.com/nobody".into()]);
+        client.apply(&node).unwrap();
+        client.delete(&node).unwrap();
         assert_eq!(names(api).len(), made_itself.len() + 5);
     };
     fill(&first);
-    // By the way that agents of the test come.
-    let inside = SocketAddr::new(address::ROUTER_INSIDE.v6.into(), number);
-    let mut open = world.node(1).netns().enter(|| TcpStream::connect(inside)).unwrap();
     drop(first);
-    let end = open.read(&mut [0]);
-    assert!(matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "still in");
-    assert!(world.node(1).netns().enter(|| TcpStream::connect(inside)).is_err());
 
-    let second = lend();
-    assert_eq!(second.port(), number);
-    assert_eq!(names(&second), made_itself);
-    // Its address and port are free.
+    let second = ApiServer::lent(world.router()).unwrap();
+    assert_eq!((second.port(), names(&second)), (number, made_itself.clone()));
+    // Its address and node port are free.
     fill(&second);
     drop(second);
+    let third = ApiServer::lent(world.router()).unwrap();
+    assert_eq!((third.port(), names(&third)), (number, made_itself));
+}
 
-    let third = lend();
-    assert_eq!((third.port(), names(&third)), (number, made_itself.clone()));
+#[test]
+fn a_server_of_which_what_it_has_made_itself_was_changed_ends_with_its_test() {
+    let Some((world, _alone)) = lender("an API server that is not had again") else { return };
+    let changed = ApiServer::lent(world.router()).unwrap();
+    let number = changed.port();
     let mut default = named::<Namespace>("default");
     default.metadata.labels = Some([("team".to_owned(), "edge".to_owned())].into());
-    third.objects().unwrap().apply(&default).unwrap();
-    drop(third);
+    changed.objects().unwrap().apply(&default).unwrap();
+    drop(changed);
+    assert_ne!(ApiServer::lent(world.router()).unwrap().port(), number);
+}
 
-    let fourth = lend();
-    assert_ne!(fourth.port(), number);
-    assert_eq!(names(&fourth), made_itself);
+#[test]
+fn nodes_reach_a_lent_server_by_the_router_until_it_stops_and_until_the_test_ends() {
+    let Some((world, _alone)) = lender("the way to an API server that one test has after the other") else { return };
+    let mut lent = ApiServer::lent(world.router()).unwrap();
+    let node = world.node(1).netns();
+    let ways = address::ROUTER_INSIDE.both().map(|ip| SocketAddr::new(ip, lent.port()));
+    let is_refused = |way: &SocketAddr| {
+        let refused = node.enter(|| TcpStream::connect(way)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{way}: {refused}");
+    };
+    for way in ways {
+        let path = lent.kubeconfig(User::Admin, &lent.url_at(way.ip())).unwrap();
+        assert_eq!(node.enter(|| services_by(&path)).unwrap(), 1);
+    }
+    lent.stop().unwrap();
+    ways.iter().for_each(is_refused);
+    lent.start_again().unwrap();
+    let open = ways.map(|way| node.enter(|| TcpStream::connect(way)).unwrap());
+    drop(lent);
+    for mut stream in open {
+        let end = stream.read(&mut [0]);
+        assert!(
+            matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset),
+            "still in"
+        );
+    }
+    ways.iter().for_each(is_refused);
 }
 
 /// Kinds and names of what tests make, as the server has them.
@@ -203,7 +241,7 @@ fn the_server_is_known_by_the_names_and_addresses_that_pods_have_for_it_and_by_n
         })
     };
     for name in ["kubernetes.default.svc", "kubernetes.default", "kubernetes", "localhost", "10.96.0.1", "fd00:96::1"] {
-        assert_eq!(ask(name).unwrap(), 1, "{name}");
+        ask(name).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     for name in ["weir.example", "10.96.0.2"] {
         let refused = format!("{:?}", ask(name).unwrap_err());

@@ -53,8 +53,6 @@ impl ApiServer {
         let mut command = Command::new(process::built(SERVER)?);
         // Most of what it does for a test is to start: it collects garbage less often meanwhile, for a seventh less of CPU time.
         command.env("GOGC", "400");
-        // One that many tests have (`ApiServer::lent`) would grow to five times of what it has in use: it needs no more than when it has started.
-        command.env("GOMEMLIMIT", "384MiB");
         command.arg(format!("--etcd-servers={}", self.ports.etcd_url()));
         command.args([format!("--bind-address={bind}"), format!("--secure-port={}", self.ports.server)]);
         command.args([format!("--advertise-address={}", self.advertised)]);

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ApiServer;
-use crate::objects::{Object, api_error};
+use crate::objects::{Object, Objects, api_error};
 use crate::{Error, Result};
 
 /// Where the server keeps its objects.
@@ -43,13 +43,13 @@ impl ApiServer {
     pub fn store<K: Object>(&self, key: &str, object: &K) -> Result<()> {
         let object = serde_json::to_vec(object).map_err(|error| Error::Invalid(format!("{key}: {error}")))?;
         let put = json!({"key": STANDARD.encode(format!("{ROOT}{key}")), "value": STANDARD.encode(object)});
-        self.ask_etcd("put", &put).map(drop)
+        self.ask_etcd(&self.objects()?, "put", &put).map(drop)
     }
 
-    /// All keys.
-    pub(super) fn contents(&self) -> Result<Contents> {
+    /// All keys, asked for on the runtime of a client.
+    pub(super) fn contents(&self, client: &Objects) -> Result<Contents> {
         let all = json!({"key": STANDARD.encode(ROOT), "range_end": STANDARD.encode(BEHIND), "keys_only": true});
-        let answer = self.ask_etcd("range", &all)?;
+        let answer = self.ask_etcd(client, "range", &all)?;
         let invalid = |error: &dyn std::fmt::Display| Error::Invalid(format!("etcd's answer: {error}"));
         let range: Range = serde_json::from_str(&answer).map_err(|error| invalid(&error))?;
         let decode = |entry: Entry| {
@@ -61,24 +61,23 @@ impl ApiServer {
     }
 
     /// Removes keys, whatever finalizers their objects have. Who watches these is told.
-    pub(super) fn forget(&self, keys: &[&String]) -> Result<()> {
+    pub(super) fn forget(&self, client: &Objects, keys: &[String]) -> Result<()> {
         for some in keys.chunks(AT_ONCE) {
             let remove =
-                |key: &&String| json!({"request_delete_range": {"key": STANDARD.encode(format!("{ROOT}{key}"))}});
-            self.ask_etcd("txn", &json!({"success": some.iter().map(remove).collect::<Vec<_>>()}))?;
+                |key: &String| json!({"request_delete_range": {"key": STANDARD.encode(format!("{ROOT}{key}"))}});
+            self.ask_etcd(client, "txn", &json!({"success": some.iter().map(remove).collect::<Vec<_>>()}))?;
         }
         Ok(())
     }
 
-    fn ask_etcd(&self, what: &str, question: &Value) -> Result<String> {
+    fn ask_etcd(&self, client: &Objects, what: &str, question: &Value) -> Result<String> {
         let action = format!("ask etcd: {what}");
         let invalid = |error: &dyn std::fmt::Display| Error::Invalid(format!("{action}: {error}"));
         let config = self.ports.etcd_url().parse().map_err(|error: http::uri::InvalidUri| invalid(&error))?;
         let request = http::Request::post(format!("/v3/kv/{what}")).body(question.to_string().into_bytes());
         let request = request.map_err(|error| invalid(&error))?;
-        // On its runtime, which is in the server's namespace.
-        let answer =
-            self.objects()?.run(async move { Client::try_from(Config::new(config))?.request_text(request).await });
+        // The client's runtime is in the server's namespace.
+        let answer = client.run(async move { Client::try_from(Config::new(config))?.request_text(request).await });
         answer.map_err(api_error(&action))
     }
 }
