@@ -17,6 +17,7 @@ use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
 use weir_testbed::apiserver::User;
+use weir_testbed::ask::PATIENCE;
 use weir_testbed::bulk::Bulk;
 use weir_testbed::objects::{self, Endpoint};
 use weir_testbed::{ApiServer, World, address, require_root};
@@ -186,6 +187,7 @@ fn nodes_reach_a_lent_server_by_the_router_until_it_stops_and_until_the_test_end
     let open = ways.map(|way| node.enter(|| TcpStream::connect(way)).unwrap());
     drop(lent);
     for mut stream in open {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let end = stream.read(&mut [0]);
         assert!(
             matches!(&end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset),
