@@ -60,12 +60,17 @@ fn idle() -> MutexGuard<'static, Vec<Idle>> {
 pub struct Lent {
     // Who comes in by it is put out before the next test has it.
     entrance: Option<Entrance>,
-    /// Where that is.
-    router: Option<Entry>,
     /// Taken on drop only.
     api: Option<ApiServer>,
     /// `None` of one that nobody else may have.
-    at_first: Option<Contents>,
+    loan: Option<Loan>,
+}
+
+#[derive(Debug)]
+struct Loan {
+    /// Where the entrance is.
+    router: Entry,
+    at_first: Contents,
 }
 
 impl ApiServer {
@@ -79,7 +84,7 @@ impl ApiServer {
         // SAFETY: the function lives as long as the process, and does not unwind.
         AT_EXIT.call_once(|| assert_eq!(unsafe { libc::atexit(end_idle) }, 0));
         let Idle { api, at_first } = known().map_or_else(start, Ok)?;
-        let mut lent = Lent { entrance: None, router: Some(router.entry()), api: Some(api), at_first: Some(at_first) };
+        let mut lent = Lent { entrance: None, api: Some(api), loan: Some(Loan { router: router.entry(), at_first }) };
         lent.open()?;
         Ok(lent)
     }
@@ -105,9 +110,9 @@ impl Lent {
     }
 
     fn open(&mut self) -> Result<()> {
-        if let (Some(router), None) = (&self.router, &self.entrance) {
+        if let (Some(loan), None) = (&self.loan, &self.entrance) {
             let port = self.port();
-            self.entrance = Some(Entrance::open(router, port, (loopback::address(), port).into())?);
+            self.entrance = Some(Entrance::open(&loan.router, port, (loopback::address(), port).into())?);
         }
         Ok(())
     }
@@ -172,7 +177,7 @@ fn is_its_own(key: &str) -> bool {
 impl From<ApiServer> for Lent {
     /// One that nobody else will have.
     fn from(api: ApiServer) -> Self {
-        Self { entrance: None, router: None, api: Some(api), at_first: None }
+        Self { entrance: None, api: Some(api), loan: None }
     }
 }
 
@@ -193,8 +198,8 @@ impl DerefMut for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         self.entrance = None;
-        if let (Some(api), Some(at_first)) = (self.api.take(), self.at_first.take()) {
-            idle().push(Idle { api, at_first });
+        if let (Some(api), Some(loan)) = (self.api.take(), self.loan.take()) {
+            idle().push(Idle { api, at_first: loan.at_first });
         }
     }
 }
