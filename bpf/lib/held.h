@@ -180,4 +180,27 @@ __noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
 	return become(ctx, first) ? -REASON_REWRITE_FAILED : 0;
 }
 
+/*
+ * Gives back the entries of pieces whose first one is not translated: they have passed as it does, or are lost. Whatever waits there longer keeps
+ * out others. Returns 0.
+ */
+__noinline int held_forget(const struct packet *p, bool out)
+{
+	const struct config *config = config_get();
+	struct fragment_key key;
+	__u32 slot, now = now_ticks();
+
+	if (!p)
+		return 0;
+	key = fragment_key_of(p, out);
+	slot = held_region(config, &p->src);
+	for (int i = 0; i < HELD_REGION; i++, slot++) {
+		struct held_piece *piece = bpf_map_lookup_elem(&held_pieces, &slot);
+
+		if (piece && held_take_of(piece, &key, now, p->l3))
+			piece->state = HELD_FREE;
+	}
+	return 0;
+}
+
 #endif

@@ -51,7 +51,12 @@ impl Model {
         let before = self.tables.fragments.insert(fragment_key(p, out), first);
         let is_awaited = before.is_some_and(|before| before.state == abi::FRAGMENT_AWAITED);
         let is_translated = is_ours && reason < abi::REASON_NO_ENDPOINTS;
-        if is_awaited && is_translated && length <= abi::HELD_BYTES { self.release(p, out) } else { Vec::new() }
+        // Of a first one that is too long itself none comes again, and they go on waiting.
+        if !is_awaited || (is_translated && length > abi::HELD_BYTES) {
+            return Vec::new();
+        }
+        let waited = self.release(p, out);
+        if is_translated { waited } else { Vec::new() }
     }
 
     const fn holds_pieces(&self) -> bool {
@@ -73,7 +78,7 @@ impl Model {
         true
     }
 
-    /// The pieces that waited for a first one.
+    /// Takes the pieces that waited for a first one out of their places.
     fn release(&mut self, p: &Packet, out: bool) -> Vec<Vec<u8>> {
         let (key, now) = (fragment_key(p, out), self.now);
         let waits = |held: &HeldPiece| held.key == key && held.l3 == p.l3 && !now.is_idle(held.last_seen, HELD_IDLE);

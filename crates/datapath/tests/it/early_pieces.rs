@@ -298,6 +298,7 @@ fn pieces_of_a_packet_that_is_refused_do_not_come_again() {
         let (verdict, counted, _) = run(&node, &INTO, third);
         assert_eq!((verdict, counted), (TC_SHOT, vec![(abi::REASON_STALE, 1)]));
     }
+    assert_eq!(node.view.held_pieces().unwrap().len(), 0, "nor do they wait any longer");
 }
 
 #[test]
@@ -326,12 +327,23 @@ fn pieces_that_are_not_ours_pass_in_any_order_and_come_no_second_time() {
             }
         }
     }
-    let waiting = node.view.held_pieces().unwrap().len();
-    assert_eq!(
-        waiting,
-        CASES.len() * hooks.len() * 3,
-        "one for the second order, two for the third; none for the first"
-    );
+    assert_eq!(node.view.held_pieces().unwrap().len(), 0, "what is not ours takes no room once that is known");
+}
+
+#[test]
+fn pieces_of_others_leave_room_for_ours_however_many_come_out_of_order() {
+    let Some(mut node) = node("early pieces of many others") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        for identification in 0..u16::try_from(2 * abi::HELD_REGION).unwrap() {
+            let whole = Packet { identification, ..from_outside(case, &node, address::pod(2, 9)) };
+            let [first, second, _] = &whole.cut(PIECE)[..] else { panic!("three") };
+            for (piece, reason) in [(second, abi::REASON_FRAGMENT), (first, abi::REASON_NO_FRONTEND)] {
+                node.send(Hook::NicIn, Device::Eth0, piece).is_for(TC_UNSPEC, reason);
+            }
+        }
+        send_in_all_orders(&node, &INTO, &from_outside(case, &node, CLUSTER_IP));
+    }
 }
 
 #[test]
