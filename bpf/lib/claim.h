@@ -33,7 +33,7 @@ enum opening_marks {
 };
 
 /*
- * Numbers before the next one, of what is kept: far from those that look new, in either direction. Other CPUs count on while one that marks
+ * Numbers before the next one, of what is kept or stays for long: far from those that look new, in either direction. Other CPUs count on while one that marks
  * reads, and what it has marked may get its number from another one that began later.
  */
 #define OPENING_LONG_AGO (1u << (32 - OPENING_NEXT - 2))
@@ -168,13 +168,14 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 		if ((known & (FLOW_SETTLED | FLOW_MOVED)) == FLOW_SETTLED &&
 		    !is_idle(now, seen, known & FLOW_ENDED ? OPENING_IDLE : open)) {
 			rank = OPENING_RANK_KEPT;
-			/* So many others are written in the meantime that its number would look like a new one. */
-			head->turn[way] = head->next - OPENING_LONG_AGO;
 		} else if (known & FLOW_ENDED) {
 			rank = OPENING_RANK_ENDED;
 		} else if (seen != head->born[way]) {
 			rank = OPENING_RANK_USED;
 		}
+		/* So many others are written beside one that stays for long that its number would look like a new one. */
+		if (rank == OPENING_RANK_KEPT || (__s32)(head->next - head->turn[way]) > (__s32)OPENING_LONG_AGO)
+			head->turn[way] = head->next - OPENING_LONG_AGO;
 		marks |= rank << way * OPENING_MARK;
 		/* What is written anew for an answer that comes again is older than some. */
 		if (!is_idle(now, seen, OPENING_IDLE) && rank != OPENING_RANK_KEPT &&

@@ -58,17 +58,22 @@ __noinline int fragment_store(const struct packet *p, bool out, bool ours)
  */
 __noinline int fragment_find(struct packet *p, bool out)
 {
-	const struct fragment *first;
 	const struct config *config = config_get();
 	struct fragment_key key;
+	struct fragment *first;
+	__u32 state;
 
 	if (!p)
 		return -REASON_FRAGMENT;
 	key = fragment_key_of(p, out);
 	first = bpf_map_lookup_elem(&fragments, &key);
-	if (!first || first->state == FRAGMENT_AWAITED || is_idle(now_ticks(), first->last_seen, config->fragment_idle))
+	if (!first)
 		return -REASON_FRAGMENT_HELD;
-	if (first->state == FRAGMENT_FOREIGN)
+	/* Pieces are few, and this is a barrier: the ports, which were written before it, are read after it. */
+	state = __sync_fetch_and_or(&first->state, 0);
+	if (state == FRAGMENT_AWAITED || is_idle(now_ticks(), first->last_seen, config->fragment_idle))
+		return -REASON_FRAGMENT_HELD;
+	if (state == FRAGMENT_FOREIGN)
 		return -REASON_FRAGMENT;
 	p->sport = first->sport;
 	p->dport = first->dport;

@@ -40,6 +40,12 @@ static __always_inline bool held_claim(struct held_piece *piece, __u32 state)
 	return __sync_val_compare_and_swap(&piece->state, state, HELD_BUSY) == state;
 }
 
+/* Gives back an entry that was taken. An exchange: what is done with it is done before, on every CPU. */
+static __always_inline void held_give_back(struct held_piece *piece)
+{
+	(void)__sync_lock_test_and_set(&piece->state, HELD_FREE);
+}
+
 /* Takes an entry in which nothing waits, or no longer. */
 static __always_inline bool held_take(struct held_piece *piece, __u32 now)
 {
@@ -109,8 +115,11 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 		__sync_lock_test_and_set(&piece->state, HELD_USED);
 		if (fragment_await(&key, config))
 			return 0;
+		/* It may have this one already, and is to give it back itself. */
+		(void)__sync_val_compare_and_swap(&piece->state, HELD_USED, HELD_FREE);
+		return -REASON_FRAGMENT_LOST;
 	}
-	piece->state = HELD_FREE;
+	held_give_back(piece);
 	return -REASON_FRAGMENT_LOST;
 }
 
@@ -149,7 +158,7 @@ __noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot
 		return 0;
 	if (!become(ctx, piece))
 		bpf_clone_redirect(ctx, ctx->ifindex, out ? 0 : BPF_F_INGRESS);
-	piece->state = HELD_FREE;
+	held_give_back(piece);
 	return 0;
 }
 
@@ -198,7 +207,7 @@ __noinline int held_forget(const struct packet *p, bool out)
 		struct held_piece *piece = bpf_map_lookup_elem(&held_pieces, &slot);
 
 		if (piece && held_take_of(piece, &key, now, p->l3))
-			piece->state = HELD_FREE;
+			held_give_back(piece);
 	}
 	return 0;
 }

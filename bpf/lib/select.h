@@ -183,9 +183,11 @@ static __always_inline int select_backend(const struct service *service, enum tr
 	bool remote;
 	__u32 id;
 
-	/* Between the two loads it may have come from the other tier. */
-	if (!local && !far)
+	/* Between the two loads it may have come from the other tier, whichever was read first. */
+	if (!local && !far) {
 		local = *(const volatile __u32 *)&tiers->local;
+		far = *(const volatile __u32 *)&tiers->remote;
+	}
 	if (!local && !far)
 		return service->endpoints ? -REASON_NO_LOCAL_ENDPOINTS : -REASON_NO_ENDPOINTS;
 	remote = !local || (far && (hash & 0xffff) < tiers->spill);

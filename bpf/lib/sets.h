@@ -103,6 +103,23 @@ static __always_inline word *opening_value(struct opening_head *head, __u32 way,
 	return (word *)(head + 1) + OPENING_WAYS * kind.words + (way & (OPENING_WAYS - 1)) * kind.stride;
 }
 
+/* Whether CPUs may read in another order than the programs say, as all but x86's do. The loader says so. */
+const volatile __u32 reorders_reads = 0;
+
+/*
+ * What comes behind is read after the tags: whoever sees one sees what was written before it, and who finds none finds the entry where it has moved.
+ * Of BPF's instructions those are barriers which fetch what they change (Documentation/bpf/standardization/instruction-set.rst, "Atomic operations").
+ */
+static __always_inline void order_reads(struct opening_head *head)
+{
+	__u32 before;
+
+	if (!reorders_reads)
+		return;
+	before = __sync_fetch_and_or(&head->pad[0], 0);
+	barrier_var(before);
+}
+
 /* The entry with a key, other than one, or -1. */
 static __always_inline int opening_way(struct opening_head *head, const word *key, __u32 tag, __u32 other,
 				       const struct opening_kind kind)
@@ -114,11 +131,13 @@ static __always_inline int opening_way(struct opening_head *head, const word *ke
 
 		if (way == other || head->tag[way] != tag)
 			continue;
+		order_reads(head);
 		for (__u32 i = 0; i < kind.words; i++)
 			differs |= there[i] ^ key[i];
 		if (!differs)
 			return way;
 	}
+	order_reads(head);
 	return -1;
 }
 

@@ -11,6 +11,7 @@ use crate::error::Result;
 pub(crate) struct Constants {
     opening_sets: u32,
     opening_step: u32,
+    reorders_reads: u32,
     room_beside_tcp: u32,
     tick_shift: u32,
 }
@@ -25,14 +26,17 @@ impl Constants {
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
         let room_beside_tcp = (flows / 2 / cpus).max(1);
         let (opening_step, tick_shift) = (abi::opening_step(opening_sets), tick_clock()?.shift());
-        Ok(Self { opening_sets, opening_step, room_beside_tcp, tick_shift })
+        // A processor of this kind reads memory in the order that a program says.
+        let reorders_reads = (!cfg!(any(target_arch = "x86", target_arch = "x86_64"))).into();
+        Ok(Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, tick_shift })
     }
 
     /// Has all objects of a loader have them. One that does not use a constant lacks it.
     pub(crate) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        let Self { opening_sets, opening_step, room_beside_tcp, tick_shift } = self;
+        let Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, tick_shift } = self;
         loader.override_global("opening_sets", opening_sets, false);
         loader.override_global("opening_step", opening_step, false);
+        loader.override_global("reorders_reads", reorders_reads, false);
         loader.override_global("room_beside_tcp", room_beside_tcp, false);
         loader.override_global("tick_shift", tick_shift, false);
     }

@@ -5,6 +5,7 @@ use weir_abi as abi;
 use crate::control::is_here;
 use crate::over::has_ended;
 use crate::packet::{End, Key, Packet, Piece, TCP, UDP};
+use crate::path::MOVED_IDLE;
 use crate::place::reply_key;
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Reason};
@@ -176,6 +177,9 @@ impl Model {
         }
         if !flow.is_opening() {
             return Step::On;
+        }
+        if self.is_silent(flow, reply, MOVED_IDLE) {
+            return Step::Over;
         }
         let Some(asked) = reply.asked else {
             if !self.now.is_idle(reply.last_seen, SPOKEN_LATELY) {

@@ -238,7 +238,7 @@ pub(crate) struct DatapathOptions {
     pub(crate) drop_stale: bool,
     /// Seconds after which an idle UDP flow is forgotten
     // What Linux' connection tracking gives a UDP stream (nf_conntrack_udp_timeout_stream).
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = seconds())]
     pub(crate) udp_idle: u32,
     /// Seconds of silence in both directions after which a TCP connection may lose its source port to another one
     // Longer than Linux takes to find out by its keepalives that nobody is there: 2 hours and 9 times 75 s (tcp(7)).
