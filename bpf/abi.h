@@ -36,6 +36,11 @@ enum abi {
 	OPENING_WAYS = 4,
 	OPENING_FREE = 0,
 	OPENING_BUSY = 1,
+	/*
+	 * Ticks within which the agent takes flows of datagrams that are over out of the tables of those that go on: five minutes, where a tick is
+	 * shortest. The kernel would give away the places of silent connections before theirs.
+	 */
+	IDLE_TAKEN_OUT = 352,
 	/* Bytes of its client's after which a connection need not be a short one: a few requests. */
 	SETTLED_BYTES = 4096,
 	/* ICMP errors that a CPU tells in a tick: what Linux sends in a second (icmp_msgs_per_sec). RFC 4443, 2.4: there must be a bound. */

@@ -173,15 +173,16 @@ static __noinline __u32 opening_marks(struct opening_head *head, const word *the
 		} else if (seen != head->born[way]) {
 			rank = OPENING_RANK_USED;
 		}
-		/* So many others are written beside one that stays for long that its number would look like a new one. */
-		if (rank == OPENING_RANK_KEPT || (__s32)(head->next - head->turn[way]) > (__s32)OPENING_LONG_AGO)
-			head->turn[way] = head->next - OPENING_LONG_AGO;
 		marks |= rank << way * OPENING_MARK;
 		/* What is written anew for an answer that comes again is older than some. */
 		if (!is_idle(now, seen, OPENING_IDLE) && rank != OPENING_RANK_KEPT &&
 		    *(const __u32 *)(theirs + (at >> 16 & 0xff)) != *(const __u32 *)(value + (at >> 16 & 0xff)))
 			spared |= OPENING_RANK_USED << way * OPENING_MARK;
 		theirs += at >> 24;
+		barrier_var(head);
+		/* So many others are written beside one that stays for long that its number would look like a new one. */
+		if (rank == OPENING_RANK_KEPT || (__s32)(head->next - head->turn[way]) > (__s32)OPENING_LONG_AGO)
+			head->turn[way] = head->next - OPENING_LONG_AGO;
 	}
 	/* How many: the sum of all is in the upper mark. */
 	if ((spared / OPENING_RANK_USED * OPENING_EACH >> (OPENING_NEXT - OPENING_MARK) & 7) >= OPENING_WAYS - 1)

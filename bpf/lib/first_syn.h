@@ -11,16 +11,23 @@
 /* Ticks in which all ports have had their turn, at most, if flows that begin lose them before anybody can have answered. */
 #define SNAT_LAP 1
 
+/* Whether a flow began with a SYN, by what is known of its answers: of one that was met in its middle none is awaited. */
+static __always_inline bool has_asked(const struct reply *reply)
+{
+	return reply->asked || reply->flags & FLOW_REPLIED;
+}
+
 /*
  * Notes that a connection takes its port from another one that has only just begun: the endpoint gets more new ones than it has ports
- * for. Connections that are over sooner are none of those. Functions of their own: few flows meet another's entry. Return nothing of use.
+ * for. Connections that are over sooner are none of those, nor are those whose SYN nobody saw: packets that search in vain move the turn, too. Functions of their own: few flows meet another's entry. Return nothing of use.
  */
 static __always_inline int snat_press(struct snat_counter *counter, const struct reply *old, __be16 port, const bool v6)
 {
 	const struct flow *flow = reply_flow(old, IPPROTO_TCP, v6);
 
 	if (flow && flow->backend == old->backend && flow->snat_port == port && is_opening(flow->flags) &&
-	    !has_ended(flow, old) && !is_closing(flow, old) && !is_idle(now_ticks(), flow->created, SNAT_LAP))
+	    has_asked(old) && !has_ended(flow, old) && !is_closing(flow, old) &&
+	    !is_idle(now_ticks(), flow->created, SNAT_LAP))
 		counter->pressed = now_ticks();
 	return 0;
 }

@@ -163,35 +163,8 @@ __noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot
 }
 
 /*
- * Lets the pieces that waited for a first one, which is translated by now, come again: the frame at hand becomes each of them
- * for as long as it takes to clone it, and is itself again in the end. Returns 0 or -REASON_REWRITE_FAILED.
- */
-__noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
-{
-	const struct config *config = config_get();
-	struct held_piece *first;
-	struct fragment_key key;
-	__u32 slot = 0, length = ctx->len;
-
-	first = bpf_map_lookup_elem(&first_pieces, &slot);
-	if (!p || !first || !length || length > HELD_BYTES)
-		return 0;
-	if (!fits(&length) || bpf_skb_load_bytes(ctx, 0, first->bytes, length))
-		return 0;
-	first->length = length;
-	/* A frame that grows has no checksum by the card any more, which would be wrong from now on. */
-	if (bpf_skb_change_tail(ctx, length + 1, 0))
-		return 0;
-	key = fragment_key_of(p, out);
-	slot = held_region(config, &p->src);
-	for (int i = 0; i < HELD_REGION; i++, slot++)
-		held_again(ctx, &key, slot, out, p->l3);
-	return become(ctx, first) ? -REASON_REWRITE_FAILED : 0;
-}
-
-/*
- * Gives back the entries of pieces whose first one is not translated: they have passed as it does, or are lost. Whatever waits there longer keeps
- * out others. Returns 0.
+ * Gives back the entries of pieces that are not to come again: they have passed as their first one does, or are lost. Whatever waits there longer
+ * keeps out others. Returns 0.
  */
 __noinline int held_forget(const struct packet *p, bool out)
 {
@@ -210,6 +183,33 @@ __noinline int held_forget(const struct packet *p, bool out)
 			held_give_back(piece);
 	}
 	return 0;
+}
+
+/*
+ * Lets the pieces that waited for a first one, which is translated by now, come again: the frame at hand becomes each of them
+ * for as long as it takes to clone it, and is itself again in the end. Returns 0 or -REASON_REWRITE_FAILED.
+ */
+__noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
+{
+	const struct config *config = config_get();
+	struct held_piece *first;
+	struct fragment_key key;
+	__u32 slot = 0, length = ctx->len;
+
+	first = bpf_map_lookup_elem(&first_pieces, &slot);
+	if (!p || !first || !length || length > HELD_BYTES)
+		return held_forget(p, out);
+	if (!fits(&length) || bpf_skb_load_bytes(ctx, 0, first->bytes, length))
+		return held_forget(p, out);
+	first->length = length;
+	/* A frame that grows has no checksum by the card any more, which would be wrong from now on. */
+	if (bpf_skb_change_tail(ctx, length + 1, 0))
+		return held_forget(p, out);
+	key = fragment_key_of(p, out);
+	slot = held_region(config, &p->src);
+	for (int i = 0; i < HELD_REGION; i++, slot++)
+		held_again(ctx, &key, slot, out, p->l3);
+	return become(ctx, first) ? -REASON_REWRITE_FAILED : 0;
 }
 
 #endif

@@ -196,6 +196,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	union flow_key key;
 	__u32 slot = flow->backend;
 	__be16 port = flow->snat_port;
+	__u16 heard;
 
 	if (!backend)
 		return false;
@@ -215,6 +216,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);
 	/* From now on it is the client's numbers that are known. */
+	heard = reply->heard;
 	if (stays == FLOW_OPENING)
 		reply->heard = 0;
 	clear_bits(&reply->flags, FLOW_OPENING | FLOW_SETTLED | FLOW_LENT);
@@ -222,6 +224,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	/* Of one that was met in its middle this is not known yet. */
 	set_bits(&flow->flags, FLOW_REPLIED);
 	if (!write_going(p, flow, reply, &key, v6)) {
+		reply->heard = heard;
 		set_bits(&reply->flags, stays);
 		set_bits(&flow->flags, stays);
 		return false;

@@ -21,6 +21,8 @@ pub const OPENING_WAYS: usize = 4;
 pub const OPENING_FREE: u32 = 0;
 /// The tag of an entry that is being written.
 pub const OPENING_BUSY: u32 = 1;
+/// Ticks within which the agent takes flows of datagrams that are over out of the tables of those that go on.
+pub const IDLE_TAKEN_OUT: u32 = 352;
 /// Bytes of its client's after which a connection need not be a short one.
 pub const SETTLED_BYTES: u32 = 4096;
 /// ICMP errors that a CPU tells in a tick, at most.

@@ -121,6 +121,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         OPENING_WAYS,
         OPENING_FREE,
         OPENING_BUSY,
+        IDLE_TAKEN_OUT,
         SETTLED_BYTES,
         ERRORS_TOLD,
         DELAY_SHIFT,

@@ -41,3 +41,32 @@ impl Constants {
         loader.override_global("tick_shift", tick_shift, false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use weir_core::ops::Capacity;
+    use weir_testbed::require_root;
+
+    use super::*;
+    use crate::layout::MAPS;
+    use crate::objects::{self, OBJECTS};
+
+    #[test]
+    fn the_kernel_takes_programs_for_processors_that_reorder_reads() {
+        if !require_root("programs for other processors") {
+            return;
+        }
+        let small =
+            Capacity { services: 64, backends: 64, frontends: 64, flows: 1024, openings: 1024, ..Capacity::DEFAULT };
+        let constants = Constants { reorders_reads: 1, ..Constants::new(small.openings, small.flows).unwrap() };
+        let mut loader = objects::loader();
+        constants.set(&mut loader);
+        for (spec, entries) in MAPS.iter().filter_map(|spec| Some((spec, spec.entries(&small)?))) {
+            loader.map_max_entries(spec.name, entries);
+        }
+        let mut loaded: Vec<_> =
+            OBJECTS.iter().map(|object| (object.name, object.load(&mut loader).unwrap())).collect();
+        let all = loaded.iter_mut().flat_map(|(name, object)| object.programs_mut().map(|program| (*name, program)));
+        objects::load_programs(all.collect()).unwrap();
+    }
+}

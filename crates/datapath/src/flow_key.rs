@@ -1,5 +1,6 @@
 //! Flows of IPv4 and of IPv6 in one body: keys of both have the same ends, and tables of the same kinds.
 
+use std::hash::Hash;
 use std::mem::{align_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -30,7 +31,7 @@ impl Client {
 }
 
 /// A key of a table of flows or of their answers.
-pub(crate) trait FlowKey: Pod + Eq {
+pub(crate) trait FlowKey: Pod + Eq + Hash {
     /// Tables of flows: of those that go on, and of those that begin.
     const FLOWS: [&'static str; 2];
     /// Tables of what answers must look like, in the same order.

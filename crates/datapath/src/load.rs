@@ -176,11 +176,18 @@ impl Datapath {
     /// # Errors
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
-        if self.resized.is_empty() {
-            return self.config.set(0, config);
+        let known = self.config.get(0)?;
+        let next = if self.resized.is_empty() {
+            *config
+        } else {
+            let abi::Config { flags, held_until, .. } = known;
+            abi::Config { flags: config.flags | flags & abi::CONFIG_HOLD, held_until, ..*config }
+        };
+        // A packet in between would be in a network whose mask is not there yet: they count when all are.
+        if known.service_network != next.service_network {
+            self.config.set(0, &abi::Config { service_networks: 0, ..next })?;
         }
-        let abi::Config { flags, held_until, .. } = self.config.get(0)?;
-        self.config.set(0, &abi::Config { flags: config.flags | flags & abi::CONFIG_HOLD, held_until, ..*config })
+        self.config.set(0, &next)
     }
 
     /// Lets new flows to other nodes take these ports as their source and no others. Flows keep theirs, and get their

@@ -3,7 +3,7 @@
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use weir_abi as abi;
 
@@ -34,11 +34,22 @@ impl<K: FlowKey, V: Kept> Openings<K, V> {
             if self.tags(slot)? == [abi::OPENING_FREE; abi::OPENING_WAYS] {
                 continue;
             }
-            let abi::OpeningSet { head, key, value } = self.0.get(slot)?;
-            let all = head.tag.iter().zip(key.iter().zip(&value));
+            let (tags, set) = self.read(slot)?;
+            let all = tags.iter().zip(set.key.iter().zip(&set.value));
             all.filter(|(tag, _)| is_used(**tag)).for_each(|(_, (key, value))| visit(key, value));
         }
         Ok(())
+    }
+
+    /// Reads a set. The tag of an entry that has changed meanwhile, so that its key may be one's and its value another's, is [`abi::OPENING_BUSY`].
+    fn read(&self, slot: u32) -> Result<([u32; abi::OPENING_WAYS], abi::OpeningSet<K, V>)> {
+        let before = self.tags(slot)?;
+        let set = self.0.get(slot)?;
+        // What was read is read before the tags are once more.
+        fence(Ordering::Acquire);
+        let after = self.tags(slot)?;
+        let tag = |way: usize| if before[way] == after[way] { before[way] } else { abi::OPENING_BUSY };
+        Ok((std::array::from_fn(tag), set))
     }
 
     /// How many entries have lost their place soon after their last packet, since the table was made.
@@ -57,8 +68,8 @@ impl<K: FlowKey, V: Kept> Openings<K, V> {
     /// Never in practice; the slots exist.
     pub(crate) fn get(&self, key: &K, seed: u64) -> Result<Option<V>> {
         let (slot, tag) = self.place(key, seed);
-        let set = self.0.get(slot)?;
-        let way = (0..abi::OPENING_WAYS).find(|way| set.head.tag[*way] == tag && set.key[*way] == *key);
+        let (tags, set) = self.read(slot)?;
+        let way = (0..abi::OPENING_WAYS).find(|way| tags[*way] == tag && set.key[*way] == *key);
         Ok(way.map(|way| set.value[way]))
     }
 

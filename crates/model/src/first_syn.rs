@@ -19,7 +19,8 @@ impl Model {
         let Some((_, flow)) = self.tables.flows.find(&old.flow_key(key)) else { return };
         let is_its = flow.backend == old.backend && flow.source_port() == Some(port);
         let begins = is_its && flow.is_opening() && flow.ended.is_none() && !flow.closing && !old.closing;
-        if backend.proto == TCP && begins && !self.now.is_idle(flow.created, LAP) {
+        let has_asked = old.asked.is_some() || old.replied;
+        if backend.proto == TCP && begins && has_asked && !self.now.is_idle(flow.created, LAP) {
             self.tables.turns.entry(turn_slot(backend)).or_default().pressed = Some(self.now.ticks);
         }
     }

@@ -53,7 +53,7 @@ impl Model {
 
     /// Whether one more flow of datagrams, or an association, may move to those that go on. Counts it.
     pub(crate) fn may_move_beside_tcp(&mut self) -> bool {
-        let most = (self.room_beside_tcp / self.config.udp_idle.max(1)).max(MOVED_LEAST);
+        let most = (self.room_beside_tcp / (self.config.udp_idle + abi::IDLE_TAKEN_OUT)).max(MOVED_LEAST);
         let pace = self.pace_now();
         let may = pace.moved < most;
         pace.moved += u32::from(may);

@@ -51,12 +51,8 @@ impl Model {
         let before = self.tables.fragments.insert(fragment_key(p, out), first);
         let is_awaited = before.is_some_and(|before| before.state == abi::FRAGMENT_AWAITED);
         let is_translated = is_ours && reason < abi::REASON_NO_ENDPOINTS;
-        // Of a first one that is too long itself none comes again, and they go on waiting.
-        if !is_awaited || (is_translated && length > abi::HELD_BYTES) {
-            return Vec::new();
-        }
-        let waited = self.release(p, out);
-        if is_translated { waited } else { Vec::new() }
+        let waited = if is_awaited { self.release(p, out) } else { Vec::new() };
+        if is_translated && length <= abi::HELD_BYTES { waited } else { Vec::new() }
     }
 
     const fn holds_pieces(&self) -> bool {

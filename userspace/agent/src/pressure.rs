@@ -1,5 +1,5 @@
 //! Counts the open flows of each table, and the clients with session affinity, for metrics, and tells of a table that has no room for more. All of the flow tables is
-//! read for that, and the filter in front of them made anew.
+//! read for that; flows of datagrams that are over are taken out, and the filter in front of the tables is made anew.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
+use weir_abi as abi;
 use weir_core::flow_pressure::{Alarm, TableUse};
-use weir_datapath::{GoingFilter, View};
+use weir_datapath::{GoingFilter, IdleFlows, PinDir, View};
 use weir_kube_watch::events::{Events, Regarding};
 use weir_telemetry::catalogue;
 use weir_telemetry::metrics::Metrics;
@@ -21,6 +22,9 @@ use crate::host;
 /// How often, and at the least: it is for people, and for graphs.
 const INTERVAL: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(300);
+/// Milliseconds of the shortest tick, that of a kernel with 300 jiffies a second.
+const SHORTEST_TICK: u64 = 853;
+const _: () = assert!(LONGEST.as_millis() as u64 / SHORTEST_TICK <= abi::IDLE_TAKEN_OUT as u64, "programs count on it");
 /// Before the first time: when it starts the agent has better to do.
 const FIRST: Duration = Duration::from_secs(2);
 /// Most of a core that counting may take, a twentieth of a percent.
@@ -121,11 +125,38 @@ fn by_state(TableUse { open, over, capacity: _ }: TableUse) -> [(&'static str, i
     [("open", open.into()), ("over", over.into())]
 }
 
+/// What is read, and what is done to it.
+#[derive(Debug)]
+struct Tables {
+    view: View,
+    idle: IdleFlows,
+    going: GoingFilter,
+}
+
+impl Tables {
+    fn open(pins: &PinDir) -> weir_datapath::Result<Self> {
+        Ok(Self { view: View::open(pins.clone())?, idle: IdleFlows::open(pins)?, going: GoingFilter::open(pins)? })
+    }
+
+    /// Takes out what is over, and counts the rest.
+    fn look(&self) -> weir_datapath::Result<Counts> {
+        let tick = weir_datapath::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
+        match self.idle.take_out(tick) {
+            Ok(entries) => debug!(entries, "flows of datagrams that are over were taken out"),
+            Err(cause) => debug!(%cause, "flows of datagrams that are over may stay"),
+        }
+        let flows = self.view.flow_uses(tick);
+        if let Err(cause) = follow(&self.going, flows.as_ref().ok()) {
+            debug!(%cause, "what goes on is looked up without a filter");
+        }
+        Counts::read(&self.view, flows?, tick)
+    }
+}
+
 /// Counts until it is stopped.
 #[derive(Debug)]
 pub(crate) struct PressureWatch {
-    view: View,
-    going: GoingFilter,
+    tables: Tables,
     metrics: PressureMetrics,
     alarm: Alarm,
     events: Events,
@@ -134,30 +165,33 @@ pub(crate) struct PressureWatch {
 
 impl PressureWatch {
     /// Complaints go to the log, and to `events` about `node`.
-    pub(crate) fn new(view: View, going: GoingFilter, metrics: PressureMetrics, events: Events, node: &str) -> Self {
-        Self { view, going, metrics, alarm: Alarm::default(), events, node: node.to_owned() }
+    ///
+    /// # Errors
+    /// When a map cannot be opened.
+    pub(crate) fn open(
+        pins: &PinDir,
+        metrics: PressureMetrics,
+        events: Events,
+        node: &str,
+    ) -> weir_datapath::Result<Self> {
+        let tables = Tables::open(pins)?;
+        Ok(Self { tables, metrics, alarm: Alarm::default(), events, node: node.to_owned() })
     }
 
     /// Works until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { mut view, mut going, mut metrics, mut alarm, events, node } = self;
+        let Self { mut tables, mut metrics, mut alarm, events, node } = self;
         let work = async {
             let mut pause = FIRST;
             loop {
                 tokio::time::sleep(pause).await;
                 let counted = tokio::task::spawn_blocking(move || {
                     let begin = Instant::now();
-                    let tick = weir_datapath::tick_clock().map_or(0, |clock| clock.at(host::uptime()));
-                    let flows = view.flow_uses(tick);
-                    let rebuilt = follow(&going, flows.as_ref().ok());
-                    let counts = flows.and_then(|flows| Counts::read(&view, flows, tick));
-                    ((view, going), counts, rebuilt, begin.elapsed())
+                    let counts = tables.look();
+                    (tables, counts, begin.elapsed())
                 });
-                let Ok((back, counts, rebuilt, took)) = counted.await else { return };
-                (view, going) = back;
-                if let Err(cause) = rebuilt {
-                    debug!(%cause, "what goes on is looked up without a filter");
-                }
+                let Ok((back, counts, took)) = counted.await else { return };
+                tables = back;
                 match counts {
                     Ok(counts) => {
                         metrics.set(&counts);

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
-use weir_datapath::{Counters, Datapath, GoingFilter, HookedPods, PinDir, Sockets, View};
+use weir_datapath::{Counters, Datapath, HookedPods, PinDir, Sockets, View};
 use weir_kube_watch::events::Events;
 use weir_kube_watch::status::StatusWriter;
 use weir_signals::NodeOptions;
@@ -116,8 +116,7 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     let weights = steering.router().merge(effective::router(values, file, in_force.clone(), steering.in_force()));
 
     let pressure = PressureMetrics::register(&mut metrics);
-    let pressure =
-        PressureWatch::new(View::open(pins.clone())?, GoingFilter::open(&pins)?, pressure, events.clone(), &node);
+    let pressure = PressureWatch::open(&pins, pressure, events.clone(), &node)?;
     let (stage_file, stage) = StageFile::open(&options.stage, !options.source.service_proxy_name.is_empty())?;
     let wanted = options.datapath.snat_ports.0..=options.datapath.snat_ports.1;
     let (port_watch, host_ports) =

@@ -164,7 +164,7 @@ fn one_answer_in_pieces_is_one_answer() {
 }
 
 /// Makes it look as if nothing had been said for so many ticks.
-fn silent_since(talk: &Talk<'_>, ticks: u32) {
+pub(crate) fn silent_since(talk: &Talk<'_>, ticks: u32) {
     age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), ticks);
     age(talk.node, talk.replies(), offset_of!(abi::Reply, last_seen), ticks);
 }

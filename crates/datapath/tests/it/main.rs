@@ -26,6 +26,7 @@ mod fuzz;
 mod going;
 mod headers;
 mod icmp;
+mod idle;
 mod interleaved;
 mod kept_ports;
 mod masquerade;

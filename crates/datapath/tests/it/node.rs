@@ -21,7 +21,7 @@ use weir_core::model::{Family, Node as ClusterNode, NodeCapacity, ObjectName, Pr
 use weir_core::ops::{Capacity, FrontendKey};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
-use weir_datapath::{AttachOptions, Attachment, Datapath, FlowEntry, GoingFilter, Hook, MapStore, View};
+use weir_datapath::{AttachOptions, Attachment, Datapath, FlowEntry, GoingFilter, Hook, MapStore, PinDir, View};
 use weir_testbed::Netns;
 use weir_testbed::address::{self, Pair};
 use weir_testbed::packet::{Mac, Packet};
@@ -264,6 +264,11 @@ impl Node {
         for net in address::pod_cidrs(node) {
             self.netns.ip(&format!("route replace unreachable {net}")).unwrap();
         }
+    }
+
+    /// Where its maps and programs are pinned.
+    pub(crate) const fn pin_dir(&self) -> &PinDir {
+        &self.pins.dir
     }
 
     /// The pin of a map.

@@ -8,7 +8,7 @@ use weir_core::model::{Family, Protocol};
 use weir_core::ops::Capacity;
 
 use crate::case::{CASES, Case};
-use crate::entries::{age, age_births, evict};
+use crate::entries::{age, age_births, evict, write_more};
 use crate::node::{Node, web};
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS};
@@ -225,6 +225,21 @@ fn a_flood_to_one_service_takes_the_places_of_its_own_flows() {
         clients.are_left(Clients::both, [[0, 2, 3, 4], [0, 3, 4, 5], [0, 4, 5, 6], [0, 5, 6, 7]]);
         clients.begin_with([other, other, flood, flood]);
         clients.are_left(Clients::both, [[0, 1, 3, 4], [0, 1, 4, 5], [0, 1, 5, 6], [0, 1, 6, 7]]);
+    });
+}
+
+#[test]
+fn a_flow_beside_a_flood_to_another_service_stays_however_many_are_written() {
+    full("a long flood to one of two services", |clients| {
+        let (flood, other) = (clients.case, clients.other());
+        clients.begin_with([other, flood, flood, flood]);
+        // Numbers of entries that were written go round twice, as far as they are compared.
+        for _ in 0..64 {
+            let tables = ["openings4", "openings6", "awaited4", "awaited6"];
+            tables.iter().for_each(|table| write_more(clients.node, table, 1 << 11));
+            clients.open();
+            assert!(clients.both().contains(&0), "{:?}", clients.case);
+        }
     });
 }
 
