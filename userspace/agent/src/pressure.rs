@@ -22,9 +22,12 @@ use crate::host;
 /// How often, and at the least: it is for people, and for graphs.
 const INTERVAL: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(300);
-/// Milliseconds of the shortest tick, that of a kernel with 300 jiffies a second.
-const SHORTEST_TICK: u64 = 853;
-const _: () = assert!(LONGEST.as_millis() as u64 / SHORTEST_TICK <= abi::IDLE_TAKEN_OUT as u64, "programs count on it");
+/// That of a kernel with 300 jiffies a second.
+const SHORTEST_TICK: Duration = Duration::from_millis(853);
+const _: () = assert!(
+    LONGEST.as_millis() / SHORTEST_TICK.as_millis() <= abi::IDLE_TAKEN_OUT as u128,
+    "programs count on flows that are over being taken out within so many ticks"
+);
 /// Before the first time: when it starts the agent has better to do.
 const FIRST: Duration = Duration::from_secs(2);
 /// Most of a core that counting may take, a twentieth of a percent.
