@@ -221,11 +221,8 @@ static __always_inline int cut_to_size(ctx_t *ctx, struct packet *p, int reason,
 /* Notes what became of a first piece: the others share its fate. What is left comes again by another interface. Returns the reason. */
 static __always_inline int first_piece(ctx_t *ctx, const struct packet *p, int reason, const bool out)
 {
-	if (!fragment_store(p, out, reason >= REASON_TO_LOCAL))
-		return reason;
-	if (is_translated(reason))
-		return held_release(ctx, p, out) ? REASON_REWRITE_FAILED : reason;
-	held_forget(p, out);
+	if (fragment_store(p, out, reason >= REASON_TO_LOCAL) && held_end(ctx, p, out, is_translated(reason)))
+		return REASON_REWRITE_FAILED;
 	return reason;
 }
 

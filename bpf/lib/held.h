@@ -212,4 +212,10 @@ __noinline int held_release(ctx_t *ctx, const struct packet *p, bool out)
 	return become(ctx, first) ? -REASON_REWRITE_FAILED : 0;
 }
 
+/* Ends the wait for a first piece, as that is translated or not. Returns as held_release(). */
+static __always_inline int held_end(ctx_t *ctx, const struct packet *p, bool out, bool translated)
+{
+	return translated ? held_release(ctx, p, out) : held_forget(p, out);
+}
+
 #endif

@@ -177,12 +177,10 @@ impl Datapath {
     /// Never in practice; the slot exists.
     pub fn configure(&self, config: &abi::Config) -> Result<()> {
         let known = self.config.get(0)?;
-        let next = if self.resized.is_empty() {
-            *config
-        } else {
-            let abi::Config { flags, held_until, .. } = known;
-            abi::Config { flags: config.flags | flags & abi::CONFIG_HOLD, held_until, ..*config }
-        };
+        let mut next = *config;
+        if !self.resized.is_empty() {
+            (next.flags, next.held_until) = (next.flags | known.flags & abi::CONFIG_HOLD, known.held_until);
+        }
         // A packet in between would be in a network whose mask is not there yet: they count when all are.
         if known.service_network != next.service_network {
             self.config.set(0, &abi::Config { service_networks: 0, ..next })?;

@@ -14,7 +14,6 @@ use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_INIT, SCTP_INIT_ACK, TARGET_PORT, cases, sctp, tcp};
-use crate::ended::silent_since;
 use crate::entries::{age, evict};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, web};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, WAYS, Way, wait};
@@ -139,42 +138,6 @@ fn a_syn_that_nobody_answers_is_refused_in_the_end_and_may_begin_anew() {
         assert_eq!(ends(&refusal.packet()), (from, to));
         node.send(Hook::NicIn, Device::Eth0, &talk.first).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
         assert_eq!(talk.flow().flags & abi::FLOW_RETRIES, 0);
-    }
-}
-
-/// Ticks in which neither a SYN nor its answer comes again, however often: a minute.
-const MINUTE: u32 = 64;
-
-#[test]
-fn a_syn_long_after_those_that_nobody_answered_is_another_connections() {
-    let Some(mut node) = Node::new("ports that are used again after an outage") else { return };
-    node.serve(web(), &[(1, 1), (1, 2), (1, 3)]);
-    for case in cases(Protocol::Tcp) {
-        for retries in 0..=RETRIES {
-            let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
-            let mut talk = open(&node, case, way);
-            (0..retries).for_each(|_| talk = again(&talk));
-            let (slot, before) = (talk.flow().backend, talk.counters());
-            silent_since(&talk, MINUTE + 1);
-            let next = again(&talk);
-            assert_eq!(next.flow().flags & abi::FLOW_RETRIES, 0, "after {retries}");
-            let after = node.view.backend_counters(slot).unwrap();
-            assert_eq!(after.unanswered, before.unanswered, "nobody waits for the one before");
-            next.accept();
-            next.client_goes_on();
-        }
-    }
-}
-
-#[test]
-fn a_syn_that_comes_again_half_a_minute_after_the_last_one_is_the_same_connections() {
-    let Some(mut node) = Node::new("SYNs of a client that waits for long") else { return };
-    node.serve(web(), &[(1, 1), (1, 2)]);
-    for case in cases(Protocol::Tcp) {
-        let way = Way { client: CLIENT, endpoint: (1, 1), to: NIC_IN, back: NIC_OUT };
-        let talk = open(&node, case, way);
-        silent_since(&talk, MINUTE / 2);
-        assert_eq!(again(&talk).flow().flags & abi::FLOW_RETRIES, abi::FLOW_RETRY);
     }
 }
 

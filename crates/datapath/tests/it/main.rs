@@ -36,6 +36,7 @@ mod node;
 mod openings;
 mod other_ports;
 mod others;
+mod outage;
 mod outcome;
 mod pins;
 mod pod_sockets;
