@@ -115,7 +115,7 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 		__sync_lock_test_and_set(&piece->state, HELD_USED);
 		if (fragment_await(&key, config))
 			return 0;
-		/* It may have this one already, and is to give it back itself. */
+		/* It may have this one already, and is to give it back itself. (A third piece that has it by then is lost, in nanoseconds.) */
 		(void)__sync_val_compare_and_swap(&piece->state, HELD_USED, HELD_FREE);
 		return -REASON_FRAGMENT_LOST;
 	}

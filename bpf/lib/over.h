@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
  * When a flow is over, and who may have its place: docs/adr/0029-when-a-connection-is-over.md. Nothing frees an entry of answers
- * but a flow that takes it, or what shows that there is another connection.
+ * but a flow that takes it, what shows that there is another connection, or, of datagrams, the agent.
  */
 #ifndef WEIR_OVER_H
 #define WEIR_OVER_H

@@ -80,13 +80,13 @@ static __always_inline void count_lost(void)
 /* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */
 const volatile __u32 room_beside_tcp = 0;
 
-/* So many in a tick it may in any case: a few clients that begin at once. */
-#define MOVED_LEAST 32
+/* So many in a tick it may in any case: a few clients that begin at once. No more, as all CPUs of a large machine share the table. */
+#define MOVED_LEAST 8
 
 /*
  * Whether one more flow of datagrams, or an association, may move to those that go on. Two packets in anybody's name make one, if they are
- * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until they are idle and taken
- * out they stay where they began, and silent connections keep their places. Counts it. A function of its own: few packets ask.
+ * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until those of
+ * datagrams are idle and taken out they stay where they began, and silent connections keep their places. Counts it. A function of its own: few packets ask.
  */
 __noinline int may_move_beside_tcp(void)
 {

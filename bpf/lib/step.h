@@ -48,7 +48,7 @@ static __always_inline enum next_step syn_step(const struct flow *flow, struct r
 		return STEP_OVER;
 	if (!is_opening(flow->flags))
 		return STEP_ON;
-	/* So long after neither a SYN nor its answer comes again: it is another connection's. */
+	/* So long after neither a SYN nor its answer comes again, by what hosts do unless they are told to: it is another connection's. */
 	if (is_silent(flow, reply, MOVED_IDLE))
 		return STEP_OVER;
 	if (!reply->asked) {

@@ -1,4 +1,4 @@
-//! How full the tables are of flows and of clients' choices that somebody still needs. Entries stay until another takes their place, so a table
+//! How full the tables are of flows and of clients' choices that somebody still needs. Entries of connections stay until another takes their place, so a table
 //! that is full says nothing: only one that is full of open flows forgets some of them.
 
 use std::collections::BTreeMap;

@@ -9,7 +9,6 @@ use weir_core::model::Protocol;
 
 use crate::error::Result;
 use crate::flow_key::{Client, FlowKey};
-use crate::flow_table::FlowTable;
 use crate::map::{Mapped, Table};
 use crate::pins::{PinDir, READ_ONLY};
 
@@ -24,8 +23,20 @@ pub struct IdleFlows {
 #[derive(Debug)]
 struct Tables<K: FlowKey> {
     flows: Table<K, K::Flow>,
-    openings: FlowTable<K, K::Flow>,
     replies: Table<K, abi::Reply>,
+}
+
+/// What is over by the time of its last packet.
+#[derive(Clone, Copy)]
+struct Limit {
+    tick: u32,
+    idle: u32,
+}
+
+impl Limit {
+    const fn is_over(self, last_seen: u32) -> bool {
+        !is_recent(last_seen, self.idle, self.tick)
+    }
 }
 
 impl IdleFlows {
@@ -37,66 +48,76 @@ impl IdleFlows {
         Ok(Self { config: pins.mapped("config", READ_ONLY)?, v4: Tables::open(pins)?, v6: Tables::open(pins)? })
     }
 
-    /// Takes out the flows of which neither the client nor the endpoint has said anything within [`abi::Config::udp_idle`] before a tick, which
-    /// the programs do not go on with, and the entries of their answers. Returns how many entries that were.
+    /// Takes out the flows of which neither the client nor the endpoint has said anything within [`abi::Config::udp_idle`] before a tick, and the
+    /// entries of their answers: what comes later begins a flow anew. Returns how many entries that were.
     ///
     /// # Errors
     /// When a map cannot be read or written; some may be gone by then.
     pub fn take_out(&self, tick: u32) -> Result<usize> {
-        let config = self.config.get(0)?;
-        Ok(self.v4.take_out(&config, tick)? + self.v6.take_out(&config, tick)?)
+        let limit = Limit { tick, idle: self.config.get(0)?.udp_idle };
+        Ok(self.v4.take_out(limit)? + self.v6.take_out(limit)?)
     }
 }
 
 impl<K: FlowKey> Tables<K> {
     fn open(pins: &PinDir) -> Result<Self> {
-        let ([flows, openings], [replies, _]) = (K::FLOWS, K::REPLIES);
-        Ok(Self {
-            flows: pins.table(flows, 0)?,
-            openings: FlowTable::open(pins, openings, false)?,
-            replies: pins.table(replies, 0)?,
-        })
+        let ([flows, _], [replies, _]) = (K::FLOWS, K::REPLIES);
+        Ok(Self { flows: pins.table(flows, 0)?, replies: pins.table(replies, 0)? })
     }
 
-    fn take_out(&self, config: &abi::Config, tick: u32) -> Result<usize> {
-        let is_over = |ends: &Client, last_seen| {
-            ends.protocol == Protocol::Udp.number() && !is_recent(last_seen, config.udp_idle, tick)
-        };
+    fn take_out(&self, limit: Limit) -> Result<usize> {
         let mut silent = HashSet::new();
         self.flows.visit(|key, flow| {
-            if is_over(&key.ends(), flow.as_ref().last_seen) {
+            if is_udp(key) && limit.is_over(flow.as_ref().last_seen) {
                 silent.insert(*key);
             }
         })?;
         let mut unanswered = Vec::new();
         self.replies.visit(|key, reply| {
-            let flow = K::of(&client_of(reply, key.ends().protocol));
-            // What is the host's for now may be its flow's again.
-            if is_over(&key.ends(), reply.last_seen) && reply.flags & abi::FLOW_LENT == 0 {
-                unanswered.push((*key, flow));
+            if !is_udp(key) {
+            } else if limit.is_over(reply.last_seen) {
+                unanswered.push(*key);
             } else {
-                silent.remove(&flow);
+                silent.remove(&flow_of(reply));
             }
         })?;
-        let mut taken = silent.len();
-        for (key, flow) in unanswered {
+        let mut taken = 0;
+        for key in unanswered {
+            // Somebody may have spoken since it was looked at.
+            let Some(reply) = self.replies.get(&key)?.filter(|reply| limit.is_over(reply.last_seen)) else { continue };
             // Of one whose client speaks the next answer may come.
-            if silent.contains(&flow) || !self.is_there(&flow, config.hash_seed)? {
-                self.replies.remove(&key)?;
-                taken += 1;
+            if silent.contains(&flow_of(&reply)) || !self.is_answered_here(&key, &reply)? {
+                taken += usize::from(self.replies.remove(&key)?);
             }
         }
-        silent.iter().try_for_each(|flow| self.flows.remove(flow).map(drop))?;
+        for key in silent {
+            if self.flows.get(&key)?.is_some_and(|flow| limit.is_over(flow.as_ref().last_seen)) {
+                taken += usize::from(self.flows.remove(&key)?);
+            }
+        }
         Ok(taken)
     }
 
-    fn is_there(&self, flow: &K, seed: u64) -> Result<bool> {
-        Ok(self.flows.get(flow)?.is_some() || self.openings.get(flow, seed)?.is_some())
+    /// Whether an entry is what the answers to the flow that it names have to look like: that may be lost, or have another endpoint or port by now.
+    fn is_answered_here(&self, key: &K, reply: &abi::Reply) -> Result<bool> {
+        let Some(flow) = self.flows.get(&flow_of(reply))? else { return Ok(false) };
+        let flow = flow.as_ref();
+        let port = abi::Be16::new(key.ends().to.port());
+        let has_port = if flow.snat_port == abi::Be16::default() { reply.client_port } else { flow.snat_port } == port;
+        Ok(has_port && (flow.backend, flow.generation) == (reply.backend, reply.generation))
     }
 }
 
-/// The client's packets of which an entry awaits the answers.
-fn client_of(reply: &abi::Reply, protocol: u8) -> Client {
+fn is_udp<K: FlowKey>(key: &K) -> bool {
+    key.ends().protocol == Protocol::Udp.number()
+}
+
+/// The flow of datagrams of which an entry awaits the answers.
+fn flow_of<K: FlowKey>(reply: &abi::Reply) -> K {
     let end = |address: abi::Addr, port: abi::Be16| (address.ip(), port.get()).into();
-    Client { from: end(reply.client, reply.client_port), to: end(reply.frontend, reply.frontend_port), protocol }
+    K::of(&Client {
+        from: end(reply.client, reply.client_port),
+        to: end(reply.frontend, reply.frontend_port),
+        protocol: Protocol::Udp.number(),
+    })
 }

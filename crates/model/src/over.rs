@@ -1,4 +1,4 @@
-//! When a flow is over, and who may have its place (ADR 29). Nothing frees an entry of answers but a flow that takes it.
+//! When a flow is over, and who may have its place (ADR 29). No program frees an entry of answers but for a flow that takes it.
 
 use weir_abi as abi;
 

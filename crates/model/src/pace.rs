@@ -19,7 +19,7 @@ pub(crate) struct Pace {
 }
 
 /// So many of these may in any case.
-const MOVED_LEAST: u32 = 32;
+const MOVED_LEAST: u32 = 8;
 
 impl Model {
     /// Whether there were more new flows in this tick than anybody's clients make.

@@ -62,9 +62,9 @@ fn the_entry_of_answers_is_taken_out_where_its_flow_is_gone_and_not_where_that_b
         goes_on(talk);
         silent_since(talk, idle(talk));
         evict(talk.node, talk.flows());
-        talk.client_goes_on();
-        assert_eq!(take_out(talk), 0);
         let again = Talk::open_with(talk.node, talk.case, talk.way, talk.first.clone());
+        take_out(talk);
+        assert_eq!(answers(talk), 1, "what it had before is nobody's");
         again.endpoint_goes_on();
         evict(talk.node, talk.replies());
 

@@ -352,7 +352,7 @@ fn new_flows_come_to_the_end_of_a_long_run_of_ports_in_use_after_a_few_that_are_
 fn take(node: &Node, case: Case, ports: u32) {
     for number in 0..ports {
         // So many may move in a tick.
-        if number % 16 == 0 {
+        if number % 8 == 0 {
             calm(node);
         }
         let sent = to_service(node, case);

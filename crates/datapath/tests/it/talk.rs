@@ -11,7 +11,7 @@ use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CLUSTER_IP, Case, PORT, cases, tcp};
-use crate::entries::await_longer;
+use crate::entries::{await_longer, calm};
 use crate::node::{Device, Node, web};
 
 /// A way that clients' packets take through the node, and the answers back.
@@ -153,6 +153,8 @@ pub(crate) fn each_way(what: &str, protocol: Protocol, talk: impl Fn(&Talk<'_>))
     for case in cases(protocol) {
         for way in WAYS {
             node.serve_anew(web(), &[way.endpoint]);
+            // What conversations before have had of this tick is theirs.
+            calm(&node);
             talk(&Talk::open(&node, case, way));
         }
     }
