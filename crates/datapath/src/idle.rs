@@ -75,7 +75,9 @@ impl<K: FlowKey> Tables<K> {
         let mut unanswered = Vec::new();
         self.replies.visit(|key, reply| {
             if !is_udp(key) {
-            } else if limit.is_over(reply.last_seen) {
+                return;
+            }
+            if limit.is_over(reply.last_seen) {
                 unanswered.push(*key);
             } else {
                 silent.remove(&flow_of(reply));
