@@ -33,8 +33,8 @@ enum opening_marks {
 };
 
 /*
- * Numbers before the next one, of what is kept or stays for long: far from those that look new, in either direction. Other CPUs count on while one that marks
- * reads, and what it has marked may get its number from another one that began later.
+ * Numbers before the next one, of what is kept or stays for long: far from those that look new, in either direction. Other CPUs count on
+ * while one that marks reads, and what it has marked may get its number from another one that began later.
  */
 #define OPENING_LONG_AGO (1u << (32 - OPENING_NEXT - 2))
 

@@ -19,7 +19,8 @@ static __always_inline bool has_asked(const struct reply *reply)
 
 /*
  * Notes that a connection takes its port from another one that has only just begun: the endpoint gets more new ones than it has ports
- * for. Connections that are over sooner are none of those, nor are those whose SYN nobody saw: packets that search in vain move the turn, too. Functions of their own: few flows meet another's entry. Return nothing of use.
+ * for. Connections that are over sooner are none of those, nor are those whose SYN nobody saw: packets that search in vain move the
+ * turn, too. Functions of their own: few flows meet another's entry. Return nothing of use.
  */
 static __always_inline int snat_press(struct snat_counter *counter, const struct reply *old, __be16 port, const bool v6)
 {

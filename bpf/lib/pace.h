@@ -86,7 +86,8 @@ const volatile __u32 room_beside_tcp = 0;
 /*
  * Whether one more flow of datagrams, or an association, may move to those that go on. Two packets in anybody's name make one, if they are
  * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until those of
- * datagrams are idle and taken out they stay where they began, and silent connections keep their places. Counts it. A function of its own: few packets ask.
+ * datagrams are idle and taken out they stay where they began, and silent connections keep their places. Counts it. A function of its own: few
+ * packets ask.
  */
 __noinline int may_move_beside_tcp(void)
 {

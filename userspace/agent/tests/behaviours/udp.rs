@@ -12,14 +12,15 @@ use crate::harness::clients::{any, ask_from, ask_from_within, fresh_port};
 use crate::harness::echo::{Echo, Member, Talk, echo, ready, slice, spec};
 use crate::harness::standalone::{self, Standalone};
 use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
+use weir_core::model::Protocol;
+use weir_datapath::tick_clock;
 use weir_testbed::ask::PATIENCE;
 use weir_testbed::{Pod, address, wait};
 
 /// An answer of somebody who is there comes within this time.
 const SILENCE: Duration = Duration::from_millis(50);
-/// Nearly a second, or a little more.
-const TICK: Duration = Duration::from_millis(1280);
 /// Bytes of a datagram: in three and in six packets of Ethernet's size.
 const LARGE: [usize; 2] = [4000, 8000];
 
@@ -226,19 +227,23 @@ fn a_flow_whose_sides_are_silent_is_taken_out_and_its_client_is_answered_when_it
     for target in ["10.96.0.1:53", "[fd00:96::1]:53"].map(|target| target.parse::<SocketAddr>().unwrap()) {
         let port = fresh_port();
         let ask = || ask_from(any(target, port), Talk::Udp, target).map(|answer| answer.name);
-        let goes_on = |node: &Standalone| {
+        let flow = |node: &Standalone| {
             let flows = node.agent.view().flows().unwrap();
-            flows.iter().any(|entry| entry.client_port == port && entry.flow.flags & abi::FLOW_OPENING == 0)
+            let its = flows.into_iter().find(|entry| entry.client_port == port).map(|entry| entry.flow);
+            its.filter(|flow| flow.flags & abi::FLOW_OPENING == 0)
         };
         for _ in 0..3 {
             assert_eq!(node.world.client().enter(ask).unwrap(), "node1-pod1");
         }
-        assert!(goes_on(&node));
+        let last = flow(&node).unwrap();
         // It looks at its start, and every half a minute.
         node.agent.kill();
-        std::thread::sleep(3 * TICK);
+        let limits = node.agent.view().idle_limits().unwrap();
+        let now = || tick_clock().unwrap().at(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into());
+        let is_over = || !limits.is_open(Protocol::Udp.number(), &last, now());
+        wait::until("the flow to be over", crate::harness::SOON, is_over).unwrap();
         node.agent.start_again(&node.world);
-        wait::until("the flow to be taken out", crate::harness::SOON, || !goes_on(&node))
+        wait::until("the flow to be taken out", crate::harness::SOON, || flow(&node).is_none())
             .unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
         assert_eq!(node.world.client().enter(ask).unwrap(), "node1-pod1");
     }
