@@ -84,7 +84,7 @@ static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, cons
 
 	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4), or that a later piece had no hop left. */
 	if ((too_big || expired) && !is_icmp(p, v6)) {
-		if (!may_tell())
+		if (!may_tell(too_big))
 			return REASON_UNTOLD;
 		if (too_big)
 			told = v6 ? too_big6(ctx, p) : too_big4(ctx, p);
@@ -100,7 +100,7 @@ static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, cons
 	if (!wants_answer(reason))
 		return reason;
 	/* A reset is no error: it is no longer than what it answers. */
-	if (p->proto == IPPROTO_UDP && !may_tell())
+	if (p->proto == IPPROTO_UDP && !may_tell(false))
 		return REASON_UNTOLD;
 	p->action = on_its_way(ctx, p, v6 ? reject6(ctx, p) : reject4(ctx, p));
 	return p->action < 0 ? REASON_REWRITE_FAILED : reason;
@@ -338,8 +338,12 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool h
 	}
 	if (hook == HOOK_POD_INGRESS && bypasses_host())
 		note_pod(ctx);
-	if (may_be_scattered(ctx) && is_scattered(ctx, headerless))
-		bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES);
+	/* Without memory for it the kernel would read no further either, or take it for the host's. */
+	if (may_be_scattered(ctx) && is_scattered(ctx, headerless) &&
+	    bpf_skb_pull_data(ctx, ctx->len < LINEAR_BYTES ? ctx->len : LINEAR_BYTES)) {
+		count(hook, REASON_REWRITE_FAILED, length);
+		return TC_ACT_SHOT;
+	}
 	cursor = ctx_cursor(ctx);
 	next = headerless ? (int)ctx->protocol : parse_ethernet(&cursor, &p);
 	reason = next < 0 ? -next : REASON_NOT_IP;

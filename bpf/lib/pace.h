@@ -24,6 +24,7 @@ static __always_inline struct pace *pace_now(void)
 		pace->tick = now;
 		pace->flows = 0;
 		pace->told = 0;
+		pace->too_big = 0;
 		pace->moved = 0;
 	}
 	return pace;

@@ -247,15 +247,20 @@ static __always_inline long reject(ctx_t *ctx, const struct packet *p, const boo
 
 /*
  * Whether one more ICMP error may be told: whoever forges a client's address would have the node send him as many as he likes. Counts
- * it. A function of its own, for the stack's sake.
+ * it, those that say how big packets may be by themselves: a flood of what is refused keeps no sender from learning that. A function of
+ * its own, for the stack's sake.
  */
-__noinline int may_tell(void)
+__noinline int may_tell(bool too_big)
 {
 	struct pace *pace = pace_now();
+	__u32 *told;
 
-	if (!pace || pace->told >= ERRORS_TOLD)
+	if (!pace)
 		return false;
-	pace->told++;
+	told = too_big ? &pace->too_big : &pace->told;
+	if (*told >= ERRORS_TOLD)
+		return false;
+	(*told)++;
 	return true;
 }
 

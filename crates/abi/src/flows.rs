@@ -248,14 +248,14 @@ pub struct Pace {
     pub tick: u32,
     /// In that tick.
     pub flows: u32,
-    /// In that tick.
+    /// In that tick, but for `too_big`.
     pub told: u32,
     /// In that tick: flows of others than TCP that have moved to those that go on.
     pub moved: u32,
     /// The last tick with more new flows than anybody's clients make; 0: there was none.
     pub flooded: u32,
-    /// Zero.
-    pub pad: u32,
+    /// In that tick: errors that told a sender how big its packets may be.
+    pub too_big: u32,
     /// Entries for answers that a full table had evicted, and that a client's packet has brought back.
     pub lost: u64,
     /// Connections that were met in their middle, and got an endpoint by their hash or by what a flood had left of them.

@@ -81,7 +81,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }
         AwaitedSet6 = "awaited_set6" { head, key, value }
-        Pace = "pace" { tick, flows, told, moved, flooded, pad, lost, adopted }
+        Pace = "pace" { tick, flows, told, moved, flooded, too_big, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
         HeldPiece = "held_piece" { key, last_seen, state, length, l3, bytes }

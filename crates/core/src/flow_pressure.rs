@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_cpu_was_flooded_of_late_for_as_long_as_the_programs_remember_it() {
         let was = |flooded, tick| {
-            let pace = abi::Pace { tick: 0, flows: 0, told: 0, moved: 0, flooded, pad: 0, lost: 0, adopted: 0 };
+            let pace = abi::Pace { tick: 0, flows: 0, told: 0, moved: 0, flooded, too_big: 0, lost: 0, adopted: 0 };
             was_flooded(&pace, tick)
         };
         assert!(was(7, 7) && was(7, 7 + abi::OPENING_IDLE) && !was(7, 8 + abi::OPENING_IDLE));

@@ -161,7 +161,7 @@ impl Model {
     /// Answers a packet whose reason asks for it, unless it would be one error too many; others leave as they came.
     fn answered(&mut self, frame: &[u8], p: &Packet, reason: Reason) -> Outcome {
         let is_error = told_of(p, reason).is_some() || (is_answered(reason) && p.protocol == UDP);
-        if is_error && !self.may_tell() {
+        if is_error && !self.may_tell(reason == abi::REASON_TOO_BIG) {
             return Outcome { verdict: Verdict::Drop, ..Outcome::untouched(abi::REASON_UNTOLD, frame) };
         }
         answered(frame, p, reason)

@@ -10,8 +10,10 @@ pub(crate) struct Pace {
     pub(crate) tick: u32,
     /// New flows.
     pub(crate) flows: u32,
-    /// ICMP errors.
+    /// ICMP errors, but for those that say how big packets may be.
     pub(crate) told: u32,
+    /// Those.
+    pub(crate) too_big: u32,
     /// Flows of others than TCP that have moved to those that go on.
     pub(crate) moved: u32,
     /// The last tick of a flood.
@@ -43,11 +45,12 @@ impl Model {
         self.tables.pace.flooded.is_some_and(|tick| !self.now.is_idle(tick, abi::OPENING_IDLE))
     }
 
-    /// Whether one more ICMP error may be told. Counts it.
-    pub(crate) fn may_tell(&mut self) -> bool {
+    /// Whether one more ICMP error may be told, one that says how big packets may be or another. Counts it.
+    pub(crate) fn may_tell(&mut self, too_big: bool) -> bool {
         let pace = self.pace_now();
-        let may = pace.told < abi::ERRORS_TOLD;
-        pace.told += u32::from(may);
+        let told = if too_big { &mut pace.too_big } else { &mut pace.told };
+        let may = *told < abi::ERRORS_TOLD;
+        *told += u32::from(may);
         may
     }
 

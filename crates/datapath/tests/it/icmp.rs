@@ -8,8 +8,9 @@ use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Fragment, Packet, Transport};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
+use crate::openings::stay_on_one_cpu;
 
 /// A router on somebody's way.
 pub(crate) const ROUTER: Pair = address::node(3);
@@ -290,6 +291,23 @@ fn a_packet_that_the_card_will_cut_has_to_fit_the_route_segment_by_segment() {
             let (run, moved) = node.run_counted(Hook::NicIn, Device::Eth0, &large.to_bytes(), segment).unwrap();
             assert_eq!((run.retval, moved[0].0), (TC_REDIRECT, reason), "{case:?}, packets of {length} bytes");
         }
+    }
+}
+
+#[test]
+fn where_no_more_refusals_are_told_a_sender_still_learns_how_big_its_packets_may_be() {
+    stay_on_one_cpu();
+    let Some(node) = narrow_route("packets that are too big, beside refused ones") else { return };
+    node.refuses();
+    for case in cases(Protocol::Udp) {
+        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
+        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
+        let large = enlarged(case.later(client, service), ENLARGED);
+        let refused = case.first(client, case.at(CLUSTER_IP, PORT + 1));
+        let refuse = || node.send(Hook::NicIn, Device::Eth0, &refused).reason;
+        // Ticks pass meanwhile.
+        assert!((0..64 * abi::ERRORS_TOLD).any(|_| refuse() == abi::REASON_UNTOLD));
+        node.send(Hook::NicIn, Device::Eth0, &large).is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
     }
 }
 
