@@ -28,6 +28,11 @@ enum abi {
 	/* Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock. */
 	ANSWER_IDLE = 1,
 	/*
+	 * Ticks for which a source port is kept whose client has sent datagrams in one tick alone: 30 s, where a tick is shortest. So long the kernel keeps
+	 * what is no stream (nf_conntrack_udp_timeout).
+	 */
+	ASKED_ONCE_IDLE = 35,
+	/*
 	 * Ticks, as a power of two, in which one packet of a client that speaks all the time looks after the entry for its connection's answers. The
 	 * answers keep it in use meanwhile; what a table that is too small has lost is missing for so long.
 	 */

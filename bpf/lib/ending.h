@@ -171,6 +171,16 @@ static __always_inline bool is_answered_by(const struct flow *flow, const struct
 }
 
 /*
+ * Whether a reset answers an acknowledgement of nothing (RFC 9293, 3.10.7.2), which somebody may have sent in the name of a client whose SYN is yet to
+ * be answered, or was. The endpoint awaits that client's own all the same, whose number it knows.
+ */
+static __always_inline bool is_reset_of_nothing(const struct packet *p, const struct reply *reply)
+{
+	return p->proto == IPPROTO_TCP && p->reset == RESET_LATER && is_opening(reply->flags) &&
+	       (reply->asked & 1 || reply->heard);
+}
+
+/*
  * Notes an end that a backend has sent. The flow and the entry may be moving to the tables of those that go on: promote() takes along what
  * was noted before it has looked, and what is noted later is noted there, too. Returns 0.
  */
@@ -181,6 +191,8 @@ static __always_inline int backend_ends(const struct packet *p, struct reply *re
 	struct flow *flow;
 	__u16 ends;
 
+	if (is_reset_of_nothing(p, reply))
+		return 0;
 	set_bits(&reply->flags, FLOW_CLOSING);
 	packet_key(&key, p, v6);
 	moved = reply_at(&key, STAGE_GOING, v6);

@@ -57,15 +57,19 @@ enum claim {
 };
 
 /*
- * Whether a flow that begins yields its source port, whose turn has come again: in the time that all others took to be taken
- * nobody has answered it, or its client did not go on. A client that sends datagrams to one who need not answer does. Of a port that
- * was kept the turn says nothing.
+ * Whether a flow that began a turn ago yields its source port: in the time that all others took to be taken nobody has answered it, or its client
+ * did not go on. A client that sends datagrams to one who need not answer does. Who asks two things at once, as resolvers do, is done when both answers
+ * are there, and its port is free soon. Of a port that was kept the turn says nothing.
  */
 static __always_inline bool opening_yields(const struct flow *flow, const struct reply *reply, __u8 proto)
 {
-	if (!is_opening(flow->flags) || reply->flags & FLOW_KEPT)
+	const bool went_on = flow->last_seen != flow->created;
+
+	if (reply->flags & FLOW_KEPT)
 		return false;
-	return proto == IPPROTO_TCP || flow->last_seen == flow->created;
+	if (is_opening(flow->flags))
+		return proto == IPPROTO_TCP || !went_on;
+	return proto == IPPROTO_UDP && !went_on && is_silent(flow, reply, ASKED_ONCE_IDLE);
 }
 
 /* Ticks for which an endpoint may still remember a connection that is over (TIME_WAIT). tcp_linger is rounded down to whole ticks. */

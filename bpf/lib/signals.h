@@ -111,7 +111,7 @@ __noinline int report_back(struct reply *reply, const struct packet *p, __u32 by
 	__sync_fetch_and_add(&counters->bytes_from, bytes);
 	asked = reply->asked;
 	/* An answer to a SYN was counted by takes_answer(). */
-	if (asked & 1 && !p->syn_ack) {
+	if (asked & 1 && !p->syn_ack && !is_reset_of_nothing(p, reply)) {
 		count_answer(counters, reply, p, asked, reply->flags & FLOW_ASKED_AGAIN);
 		reply->asked = 0;
 	}
@@ -208,10 +208,14 @@ static __always_inline void note_heard(struct reply *reply, const struct packet 
 {
 	const bool begins = is_opening(reply->flags);
 
-	if (p->syn_ack)
+	if (p->syn_ack) {
 		reply->heard = begins ? p->heard : 0;
-	else if (!begins && !p->ending && p->heard)
+		/* Who agrees has closed nothing: that was the end of an earlier connection between the same ports, sent again. */
+		if (begins && (reply->flags & (FLOW_CLOSING | FLOW_ENDED)) == FLOW_CLOSING)
+			clear_bits(&reply->flags, FLOW_CLOSING);
+	} else if (!begins && !p->ending && p->heard) {
 		reply->heard = p->heard;
+	}
 }
 
 /* Notes and counts a backend's packet to its client. */
@@ -222,10 +226,11 @@ static __always_inline void count_back(struct reply *reply, const struct packet 
 
 	if (reply->last_seen != now)
 		reply->last_seen = now;
-	if ((reply->flags & (FLOW_OPENING | FLOW_REPLIED)) == FLOW_OPENING)
-		(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
-	if (!(reply->flags & FLOW_REPLIED))
+	if (!(reply->flags & FLOW_REPLIED) && !is_reset_of_nothing(p, reply)) {
+		if (reply->flags & FLOW_OPENING)
+			(void)(v6 ? note_answer6(reply, p->proto) : note_answer4(reply, p->proto));
 		set_bits(&reply->flags, FLOW_REPLIED);
+	}
 	note_heard(reply, p);
 	if (p->ending)
 		(void)(v6 ? backend_ends6(p, reply) : backend_ends4(p, reply));

@@ -13,6 +13,8 @@ pub const REF_LINE: u32 = 0x8000_0000;
 pub const OPENING_IDLE: u32 = 8;
 /// Ticks that a datagram and its answer are under way at most; less could be over with the next beat of the clock.
 pub const ANSWER_IDLE: u32 = 1;
+/// Ticks for which a source port is kept whose client has sent datagrams in one tick alone: 30 s, where a tick is shortest.
+pub const ASKED_ONCE_IDLE: u32 = 35;
 /// Ticks, as a power of two, in which one packet of a client that speaks all the time looks after the entry for its answers.
 pub const ANSWERS_SHIFT: u32 = 3;
 /// Entries of a set of flows that begin.

@@ -117,6 +117,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         NAME_SIZE,
         OPENING_IDLE,
         ANSWER_IDLE,
+        ASKED_ONCE_IDLE,
         ANSWERS_SHIFT,
         OPENING_WAYS,
         OPENING_FREE,

@@ -6,8 +6,9 @@ use weir_abi as abi;
 use crate::model::Protocol;
 use crate::ops::MapOp;
 
-/// Whether sockets may be stranded once an operation is applied: an endpoint of UDP is gone, or a frontend has left its
-/// service. What frees the flows of UDP frees sockets, too; an endpoint that still serves keeps both.
+/// Whether sockets may be stranded once an operation is applied: an endpoint of UDP is gone, a frontend has left its
+/// service, or there is one to which somebody may have connected before. What frees the flows of UDP frees sockets, too; an endpoint
+/// that still serves keeps both.
 #[must_use]
 pub fn may_strand(op: &MapOp) -> bool {
     match op {
@@ -15,6 +16,9 @@ pub fn may_strand(op: &MapOp) -> bool {
             backend.flags & abi::BACKEND_USED == 0 && backend.proto == Protocol::Udp.number()
         }
         MapOp::ForgetFlows { key } => key.protocol == Protocol::Udp.number(),
+        MapOp::PutFrontend { key, frontend } => {
+            key.protocol == Protocol::Udp.number() && is_untranslated(Some(frontend))
+        }
         MapOp::ResetBackendCounters { .. }
         | MapOp::PutBase { .. }
         | MapOp::PutLine { .. }
@@ -24,7 +28,6 @@ pub fn may_strand(op: &MapOp) -> bool {
         | MapOp::DeleteServiceName { .. }
         | MapOp::PutNodeName { .. }
         | MapOp::DeleteNodeName { .. }
-        | MapOp::PutFrontend { .. }
         | MapOp::DeleteFrontend { .. }
         | MapOp::PutSourceRange { .. }
         | MapOp::DeleteSourceRange { .. } => false,
@@ -38,4 +41,12 @@ pub fn may_strand(op: &MapOp) -> bool {
 pub fn is_stranded(peer: &abi::SocketPeer, backend: Option<&abi::Backend>, frontend: Option<&abi::Frontend>) -> bool {
     let (Some(backend), Some(frontend)) = (backend, frontend) else { return true };
     backend.generation != peer.generation || backend.service != frontend.service
+}
+
+/// Whether a socket of which no hook has noted anything is connected to a Service all the same: to a cluster IP, which no host has. It was
+/// connected before the Service was there, and no program sees its datagrams but the one that drops them. `frontend` is what is at its
+/// remote address.
+#[must_use]
+pub fn is_untranslated(frontend: Option<&abi::Frontend>) -> bool {
+    frontend.is_some_and(|frontend| frontend.kind == abi::KIND_CLUSTER_IP)
 }

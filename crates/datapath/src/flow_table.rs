@@ -154,6 +154,23 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         let (ended, open): (Vec<_>, Vec<_>) = begin.into_iter().partition(|(_, value)| value.has(abi::FLOW_ENDED));
         open.iter().chain(&ended).try_for_each(|(key, value)| to.add(key, value, seed).map(drop))
     }
+
+    /// Of a table of flows that begin: takes what has ended in it out of `going`, that of those that go on.
+    ///
+    /// # Errors
+    /// When a map cannot be read or written.
+    pub(crate) fn forget_ended(&self, going: &Self) -> Result<()> {
+        let (Entries::Opening(openings), Entries::Going(going)) = (&self.entries, &going.entries) else {
+            return Ok(());
+        };
+        let mut ended = Vec::new();
+        openings.visit(|key, value| {
+            if value.has(abi::FLOW_ENDED) {
+                ended.push(*key);
+            }
+        })?;
+        ended.iter().try_for_each(|key| going.remove(key).map(drop))
+    }
 }
 
 /// Whether a table is one of sets.

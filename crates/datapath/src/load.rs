@@ -280,7 +280,7 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        let copied = self.copy_flows(Moment::BehindLinks);
+        let copied = self.copy_flows(Moment::BehindLinks).and_then(|()| resize::forget_ended(&self.pins));
         self.resized.clear();
         self.store.former_flows = Flows::default();
         set_hold(&self.config, false)?;

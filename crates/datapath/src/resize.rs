@@ -24,6 +24,22 @@ fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, seed: 
     opening.add_openings(&FlowTable::new(opening.name(), old, false)?, &going, seed)
 }
 
+/// Takes out of the tables of those that go on what is known to have ended where it began: it went there before it was copied, or while the
+/// links were switched, and would hold its source port until it is idle.
+///
+/// # Errors
+/// When a map cannot be read or written.
+pub(crate) fn forget_ended(pins: &PinDir) -> Result<()> {
+    fn forget<K: FlowKey, V: Kept>(pins: &PinDir) -> Result<()> {
+        let [going, opening] = FlowTable::<K, V>::open_both(pins, true)?;
+        opening.forget_ended(&going)
+    }
+    forget::<abi::FlowKey4, abi::Flow>(pins)?;
+    forget::<abi::FlowKey6, abi::Flow6>(pins)?;
+    forget::<abi::FlowKey4, abi::Reply>(pins)?;
+    forget::<abi::FlowKey6, abi::Reply>(pins)
+}
+
 fn is_of_answers(map: &str) -> bool {
     [abi::FlowKey4::REPLIES, abi::FlowKey6::REPLIES].concat().contains(&map)
 }
@@ -49,8 +65,10 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
         "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow6>(pins, old, seed),
         "awaited4" => return copy_openings::<abi::FlowKey4, abi::Reply>(pins, old, seed),
         "awaited6" => return copy_openings::<abi::FlowKey6, abi::Reply>(pins, old, seed),
-        // By the number of sets they would be others'. What is there is over in seconds.
-        "displaced" => return Ok(()),
+        // By the number of sets they would be others'. What is there is over in seconds; of the kept ports in a minute.
+        "displaced" | "first_syns" | "snat_kept" => return Ok(()),
+        // The hooks of sockets run the new programs by then, which have written what is newer.
+        "socket_peers" if moment == Moment::BeforeLinks => return Ok(()),
         _ => {}
     }
     let (new, _) = pins.open_map(spec, 0)?;

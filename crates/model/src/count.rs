@@ -45,23 +45,26 @@ impl Model {
     /// Notes a backend's packet to its client.
     pub(crate) fn count_back(&mut self, stage: Stage, key: &Key, p: &Packet) {
         let Some(mut reply) = self.tables.replies.at(stage, key) else { return };
-        if reply.opening && !reply.replied {
+        let fresh = reply.last_seen != self.now.ticks;
+        let all = fresh || p.ending || reply.closing || reply.asked.is_some();
+        let of_nothing = Self::is_reset_of_nothing(p, &reply);
+        if reply.opening && !reply.replied && !of_nothing {
             self.note_answer(key, &reply);
         }
-        let fresh = reply.last_seen != self.now.ticks;
         reply.last_seen = self.now.ticks;
-        reply.replied = true;
-        reply.closing |= p.ending;
+        reply.replied |= !of_nothing;
+        // Who agrees has closed nothing: that was the end of an earlier connection.
+        reply.closing &= !(p.syn_ack && reply.is_opening() && reply.ended.is_none());
+        reply.closing |= p.ending && !of_nothing;
         reply.heard = match (reply.is_opening(), p.syn_ack) {
             (true, true) => p.heard,
             (false, true) => 0,
             (false, false) if !p.ending && p.heard != 0 => p.heard,
             (true | false, false) => reply.heard,
         };
-        if p.ending {
+        if p.ending && !of_nothing {
             self.backend_ends(key, &mut reply, p);
         }
-        let all = fresh || reply.closing || reply.asked.is_some();
         let bytes = if reply.retries > 0 {
             apart(&mut reply.bytes, p)
         } else {
@@ -73,7 +76,7 @@ impl Model {
         {
             let counters = self.tables.backend_counters(reply.backend);
             counters.bytes_from += u64::from(bytes);
-            if reply.asked.is_some() && !reply.moved && !p.syn_ack {
+            if reply.asked.is_some() && !reply.moved && !p.syn_ack && !of_nothing {
                 count_answer(counters, &mut reply, p);
             }
         }

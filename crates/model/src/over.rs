@@ -67,8 +67,14 @@ impl Model {
         }
         // Its turn has come again, and in all that time nobody has answered or its client did not go on. A client that sends
         // datagrams to one who need not answer does. Of a port that was kept the turn says nothing.
-        let went_on = protocol != TCP && flow.last_seen != flow.created;
-        if !matches!(claim, Claim::Only | Claim::Free) && flow.is_opening() && !went_on && !reply.kept {
+        let spoke_once = flow.last_seen == flow.created;
+        let done = if flow.is_opening() {
+            protocol == TCP || spoke_once
+        } else {
+            // Two questions at once have their answers.
+            protocol == UDP && spoke_once && self.is_silent(flow, reply, abi::ASKED_ONCE_IDLE)
+        };
+        if !matches!(claim, Claim::Only | Claim::Free) && done && !reply.kept {
             return true;
         }
         let limit = match protocol {
@@ -195,6 +201,12 @@ impl Model {
             counters.balance = counters.balance.wrapping_add(1);
         }
         self.tables.flows.put(Stage::Opening, p.key(), *flow);
+    }
+
+    /// Whether a reset answers an acknowledgement of nothing, which somebody may have sent in the name of a client whose SYN is yet to be
+    /// answered, or was.
+    pub(crate) const fn is_reset_of_nothing(p: &Packet, reply: &Reply) -> bool {
+        p.protocol == TCP && p.reset && !p.refuses && reply.is_opening() && (reply.asked.is_some() || reply.heard != 0)
     }
 
     /// Notes an end that a backend has sent, whose reply entry says so already. Its client may have gone on to another flow.

@@ -93,7 +93,7 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     let configuration = configuration.follow(reload_configuration, configuration::good(&mut metrics));
     let (status, writer) = watch::channel(WriterStatus::default());
     let (health_checks, wanted_health_checks) = watch::channel(HealthChecks::default());
-    let sweeper = SocketSweeper::new(Sockets::open(&pins)?, SocketMetrics::register(&mut metrics));
+    let sweeper = SocketSweeper::new(Sockets::open(&pins, cgroup.is_some())?, SocketMetrics::register(&mut metrics));
     let pod_sockets = match (hooked, cgroup.as_ref().and_then(|_| host::cgroup_root())) {
         (Some(hooked), Some(mount)) => {
             let root = KubeletRoot::new(&options.steering.kubelet_cgroup_root);

@@ -1,5 +1,5 @@
-//! Connected UDP sockets of processes on the host that are left with an endpoint which is gone: destroyed, so that their
-//! owners connect anew. See docs/adr/0019-udp-sockets.md.
+//! Connected UDP sockets of processes on the host that are left with an endpoint which is gone, or with a cluster IP that nobody has: destroyed,
+//! so that their owners connect anew. See docs/adr/0019-udp-sockets.md.
 
 use std::io;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl SocketSweeper {
         if destroyed > 0 {
             info!(
                 sockets = destroyed,
-                "destroyed connected UDP sockets of processes on the host: their endpoint is gone"
+                "destroyed connected UDP sockets of processes on the host: they had no endpoint, or one that is gone"
             );
         }
         self.metrics.swept(destroyed, result.is_err());

@@ -5,7 +5,7 @@ use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Endpoint, Protocol, Proxy, Service, Slice, TrafficPolicy};
 use weir_core::ops::{FrontendKey, MapOp};
 use weir_core::plan::plan;
-use weir_core::sockets::{is_stranded, may_strand};
+use weir_core::sockets::{is_stranded, is_untranslated, may_strand};
 
 use crate::build::{cluster, config, draining, endpoint, failing, hints, ip, name, service, service_port, slice};
 use crate::tables::{World, kinds};
@@ -254,6 +254,18 @@ fn what_frees_flows_may_strand_sockets() {
     world.restart();
     assert!(strands(&world.tables.prune(|_| false)), "a service that went while the agent was away");
     assert!(strands(&let_go(Protocol::Udp, true).1), "a frontend that moved");
+}
+
+#[test]
+fn a_socket_that_was_connected_to_a_cluster_ip_before_its_service_was_there_is_stranded_when_it_is() {
+    let at = |kind| abi::Frontend { service: 1, kind };
+    let puts = |protocol, kind| strands(&[MapOp::PutFrontend { key: external(protocol), frontend: at(kind) }]);
+    assert!(puts(Protocol::Udp, abi::KIND_CLUSTER_IP) && is_untranslated(Some(&at(abi::KIND_CLUSTER_IP))));
+    assert!(!puts(Protocol::Tcp, abi::KIND_CLUSTER_IP) && !is_untranslated(None));
+    // Hosts may have these addresses, and other nodes serve them, too.
+    for kind in [abi::KIND_NODE_PORT, abi::KIND_LOAD_BALANCER, abi::KIND_EXTERNAL_IP, abi::KIND_ADDRESS] {
+        assert!(!puts(Protocol::Udp, kind) && !is_untranslated(Some(&at(kind))), "{kind}");
+    }
 }
 
 #[test]

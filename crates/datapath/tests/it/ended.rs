@@ -17,6 +17,7 @@ use crate::node::{Node, TC_UNSPEC, web};
 use crate::openings::begins;
 use crate::pins::SMALL;
 use crate::talk::{Talk, WAYS, each_way};
+use crate::tcp_state::{client_sends, endpoint_sends};
 
 pub(crate) fn fin() -> TcpHeader {
     TcpHeader { fin: true, ack: true, ..TcpHeader::default() }
@@ -246,5 +247,19 @@ fn datagrams_of_an_endpoint_long_after_those_of_a_flow_that_was_lost_are_its_own
         talk.endpoint_goes_on();
         silent_since(talk, talk.node.view.config().unwrap().udp_idle + 1);
         is_of_the_endpoint_itself(talk, &talk.case.later(talk.seen.destination_socket(), talk.seen.source_socket()));
+    });
+}
+
+/// The client's port is used again, and the endpoint has not heard the last of the connection before.
+#[test]
+fn an_end_that_comes_again_from_the_connection_before_closes_nothing_of_the_next_one() {
+    each_way("ends that come again before a connection is agreed to", Protocol::Tcp, |talk| {
+        endpoint_sends(talk, fin());
+        talk.accept();
+        talk.client_goes_on();
+        client_sends(talk, fin());
+        assert_eq!(talk.flow().flags & abi::FLOW_ENDED, 0, "{:?}: its endpoint has said nothing of an end", talk.way);
+        endpoint_sends(talk, fin());
+        assert_ne!(talk.flow().flags & abi::FLOW_ENDED, 0, "{:?}", talk.way);
     });
 }

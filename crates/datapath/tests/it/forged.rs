@@ -88,6 +88,27 @@ fn the_first_end_after_a_connection_has_begun_is_believed() {
     });
 }
 
+/// To an acknowledgement of what it has not sent an endpoint says that without one of its own (RFC 9293, 3.10.7.2), and awaits its client's as before.
+#[test]
+fn what_an_endpoint_says_to_a_forged_acknowledgement_does_not_end_the_connection_that_begins() {
+    each_way("resets of what nobody has sent", Protocol::Tcp, |talk| {
+        let forge = || {
+            let number = 3_000_000_000;
+            client_sends(talk, TcpHeader { ack: true, acknowledgment_number: number, ..TcpHeader::default() });
+            endpoint_sends(talk, TcpHeader { rst: true, sequence_number: number, ..TcpHeader::default() });
+            assert!(!is_over(talk), "{:?}", talk.way);
+        };
+        (0..2).for_each(|_| forge());
+        talk.accept();
+        (0..2).for_each(|_| forge());
+        assert_eq!(talk.counters().answered, 1, "{:?}", talk.way);
+        talk.client_goes_on();
+        assert_eq!(talk.flow().flags & abi::FLOW_OPENING, 0, "{:?}", talk.way);
+        pass(talk, 10 * LINGER);
+        talk.endpoint_goes_on();
+    });
+}
+
 #[test]
 fn a_forged_reset_does_not_give_a_connections_place_to_another_frontend() {
     each_way("places of connections that somebody has reset", Protocol::Tcp, |talk| {

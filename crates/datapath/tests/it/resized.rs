@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, MapOp};
@@ -148,6 +148,58 @@ fn a_connection_that_ends_between_the_first_copy_and_the_switch_has_ended_in_the
     before.remove(&[2; size_of::<abi::FlowKey4>()]).unwrap();
     datapath.finish_switch().unwrap();
     assert_eq!([2, 3].map(|port| flags(&now, port)), [Some(CLOSING); 2]);
+}
+
+/// Has the only flow of IPv4 that begins end there, and returns its key.
+fn end_where_it_began(pins: &Pins) -> [u8; size_of::<abi::FlowKey4>()] {
+    let map = Map::from_map_data(MapData::from_pin(pins.dir.map("openings4")).unwrap()).unwrap();
+    let mut sets: Array<_, [u8; size_of::<abi::OpeningSet4>()]> = map.try_into().unwrap();
+    let tag = |set: &[u8], way| u32::from_ne_bytes(set[4 * way..][..4].try_into().unwrap());
+    let taken = |set: &[u8]| (0..abi::OPENING_WAYS).find(|way| tag(set, *way) > abi::OPENING_BUSY);
+    let all = (0..sets.len()).map(|number| (number, sets.get(&number, 0).unwrap()));
+    let (number, mut set, way) = all.filter_map(|(n, set)| taken(&set).map(|way| (n, set, way))).next().unwrap();
+    let at = offset_of!(abi::OpeningSet4, value) + way * size_of::<abi::Flow>() + offset_of!(abi::Flow, flags);
+    set[at] |= abi::FLOW_ENDED.to_le_bytes()[0];
+    sets.set(number, set, 0).unwrap();
+    let key = offset_of!(abi::OpeningSet4, key) + way * size_of::<abi::FlowKey4>();
+    set[key..][..size_of::<abi::FlowKey4>()].try_into().unwrap()
+}
+
+/// It went back to where it began, and a copy is where it was.
+#[test]
+fn a_connection_that_ends_in_the_midst_of_a_switch_is_not_found_among_those_that_go_on() {
+    let Some(pins) = Pins::new("connections that end in a switch") else { return };
+    let mut datapath = pins.open().unwrap();
+    datapath.store().apply(&put_all()).unwrap();
+    drop(datapath);
+    let mut datapath = pins.open_with(&Capacity { flows: SMALL.flows * 2, ..SMALL }).unwrap();
+    open_flow(&datapath, 40000);
+    let (ended, mut going) = (end_where_it_began(&pins), going(&pins));
+    put(&mut going, 9, 0);
+    going.insert(ended, [0; size_of::<abi::Flow>()], 0).unwrap();
+    datapath.finish_switch().unwrap();
+    assert!(going.get(&ended, 0).is_err() && flags(&going, 9) == Some(0));
+}
+
+/// The hooks of sockets run the new programs before the links of interfaces do.
+#[test]
+fn what_sockets_have_noted_in_the_new_maps_before_a_switch_stays() {
+    type Peers = HashMap<MapData, [u8; size_of::<abi::SocketKey>()], [u8; size_of::<abi::SocketPeer>()]>;
+    let Some(pins) = Pins::new("sockets before a switch") else { return };
+    let peers = || -> Peers {
+        Map::from_map_data(MapData::from_pin(pins.dir.map("socket_peers")).unwrap()).unwrap().try_into().unwrap()
+    };
+    let [one, other] = [1, 2].map(|byte| [byte; size_of::<abi::SocketKey>()]);
+    let peer = |byte| [byte; size_of::<abi::SocketPeer>()];
+    drop(pins.open().unwrap());
+    peers().insert(one, peer(1), 0).unwrap();
+    let mut datapath = pins.open_with(&Capacity { sockets: SMALL.sockets * 2, ..SMALL }).unwrap();
+    let mut now = peers();
+    now.insert(one, peer(2), 0).unwrap();
+    now.insert(other, peer(2), 0).unwrap();
+    datapath.begin_switch().unwrap();
+    datapath.finish_switch().unwrap();
+    assert_eq!([one, other].map(|key| now.get(&key, 0).ok()), [Some(peer(2)); 2]);
 }
 
 #[test]

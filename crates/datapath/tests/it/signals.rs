@@ -85,7 +85,7 @@ fn the_balance_is_of_connections_that_began_and_have_not_ended() {
         assert_eq!(talk.counters().balance, 0);
         let reset = Talk::open(talk.node, talk.case, talk.way);
         assert_eq!(talk.counters().balance, 1);
-        reset.endpoint_sends(&reset.endpoint_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
+        reset.refuse();
         assert_eq!(talk.counters().balance, 0);
     });
 }

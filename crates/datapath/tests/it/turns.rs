@@ -177,6 +177,42 @@ fn one_question_yields_its_port_and_a_client_that_sends_on_without_an_answer_kee
     }
 }
 
+/// A client that asks two things at once, as resolvers do, and has both answers.
+fn two_questions(node: &Node, case: Case, hook: Hook) -> Forwarded<'_> {
+    loop {
+        let flow = Forwarded::open(node, case, hook);
+        flow.client_goes_on();
+        (0..2).for_each(|_| flow.endpoint_answers());
+        let entries = node.view.flows().unwrap();
+        let known = entries.iter().find(|entry| entry.client_port == flow.first.source_socket().port()).unwrap();
+        assert_eq!(known.flow.flags & abi::FLOW_OPENING, 0, "it goes on");
+        if known.flow.last_seen == known.flow.created {
+            return flow;
+        }
+        // A tick has passed meanwhile.
+        pass(node, case, 10_000);
+    }
+}
+
+#[test]
+fn two_questions_at_once_yield_their_port_half_a_minute_after_their_answers() {
+    let Some(node) = node("ports of clients that ask two things at once", 50_000..=50_000) else { return };
+    for case in cases(Protocol::Udp) {
+        for hook in HOOKS {
+            let questions = two_questions(&node, case, hook);
+            // A tick may pass meanwhile.
+            pass(&node, case, abi::ASKED_ONCE_IDLE - 2);
+            assert_eq!(ask(&node, case, hook).1.reason, abi::REASON_SNAT_EXHAUSTED);
+            questions.endpoint_answers();
+            pass(&node, case, abi::ASKED_ONCE_IDLE - 2);
+            assert_eq!(ask(&node, case, hook).1.reason, abi::REASON_SNAT_EXHAUSTED);
+            pass(&node, case, 3);
+            assert_eq!(Forwarded::open(&node, case, hook).port(), questions.port());
+            pass(&node, case, 10_000);
+        }
+    }
+}
+
 #[test]
 fn a_flow_that_has_just_ended_yields_its_port_if_no_other_is_free() {
     let ports = 50_000..=50_002;

@@ -112,7 +112,7 @@ metrics! {
         Counter PROGRAM_RUN_SECONDS = "weir_program_run_seconds_total" ["program"] Most(PROGRAMS), "Time in which a program ran since the agent's start, while the kernel measures it: `sysctl kernel.bpf_stats_enabled=1`";
         Counter PROGRAM_RUNS = "weir_program_runs_total" ["program"] Most(PROGRAMS), "How often it ran meanwhile";
         Counter EVENTS_DROPPED = "weir_events_dropped_total", "Kubernetes events that were lost because too many waited";
-        Counter SOCKETS_DESTROYED = "weir_sockets_destroyed_total", "Connected UDP sockets of processes on the host that were destroyed when their endpoint was gone";
+        Counter SOCKETS_DESTROYED = "weir_sockets_destroyed_total", "Connected UDP sockets of processes on the host that were destroyed: their endpoint was gone, or they had none";
         Counter SOCKET_SWEEP_FAILURES = "weir_socket_sweep_failures_total", "Searches for such sockets that failed, so that some stay with an endpoint that is gone";
     }
     "Packets and flows" {

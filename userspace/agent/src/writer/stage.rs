@@ -21,6 +21,9 @@ impl Writer {
         }
         self.update_service_networks()?;
         self.update_direct()?;
-        self.write(Instant::now())
+        self.write(Instant::now())?;
+        // Processes may still be connected to what another proxy has served.
+        self.stranded.notify_one();
+        Ok(())
     }
 }

@@ -219,6 +219,13 @@ fn a_socket_fails_when_its_service_has_no_endpoint_any_more_or_is_deleted() {
             node.agent.await_backends("udp-1", address::pod(1, 1).both().to_vec());
             node.agent.await_frontend(target.ip().to_canonical(), target.port(), true);
         }
+        // Those that are connected to the address itself would be heard by nobody for as long as they live.
+        if refused {
+            sockets.iter().for_each(|held| held.connect_again(&node).unwrap());
+        } else {
+            assert_moved(&node, &sockets, 1, "when the Service is there again");
+        }
+        sockets.iter().for_each(|held| held.assert_answered_by(1, "when the Service serves again"));
     }
 }
 

@@ -72,10 +72,8 @@ impl Agent {
             arguments.push(argument.to_owned());
         }
         arguments.extend(sizes::options());
-        // With other sizes its maps are others.
-        let usual = !options.iter().any(|option| option.starts_with("--max-"));
-        let find = || Prepared::at(&PinDir::new(&pins), &sizes::capacity()).unwrap();
-        let prepared = usual.then(|| world.node(node).netns().enter(find));
+        let find = |capacity| world.node(node).netns().enter(|| Prepared::at(&PinDir::new(&pins), &capacity).unwrap());
+        let prepared = sizes::of(options).map(find);
         let mut agent = Self { node, process: None, pins, prepared, cgroup, log, earlier: 0, arguments };
         options.iter().for_each(|option| agent.set_option(option));
         agent

@@ -4,8 +4,12 @@ use weir_core::ops::Capacity;
 use weir_core::table_sizes::TableSizes;
 
 /// Few entries: tests have few of anything, and the maps of many nodes are in memory at a time.
-pub(super) fn capacity() -> Capacity {
-    let TableSizes { flows, openings, sockets: _, affinities } = TableSizes::beside(16_384);
+fn capacity() -> Capacity {
+    with_flows(16_384)
+}
+
+fn with_flows(flows: u32) -> Capacity {
+    let TableSizes { flows, openings, sockets: _, affinities } = TableSizes::beside(flows);
     Capacity {
         services: 4096,
         backends: 16_384,
@@ -16,6 +20,16 @@ pub(super) fn capacity() -> Capacity {
         sockets: 4096,
         affinities,
         ..Capacity::DEFAULT
+    }
+}
+
+/// Those of an agent with these options beside [`options`]. None where they say more of its maps than how many flows it has.
+pub(super) fn of(options: &[&str]) -> Option<Capacity> {
+    let mut sizes = options.iter().filter(|option| option.starts_with("--max-"));
+    match (sizes.next(), sizes.next()) {
+        (None, _) => Some(capacity()),
+        (Some(one), None) => Some(with_flows(one.strip_prefix("--max-flows=")?.parse().ok()?)),
+        (Some(_), Some(_)) => None,
     }
 }
 

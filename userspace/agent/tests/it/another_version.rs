@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 
 use socket2::{Domain, Socket, Type};
-use weir_abi::{ABI_VERSION, CONFIG_BESIDE, Hook, REASON_TO_LOCAL};
+use weir_abi::{ABI_VERSION, Hook, REASON_TO_LOCAL};
 use weir_testbed::ask::{self, Answer};
 use weir_testbed::wait;
 
@@ -17,14 +17,14 @@ use crate::harness::standalone::{self, Standalone, Web, yaml};
 use crate::harness::traffic::{Client, Traffic};
 use crate::harness::{self, Agent, SOON};
 
-const OLDER: u32 = ABI_VERSION - 1;
+pub(crate) const OLDER: u32 = ABI_VERSION - 1;
 const NEWER: u32 = ABI_VERSION + 1;
 
 /// Connections to each address of a Service: some of them meet another endpoint when it is selected anew.
 const CONNECTIONS: usize = 8;
 
 /// A connection from outside that stays open.
-struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     /// Who answered the first request.
     server: String,
@@ -54,13 +54,13 @@ impl Connection {
         answer.map(|answer| answer.name).ok_or_else(|| io::Error::other(format!("{text:?} is no answer")))
     }
 
-    fn assert_goes_on(&mut self) {
+    pub(crate) fn assert_goes_on(&mut self) {
         let answer = self.ask().unwrap_or_else(|error| panic!("{:?} at {}: {error}", self.stream, self.server));
         assert_eq!(answer, self.server);
     }
 }
 
-fn connections(node: &Standalone, service: &Web) -> Vec<Connection> {
+pub(crate) fn connections(node: &Standalone, service: &Web) -> Vec<Connection> {
     let open = |target| (0..CONNECTIONS).map(move |_| Connection::open(node, target));
     service.sockets().into_iter().flat_map(open).collect()
 }
@@ -71,7 +71,7 @@ fn maps(agent: &Agent, version: u32) -> PathBuf {
 }
 
 /// Where an agent of this version keeps the links of another one's programs.
-fn former_links(agent: &Agent, version: u32) -> PathBuf {
+pub(crate) fn former_links(agent: &Agent, version: u32) -> PathBuf {
     agent.pins.join(format!("former-links-v{version}"))
 }
 
@@ -81,7 +81,7 @@ fn serving(agent: &Agent, version: u32) -> PathBuf {
 }
 
 /// Makes what an agent has left that of another version.
-fn rename(agent: &Agent, from: u32, to: u32) {
+pub(crate) fn rename(agent: &Agent, from: u32, to: u32) {
     fs::rename(maps(agent, from), maps(agent, to)).unwrap();
     for path in [former_links, serving] {
         if path(agent, from).exists() {
@@ -151,7 +151,7 @@ fn maps_of_another_version_serve_until_the_switch_are_left_alone_and_are_taken_u
 }
 
 /// Asks a Service from everywhere: outside, a pod, a process of the node, 300 new connections a second.
-fn streams(node: &Standalone, service: &Web) -> Traffic {
+pub(crate) fn streams(node: &Standalone, service: &Web) -> Traffic {
     let (here, mut traffic) = (node.world.node(1), Traffic::default());
     for target in service.sockets() {
         traffic.stream("outside", Client::Netns(node.world.client()), target);
@@ -212,34 +212,4 @@ fn connections_between_nodes_and_from_outside_go_on_while_the_version_of_the_map
     traffic.goes_on();
     traffic.unharmed_by("agents of another ABI version");
     busy.assert_no_panic();
-}
-
-#[test]
-fn after_a_minute_connections_of_another_version_go_on_by_the_new_programs_where_there_is_one_endpoint() {
-    if !standalone::can_run("the end of another version's programs") {
-        return;
-    }
-    let service = Web::new("web", 1, &[2]);
-    let mut node = Standalone::start(2, &yaml(std::slice::from_ref(&service)), &[]);
-    let mut open = connections(&node, &service);
-    node.agent.stop();
-    rename(&node.agent, ABI_VERSION, OLDER);
-    node.agent.start_again(&node.world);
-    node.agent.await_ready(&node.world);
-    // The next agent goes on with what this one keeps.
-    node.agent.kill();
-    node.agent.start_again(&node.world);
-    node.agent.await_ready(&node.world);
-    let beside = |node: &Standalone| node.agent.view().config().unwrap().flags & CONFIG_BESIDE != 0;
-    assert!(beside(&node) && former_links(&node.agent, ABI_VERSION).exists());
-    let traffic = streams(&node, &service);
-    let gone = || {
-        open.iter_mut().for_each(Connection::assert_goes_on);
-        !former_links(&node.agent, ABI_VERSION).exists()
-    };
-    wait::until("the former programs' end", 8 * SOON, gone).unwrap();
-    assert!(!beside(&node));
-    open.iter_mut().for_each(Connection::assert_goes_on);
-    traffic.streams_go_on();
-    traffic.unharmed_by("the end of another ABI version's programs");
 }

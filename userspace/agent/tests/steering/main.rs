@@ -6,10 +6,10 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod above_the_level;
 mod bed;
 mod ejection;
 mod events;
 mod pods;
 mod restart;
 mod selectors;
-mod spill;

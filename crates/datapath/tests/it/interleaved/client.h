@@ -55,7 +55,7 @@ static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dp
 		.syn = tcp && segment == SYN,
 		.syn_ack = tcp && segment == SYN_ACK,
 		.ending = tcp && segment >= FIN,
-		.reset = tcp && segment == RESET,
+		.reset = tcp && segment == RESET ? RESET_FIRST : RESET_NO,
 		.heard = tcp ? HEARD_KNOWN : 0,
 	};
 }

@@ -123,7 +123,7 @@ const SERVER: &str = "WEIR_TEST_SERVER";
 impl Holder {
     fn start(netns: &Netns, server: SocketAddr) -> Self {
         let mut command = netns.command(std::env::current_exe().unwrap());
-        command.args(["--exact", "spill::holds_connections", "--ignored", "--nocapture"]);
+        command.args(["--exact", "above_the_level::holds_connections", "--ignored", "--nocapture"]);
         command.env(SERVER, server.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
