@@ -177,7 +177,7 @@ static __always_inline bool is_answered_by(const struct flow *flow, const struct
 static __always_inline bool is_reset_of_nothing(const struct packet *p, const struct reply *reply)
 {
 	return p->proto == IPPROTO_TCP && p->reset == RESET_LATER && is_opening(reply->flags) &&
-	       (reply->asked & 1 || reply->heard);
+	       (reply->asked || reply->heard);
 }
 
 /*

@@ -140,6 +140,17 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         }
     }
 
+    /// Forgets all flows of a table of those that begin, which no program uses yet.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub(crate) fn forget_openings(&self) -> Result<()> {
+        match &self.entries {
+            Entries::Going(_) => Ok(()),
+            Entries::Opening(openings) => openings.remove(|_, _| true),
+        }
+    }
+
     /// Adds what another table of flows that begin has; `going` is that of those that go on. To that one goes what has settled, as its
     /// client's next packet would have it: a set of another table may have no room for all that had settled in two. Of the rest what
     /// finds no room is left out, what has ended before the others.
@@ -155,11 +166,12 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         open.iter().chain(&ended).try_for_each(|(key, value)| to.add(key, value, seed).map(drop))
     }
 
-    /// Of a table of flows that begin: takes what has ended in it out of `going`, that of those that go on.
+    /// Of a table of flows that begin: takes what has ended in it out of `going`, that of those that go on. `seed` is that of the
+    /// configuration.
     ///
     /// # Errors
     /// When a map cannot be read or written.
-    pub(crate) fn forget_ended(&self, going: &Self) -> Result<()> {
+    pub(crate) fn forget_ended(&self, going: &Self, seed: u64) -> Result<()> {
         let (Entries::Opening(openings), Entries::Going(going)) = (&self.entries, &going.entries) else {
             return Ok(());
         };
@@ -169,7 +181,9 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
                 ended.push(*key);
             }
         })?;
-        ended.iter().try_for_each(|key| going.remove(key).map(drop))
+        // Its client may have it go on meanwhile.
+        let still = |key: &K| Ok(openings.get(key, seed)?.is_some_and(|value| value.has(abi::FLOW_ENDED)));
+        ended.iter().try_for_each(|key| if still(key)? { going.remove(key).map(drop) } else { Ok(()) })
     }
 }
 

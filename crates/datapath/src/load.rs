@@ -280,7 +280,8 @@ impl Datapath {
         if self.resized.is_empty() {
             return Ok(());
         }
-        let copied = self.copy_flows(Moment::BehindLinks).and_then(|()| resize::forget_ended(&self.pins));
+        let seed = self.config.get(0)?.hash_seed;
+        let copied = self.copy_flows(Moment::BehindLinks).and_then(|()| resize::forget_ended(&self.pins, seed));
         self.resized.clear();
         self.store.former_flows = Flows::default();
         set_hold(&self.config, false)?;

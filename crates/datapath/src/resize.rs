@@ -18,8 +18,12 @@ use crate::sys;
 const BATCH: usize = 1024;
 
 /// Flows that begin have another place where there are more or fewer sets; `seed` is that of the configuration.
-fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, seed: u64) -> Result<()> {
+fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, moment: Moment, seed: u64) -> Result<()> {
     let [going, opening] = FlowTable::<K, V>::open_both(pins, true)?;
+    // What was copied first may be another flow's by now, between the same ends.
+    if moment == Moment::BeforeLinks {
+        opening.forget_openings()?;
+    }
     let old = old.try_clone_to_owned().map_err(|e| Error::io(format!("cannot open map {}", opening.name()), e))?;
     opening.add_openings(&FlowTable::new(opening.name(), old, false)?, &going, seed)
 }
@@ -29,15 +33,15 @@ fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, seed: 
 ///
 /// # Errors
 /// When a map cannot be read or written.
-pub(crate) fn forget_ended(pins: &PinDir) -> Result<()> {
-    fn forget<K: FlowKey, V: Kept>(pins: &PinDir) -> Result<()> {
+pub(crate) fn forget_ended(pins: &PinDir, seed: u64) -> Result<()> {
+    fn forget<K: FlowKey, V: Kept>(pins: &PinDir, seed: u64) -> Result<()> {
         let [going, opening] = FlowTable::<K, V>::open_both(pins, true)?;
-        opening.forget_ended(&going)
+        opening.forget_ended(&going, seed)
     }
-    forget::<abi::FlowKey4, abi::Flow>(pins)?;
-    forget::<abi::FlowKey6, abi::Flow6>(pins)?;
-    forget::<abi::FlowKey4, abi::Reply>(pins)?;
-    forget::<abi::FlowKey6, abi::Reply>(pins)
+    forget::<abi::FlowKey4, abi::Flow>(pins, seed)?;
+    forget::<abi::FlowKey6, abi::Flow6>(pins, seed)?;
+    forget::<abi::FlowKey4, abi::Reply>(pins, seed)?;
+    forget::<abi::FlowKey6, abi::Reply>(pins, seed)
 }
 
 fn is_of_answers(map: &str) -> bool {
@@ -61,10 +65,10 @@ pub(crate) enum Moment {
 /// When a map cannot be read or written; entries for which the new map has no room are left out.
 pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: Moment, seed: u64) -> Result<()> {
     match spec.name {
-        "openings4" => return copy_openings::<abi::FlowKey4, abi::Flow>(pins, old, seed),
-        "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow6>(pins, old, seed),
-        "awaited4" => return copy_openings::<abi::FlowKey4, abi::Reply>(pins, old, seed),
-        "awaited6" => return copy_openings::<abi::FlowKey6, abi::Reply>(pins, old, seed),
+        "openings4" => return copy_openings::<abi::FlowKey4, abi::Flow>(pins, old, moment, seed),
+        "openings6" => return copy_openings::<abi::FlowKey6, abi::Flow6>(pins, old, moment, seed),
+        "awaited4" => return copy_openings::<abi::FlowKey4, abi::Reply>(pins, old, moment, seed),
+        "awaited6" => return copy_openings::<abi::FlowKey6, abi::Reply>(pins, old, moment, seed),
         // By the number of sets they would be others'. What is there is over in seconds; of the kept ports in a minute.
         "displaced" | "first_syns" | "snat_kept" => return Ok(()),
         // The hooks of sockets run the new programs by then, which have written what is newer.

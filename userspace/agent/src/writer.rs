@@ -339,13 +339,14 @@ impl Writer {
         }
         self.datapath.rebuild_filter()?;
         self.synced = true;
-        self.stranded.notify_one();
         if !self.adopted {
             self.keep_former()?;
             self.leave_to_others()?;
             self.datapath.begin_serving()?;
             self.attach_sockets()?;
         }
+        // Whoever connects anew is translated from now on.
+        self.stranded.notify_one();
         self.attach()?;
         let took = received.elapsed();
         self.metrics.synced(took);
@@ -366,7 +367,7 @@ impl Writer {
         }
         self.metrics.map_ops(ops);
         self.metrics.map_entries(self.tables.uses());
-        if ops.iter().any(may_strand) {
+        if (self.synced || self.adopted) && ops.iter().any(may_strand) {
             self.stranded.notify_one();
         }
         Ok(())

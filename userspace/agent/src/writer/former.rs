@@ -40,6 +40,8 @@ impl Writer {
             Ok(()) => {
                 info!("programs of another ABI version are gone");
                 self.former = None;
+                // Until now somebody else might have served what processes are connected to.
+                self.stranded.notify_one();
             }
             Err(cause) => warn!(%cause, "programs of another ABI version stay behind ours; trying again"),
         }

@@ -22,12 +22,14 @@ pub(super) fn key(protocol: u8, from: SocketAddr, to: SocketAddr) -> Key {
     Key { family: Family::of(to.ip()), protocol, from: end(from), to: end(to) }
 }
 
-fn tcp(segment: Segment) -> TcpHeader {
+/// Every other reset is one that answers an acknowledgement of nothing, and has none of its own.
+fn tcp(segment: Segment, payload: usize) -> TcpHeader {
+    let of_nothing = matches!(segment, Segment::Reset) && payload % 2 == 1;
     let mut header = TcpHeader {
         sequence_number: 1000,
         acknowledgment_number: 5000,
         window_size: 512,
-        ack: !matches!(segment, Segment::Syn | Segment::Nothing),
+        ack: !matches!(segment, Segment::Syn | Segment::Nothing) && !of_nothing,
         ..TcpHeader::default()
     };
     match segment {
@@ -56,7 +58,7 @@ pub(super) fn packet(key: &Key, segment: Segment, shape: &Shape) -> Vec<u8> {
     let (from, to) = (socket(key.family, key.from), socket(key.family, key.to));
     let payload = vec![0x5a; shape.payload];
     let packet = match key.protocol {
-        6 => Packet::tcp(from, to, tcp(segment), &payload),
+        6 => Packet::tcp(from, to, tcp(segment, shape.payload), &payload),
         17 => {
             let (source_port, destination_port, checksum) = (from.port(), to.port(), !shape.no_checksum);
             Packet::new(from.ip(), to.ip(), Transport::Udp { source_port, destination_port, checksum, payload })

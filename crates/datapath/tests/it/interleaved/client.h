@@ -27,7 +27,8 @@ enum segment {
 	SYN_ACK,
 	DATA,
 	FIN,
-	RESET
+	RESET,
+	RESET_OF_NOTHING
 };
 
 static struct addr address_of(enum who who)
@@ -35,6 +36,13 @@ static struct addr address_of(enum who who)
 	if (way.v6)
 		return (struct addr){ { bpf_htonl(0xfd000000), 0, 0, bpf_htonl(who) } };
 	return (struct addr){ { 0, 0, IPV4_MAPPED_PREFIX, bpf_htonl(0x0a000000 | who) } };
+}
+
+static enum reset reset_of(enum segment segment)
+{
+	if (segment == RESET_OF_NOTHING)
+		return RESET_LATER;
+	return segment == RESET ? RESET_FIRST : RESET_NO;
 }
 
 static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dport, enum segment segment)
@@ -55,7 +63,7 @@ static struct packet packet_of(enum who from, __u16 sport, enum who to, __u16 dp
 		.syn = tcp && segment == SYN,
 		.syn_ack = tcp && segment == SYN_ACK,
 		.ending = tcp && segment >= FIN,
-		.reset = tcp && segment == RESET ? RESET_FIRST : RESET_NO,
+		.reset = tcp ? reset_of(segment) : RESET_NO,
 		.heard = tcp ? HEARD_KNOWN : 0,
 	};
 }

@@ -104,6 +104,12 @@ static void other_backend_resets(void)
 	seen[OTHER] = backend_sends(RESET) == REASON_BACK;
 }
 
+/* What somebody has drawn from it, who has sent an acknowledgement in the client's name. */
+static void other_backend_resets_nothing(void)
+{
+	seen[OTHER] = backend_sends(RESET_OF_NOTHING) == REASON_BACK;
+}
+
 static void other_client_closes(void)
 {
 	seen[OTHER] = client_sends(FIN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
@@ -143,6 +149,14 @@ static bool has_ended_at_once(void)
 
 	return way.proto != IPPROTO_TCP ||
 	       (seen[OTHER] && has_flag(FLOW_ENDED) == !other && written.backend[FIRST].balance == other);
+}
+
+/* It is over if the client went on before, and else goes on. */
+static bool has_ended_or_goes_on(void)
+{
+	if (way.proto != IPPROTO_TCP || has_flag(FLOW_ENDED) || written.backend[FIRST].flows == 2)
+		return has_ended_at_once();
+	return backend_sends(DATA) == REASON_BACK && written.backend[FIRST].balance == 1 && is_moved();
 }
 
 /* A connection that somebody has reset in the client's name, which goes on all the same. */
@@ -234,6 +248,7 @@ static const struct scenario {
 	{ "closes", begin_answered, one_client_sends, other_backend_closes, ends_when_both_have_closed, true },
 	{ "closes", begin_answered, one_client_sends, other_client_closes, ends_when_its_backend_closes_too, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_resets, has_ended_at_once, true },
+	{ "closes", begin_answered, one_client_sends, other_backend_resets_nothing, has_ended_or_goes_on, true },
 	{ "revives", begin_reset, one_client_sends, other_client_sends, goes_on, true },
 	{ "revives", begin_reset, one_client_sends, other_backend_sends, goes_on, true },
 	{ "revives", begin_reset, one_client_sends, other_backend_resets, has_ended_at_once, true },
