@@ -9,6 +9,12 @@ use crate::error::Result;
 use crate::load::Datapath;
 
 impl Datapath {
+    /// So many addresses there may be: two for each node, one of each family.
+    #[must_use]
+    pub fn other_nodes_most(&self) -> usize {
+        usize::try_from(self.capacity().nodes.saturating_mul(2)).unwrap_or(usize::MAX)
+    }
+
     /// Opens what these have wrapped, and nothing else.
     ///
     /// # Errors

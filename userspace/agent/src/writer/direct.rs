@@ -29,7 +29,8 @@ impl Writer {
     /// ours to judge, so these are written whatever it says.
     pub(super) fn update_other_nodes(&self) {
         let others = self.cluster.nodes().filter(|node| node.name != self.settings.plan.node);
-        let addresses = others.flat_map(|node| firsts(&node.addresses)).collect();
+        let others: Vec<&[IpAddr]> = others.map(|node| &node.addresses[..]).collect();
+        let addresses = known_by(&others, self.datapath.other_nodes_most());
         if let Err(cause) = self.datapath.set_other_nodes(&addresses) {
             error!(%cause, "clients' packets that other nodes have wrapped may not be opened");
         }
@@ -42,7 +43,9 @@ impl Writer {
         let knows_node_ports =
             own.peek().is_some() && own.all(|ip| self.settings.plan.node_port_addresses.contains(&ip));
         let has_nic = self.attached.values().any(|(_, kind)| *kind == Attachment::Nic);
-        let unwraps = self.settings.direct && self.synced && has_nic && knows_node_ports;
+        // Of Services that it has given up a node cannot tell whose a wrapped packet is.
+        let serves = !self.settings.stage.is_beside();
+        let unwraps = self.settings.direct && self.synced && has_nic && knows_node_ports && serves;
         if self.steered.announce(unwraps) {
             info!(unwraps, knows_node_ports, "told other nodes whether this one answers their clients itself");
         }
@@ -55,6 +58,13 @@ fn firsts(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     [Family::V4, Family::V6].into_iter().filter_map(first)
 }
 
+/// The addresses by which nodes wrap what they send on, which is the one that a node has been using for as long as it has that, in whatever order
+/// they are named: all of them, or of more than `most` the first ones.
+fn known_by(nodes: &[&[IpAddr]], most: usize) -> BTreeSet<IpAddr> {
+    let all: BTreeSet<_> = nodes.iter().copied().flatten().copied().collect();
+    if all.len() <= most { all } else { nodes.iter().flat_map(|node| firsts(node)).collect() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +74,13 @@ mod tests {
         let addresses = ["2001:db8::1", "10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().expect("an address"));
         assert_eq!(firsts(&addresses).collect::<Vec<_>>(), [addresses[1], addresses[0]]);
         assert_eq!(firsts(&addresses[1..]).collect::<Vec<_>>(), [addresses[1]]);
+    }
+
+    #[test]
+    fn what_nodes_wrap_is_opened_whichever_of_their_addresses_they_have_kept_where_there_is_room_for_all() {
+        let [one, other] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().expect("an address"));
+        let nodes = [&[one, other][..]];
+        assert_eq!(known_by(&nodes, 2), BTreeSet::from([one, other]));
+        assert_eq!(known_by(&nodes, 1), BTreeSet::from([one]));
     }
 }

@@ -19,6 +19,8 @@ impl Writer {
         if !self.synced {
             return Ok(());
         }
+        // Before what others might send here is given up.
+        self.announce();
         self.update_service_networks()?;
         self.update_direct()?;
         self.write(Instant::now())?;

@@ -215,6 +215,24 @@ fn the_endpoints_node_answers_clients_itself_without_xdp() {
 }
 
 #[test]
+fn a_node_that_is_drained_gets_nothing_as_it_came_and_its_endpoints_are_reached_as_usual() {
+    if !can_run("direct server return beside a node that is drained") {
+        return;
+    }
+    let state = std::env::temp_dir().join(format!("weir-drained-{}", std::process::id()));
+    fs::create_dir_all(&state).unwrap();
+    let bed = Bed::start([&[DSR], &[DSR, &format!("--state-dir={}", state.display())]]);
+    bed.await_direct(true);
+    fs::write(state.join("stage"), "drain\n").unwrap();
+    bed.await_direct(false);
+    for to in bed.targets() {
+        let seen = bed.connect(to).and_then(|mut talk| talk.exchange(1, 1));
+        assert_eq!(seen.unwrap_or_else(|e| panic!("{to}: {e}")), bed.world.node(1).address().like(to.ip()));
+    }
+    fs::remove_dir_all(&state).unwrap();
+}
+
+#[test]
 fn clients_behind_a_link_without_headers_are_answered_by_the_endpoints_node_as_well() {
     const DEVICE: &str = "wg0";
     if !can_run("direct server return to clients behind a link without headers") {
