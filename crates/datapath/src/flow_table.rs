@@ -140,17 +140,6 @@ impl<K: FlowKey, V: Kept> FlowTable<K, V> {
         }
     }
 
-    /// Forgets all flows of a table of those that begin, which no program uses yet.
-    ///
-    /// # Errors
-    /// When the map cannot be written.
-    pub(crate) fn forget_openings(&self) -> Result<()> {
-        match &self.entries {
-            Entries::Going(_) => Ok(()),
-            Entries::Opening(openings) => openings.remove(|_, _| true),
-        }
-    }
-
     /// Adds what another table of flows that begin has; `going` is that of those that go on. To that one goes what has settled, as its
     /// client's next packet would have it: a set of another table may have no room for all that had settled in two. Of the rest what
     /// finds no room is left out, what has ended before the others.

@@ -20,9 +20,9 @@ const BATCH: usize = 1024;
 /// Flows that begin have another place where there are more or fewer sets; `seed` is that of the configuration.
 fn copy_openings<K: FlowKey, V: Kept>(pins: &PinDir, old: BorrowedFd<'_>, moment: Moment, seed: u64) -> Result<()> {
     let [going, opening] = FlowTable::<K, V>::open_both(pins, true)?;
-    // What was copied first may be another flow's by now, between the same ends.
+    // What was copied first may be another flow's by now, between the same ends. No program uses the table yet.
     if moment == Moment::BeforeLinks {
-        opening.forget_openings()?;
+        opening.remove(|_, _| true)?;
     }
     let old = old.try_clone_to_owned().map_err(|e| Error::io(format!("cannot open map {}", opening.name()), e))?;
     opening.add_openings(&FlowTable::new(opening.name(), old, false)?, &going, seed)

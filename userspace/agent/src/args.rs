@@ -87,7 +87,8 @@ pub(crate) struct ServiceOptions {
     pub(crate) config: Option<PathBuf>,
     /// Node addresses that serve node ports, and their health checks: `primary` (the node's InternalIPs), `all` (every
     /// address of the node's interfaces but loopback and link-local ones), `localhost` (127.0.0.1 and ::1, for
-    /// processes on the host whose socket is bound to neither), or CIDRs of which these and addresses of the node's interfaces are taken; several add up
+    /// processes on the host whose socket is bound to neither), or CIDRs of which these and addresses of the node's
+    /// interfaces are taken; several add up
     #[arg(long, value_name = "primary|all|localhost|CIDR", value_delimiter = ',', default_value = "primary")]
     pub(crate) nodeport_addresses: Vec<NodePortAddresses>,
     /// Whose address this node takes over towards its own pods, which then see the node in place of the client

@@ -219,17 +219,15 @@ fn a_node_that_is_drained_gets_nothing_as_it_came_and_its_endpoints_are_reached_
     if !can_run("direct server return beside a node that is drained") {
         return;
     }
-    let state = std::env::temp_dir().join(format!("weir-drained-{}", std::process::id()));
-    fs::create_dir_all(&state).unwrap();
-    let bed = Bed::start([&[DSR], &[DSR, &format!("--state-dir={}", state.display())]]);
+    let state = tempfile::tempdir().unwrap();
+    let bed = Bed::start([&[DSR], &[DSR, &format!("--state-dir={}", state.path().display())]]);
     bed.await_direct(true);
-    fs::write(state.join("stage"), "drain\n").unwrap();
+    fs::write(state.path().join(weir_core::stage::FILE), "drain\n").unwrap();
     bed.await_direct(false);
     for to in bed.targets() {
         let seen = bed.connect(to).and_then(|mut talk| talk.exchange(1, 1));
         assert_eq!(seen.unwrap_or_else(|e| panic!("{to}: {e}")), bed.world.node(1).address().like(to.ip()));
     }
-    fs::remove_dir_all(&state).unwrap();
 }
 
 #[test]
