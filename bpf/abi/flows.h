@@ -51,7 +51,10 @@ enum flow_flags {
 	FLOW_TUNNEL = 8192,
 	/* With FLOW_ENDED: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset. */
 	FLOW_LAST = 16384,
-	/* In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that heard tells. */
+	/*
+	 * In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that heard tells. In a flow:
+	 * it is no client's but the host's own, which has asked from a frontend's port; its backend is 0, and it has no reply.
+	 */
 	FLOW_LENT = 32768,
 };
 

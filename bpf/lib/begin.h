@@ -36,14 +36,13 @@ static __always_inline __u32 asked_at(const struct packet *p)
 /* What is unsure about the flow that a packet begins: enum unsure. */
 static __always_inline __u8 unsure_of(const struct packet *p, const struct config *config)
 {
-	const bool flood = is_flood(config);
-	__u8 unsure = flood || !p->syn ? UNSURE_BY_HASH : 0;
+	__u8 unsure = is_flood(config) || !p->syn ? UNSURE_BY_HASH : 0;
 
 	/* Datagrams are remembered always. */
 	if (p->proto == IPPROTO_UDP)
 		return 0;
-	/* Of an association nobody tells when it goes on. */
-	if (p->proto == IPPROTO_TCP || (flood && p->syn))
+	/* It is kept when the flow goes on; of an association that is met in its middle nobody tells when. */
+	if (p->proto == IPPROTO_TCP || p->syn)
 		unsure |= UNSURE_KEEP_NOTHING;
 	return unsure;
 }

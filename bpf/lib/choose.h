@@ -131,28 +131,30 @@ static __always_inline bool take(struct request *request, __u32 id)
 }
 
 /*
- * To avoid a backend it draws anew each time, and either tier has its chance. A function of its own, which the verifier walks
- * once for all attempts. Returns as select_backend.
+ * To avoid a backend it draws anew each time, and either tier has its chance; open flows do not count then, as who answers nobody has the fewest. A
+ * function of its own, which the verifier walks once for all attempts. Returns as select_backend.
  */
 __noinline int select_again(const struct request *request, __u32 attempt)
 {
 	const struct service *service;
 	__u32 class;
 	__u64 hash;
-	bool other = false;
+	bool other = false, by_hash;
 
 	if (!request)
 		return -REASON_BROKEN_TABLE;
 	class = request->class;
 	hash = request->hash;
+	by_hash = request->unsure & UNSURE_BY_HASH;
 	service = lookup_by(&services, request->service);
 	if (!service || class >= CLASS_COUNT)
 		return -REASON_BROKEN_TABLE;
 	if (request->backend) {
 		hash = random_hash();
 		other = (attempt ^ request->hash >> 20 ^ request->backend) & 1;
+		by_hash = true;
 	}
-	return select_backend(service, class, hash, other, request->unsure & UNSURE_BY_HASH);
+	return select_backend(service, class, hash, other, by_hash);
 }
 
 /*
@@ -193,7 +195,8 @@ __noinline int choose(struct request *request)
 	key = (struct affinity_key){ .client = request->client, .service = request->service };
 	if (keeps) {
 		kept = affinity_find(&key, class, service->affinity);
-		if (kept && kept != request->backend && take(request, kept))
+		/* Who is silent may be the one that is kept, and may have been left before the one that is now. */
+		if (kept && !request->backend && take(request, kept))
 			return 0;
 		/* Until that is noted nothing else tells what the client's other flows got. */
 		if (request->unsure & UNSURE_KEEP_NOTHING)

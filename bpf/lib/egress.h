@@ -89,6 +89,49 @@ static __always_inline bool may_borrow_port(const struct packet *p)
 	return p->proto == IPPROTO_UDP && config->flags & CONFIG_BESIDE;
 }
 
+/*
+ * Notes that the host, or whoever it masquerades, asks somebody from the port of a frontend, as nf_nat gives any: what comes back is no client's packet.
+ * Only who asks sends a SYN from there. Returns 0.
+ */
+static __always_inline int note_own(const struct packet *p, const bool v6)
+{
+	/* Slot 0 is no backend's, and has no such generation. */
+	struct flow6 own = { .flow = { .generation = ~0u, .flags = FLOW_LENT } };
+	const struct flow *known;
+	union flow_key key;
+
+	if (!frontend_lookup(&p->src, p->sport, p->proto, v6))
+		return 0;
+	turned_key(&key, p, v6);
+	known = flow_at(&key, STAGE_GOING_FIRST, v6);
+	if (known && backend_at(known->backend, known->generation))
+		return 0;
+	own.flow.created = own.flow.last_seen = now_ticks();
+	(void)flow_put_going(&key, &own.flow, v6);
+	return 0;
+}
+
+/* Functions of their own: few packets leave so. */
+__noinline int note_own4(const struct packet *p)
+{
+	return p ? note_own(p, false) : 0;
+}
+
+__noinline int note_own6(const struct packet *p)
+{
+	return p ? note_own(p, true) : 0;
+}
+
+/* Whether a packet that answers nobody may ask from a frontend's port. Beside another proxy it is that one's answers that leave there. */
+static __always_inline bool may_ask_from_frontend(const struct packet *p)
+{
+	const struct config *config = config_get();
+
+	if (!p->syn && (p->proto != IPPROTO_UDP || config->flags & CONFIG_BESIDE))
+		return false;
+	return may_be_frontend(&p->src, p->sport, p->proto);
+}
+
 /* A packet on its way to a client. Returns a reason. */
 static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 {
@@ -98,6 +141,8 @@ static __always_inline int egress(ctx_t *ctx, struct packet *p, const bool v6)
 	if (!reply) {
 		if (may_borrow_port(p))
 			(void)(v6 ? lend_port6(p) : lend_port4(p));
+		if (reason == REASON_NO_REPLY && may_ask_from_frontend(p))
+			(void)(v6 ? note_own6(p) : note_own4(p));
 		return reason;
 	}
 	count_back(reply, p, v6);

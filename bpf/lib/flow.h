@@ -171,22 +171,28 @@ static __always_inline void flow_fetch(const struct packet *p, const bool v6)
 		opening_fetch(&openings4, hash, OPENING_KIND(opening_set4, flow_key4, flow, service));
 }
 
+/* Writes the flow with a key to those that go on. Returns 0 or a negative error of the map. */
+static __always_inline long flow_put_going(const union flow_key *key, const struct flow *flow, const bool v6)
+{
+	long error = v6 ? bpf_map_update_elem(&flows6, &key->v6, flow, BPF_ANY)
+			: bpf_map_update_elem(&flows4, &key->v4, flow, BPF_ANY);
+
+	if (error)
+		return error;
+	note_written(key, v6);
+	return 0;
+}
+
 /* Writes the flow that a client's packet belongs to. stage: STAGE_GOING or STAGE_OPENING. Returns 0 or a negative error of the map. */
 static __always_inline long flow_store(const struct packet *p, const struct flow *flow, const enum stage stage,
 				       const bool v6)
 {
 	union flow_key key;
-	long error;
 
 	packet_key(&key, p, v6);
 	if (stage == STAGE_OPENING)
 		return v6 ? openings6_store(&key.v6, flow, BPF_ANY) : openings4_store(&key.v4, flow, BPF_ANY);
-	error = v6 ? bpf_map_update_elem(&flows6, &key.v6, flow, BPF_ANY)
-		   : bpf_map_update_elem(&flows4, &key.v4, flow, BPF_ANY);
-	if (error)
-		return error;
-	note_written(&key, v6);
-	return 0;
+	return flow_put_going(&key, flow, v6);
 }
 
 /* Forgets the flow at a stage, or at any, that a client's packet belongs to, if there is one. */

@@ -33,7 +33,8 @@ impl IdleLimits {
         Self { udp: config.udp_idle, tcp: config.tcp_idle, half_closed: config.tcp_half_closed }
     }
 
-    /// Whether a flow of an IP protocol is open at a tick: nobody has ended it, and its client was not silent for too long.
+    /// Whether a flow of an IP protocol is open at a tick: nobody has ended it, and its client was not silent for too long. What the host itself
+    /// has asked is none: nobody tells when that is over.
     #[must_use]
     pub const fn is_open(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
         let limit = if protocol == UDP {
@@ -45,7 +46,7 @@ impl IdleLimits {
         } else {
             self.tcp
         };
-        flow.flags & abi::FLOW_ENDED == 0 && is_recent(flow.last_seen, limit, tick)
+        flow.flags & (abi::FLOW_ENDED | abi::FLOW_LENT) == 0 && is_recent(flow.last_seen, limit, tick)
     }
 }
 

@@ -10,6 +10,9 @@ use crate::cluster::Cluster;
 /// moment from now.
 pub const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
+/// Those that new flows may be given at most: the ones below are of the host's services.
+pub const UNPRIVILEGED: RangeInclusive<u16> = 1024..=u16::MAX;
+
 /// With fewer, connections to one endpoint of another node soon meet earlier ones of theirs: at some dozens a second, as its server
 /// remembers each for a minute after it is over (TIME_WAIT).
 pub const FEW: u32 = 4096;
@@ -163,8 +166,8 @@ pub fn leaves_few(wanted: &RangeInclusive<u16>, host: &HostPorts) -> bool {
     wanted.clone().filter(|port| !hosts(port)).count() < 2 * FEW as usize
 }
 
-/// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], and node ports of Services
-/// outside of these. Where these are [`FEW`], the ephemeral ones that the host's own connections spare are added: a host with all of its
+/// Ports that new flows may take: those of `wanted`, but what the host uses, [`NODE_PORTS`], node ports of Services outside of these, and
+/// ports at which Services have nodes' addresses, where every node takes what comes to them for clients' packets. Where these are [`FEW`], the ephemeral ones that the host's own connections spare are added: a host with all of its
 /// ports ephemeral leaves none else.
 #[must_use]
 pub fn usable(wanted: &RangeInclusive<u16>, host: &HostPorts, cluster: &Cluster) -> PortSet {
@@ -172,6 +175,9 @@ pub fn usable(wanted: &RangeInclusive<u16>, host: &HostPorts, cluster: &Cluster)
     for service in cluster.services() {
         let ports = service.ports.iter().filter_map(|port| port.node_port);
         taken.extend(ports.chain(service.health_check_port));
+        if service.external_ips.iter().chain(&service.load_balancer_ips).any(|ip| cluster.is_node_address(*ip)) {
+            taken.extend(service.ports.iter().map(|port| port.port));
+        }
     }
     let free = |port: &u16| !taken.contains(*port) && !NODE_PORTS.contains(port);
     let own: PortSet = wanted.clone().filter(|port| free(port) && !host.ephemeral.contains(port)).collect();

@@ -81,6 +81,7 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
     if moment != Moment::Loaded && !kernels_own {
         return Ok(());
     }
+    let is_affinity = spec.name == "affinities";
     let flags = if moment == Moment::BehindLinks { sys::NOEXIST } else { 0 };
     let mut copied = HashSet::new();
     visit(spec, old, |key, value| {
@@ -89,6 +90,9 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
             value[offset_of!(abi::Reply, heard)..][..size_of::<u16>()].fill(0);
         }
         if moment == Moment::BeforeLinks {
+            if is_affinity && has_newer(new, key, value)? {
+                return Ok(());
+            }
             copied.insert(key.to_vec());
         }
         match sys::update(new, &key[0], &value[0], flags) {
@@ -97,7 +101,7 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
         }
     })
     .map_err(failed)?;
-    if moment != Moment::BeforeLinks {
+    if moment != Moment::BeforeLinks || is_affinity {
         return Ok(());
     }
     // A connection that has ended is elsewhere by now: here it would hold its port until it is idle.
@@ -110,6 +114,17 @@ pub(crate) fn copy(pins: &PinDir, spec: &MapSpec, old: BorrowedFd<'_>, moment: M
     })
     .map_err(failed)?;
     gone.iter().try_for_each(|key| sys::delete(new, &key[0]).map(drop)).map_err(failed)
+}
+
+/// Whether a client has got a backend by the new map since the one that a copy would write: the hooks of sockets run the new programs
+/// before the links do.
+fn has_newer(new: BorrowedFd<'_>, key: &[u8], copy: &[u8]) -> io::Result<bool> {
+    const LAST_SEEN: usize = offset_of!(abi::Affinity, last_seen);
+    let tick =
+        |value: &[u8]| value.get(LAST_SEEN..).and_then(<[u8]>::first_chunk).copied().map_or(0, u32::from_ne_bytes);
+    let mut there = [0; size_of::<abi::Affinity>()];
+    let found = sys::lookup(new, &key[0], &mut there)?;
+    Ok(found.is_some() && tick(&there).wrapping_sub(tick(copy)).cast_signed() >= 0)
 }
 
 /// Shows all entries of a map.

@@ -214,6 +214,7 @@ impl Model {
             other_port: None,
             tunnel: false,
             direct: false,
+            hosts: false,
             closing: false,
             ended: None,
             replied: false,

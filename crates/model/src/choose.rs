@@ -45,9 +45,9 @@ impl Request {
         let [src, dst] = [p.src, p.dst].map(|addr| ip_of(p.family, addr));
         let hash = select::flow_hash(seed, src, dst, p.sport, p.dport, p.protocol);
         let flood = model.is_flood();
-        // Datagrams are remembered always; of an association nobody tells when it goes on.
+        // Datagrams are remembered always; of an association that is met in its middle nobody tells when it goes on.
         let by_hash = p.protocol != UDP && (flood || !p.syn);
-        let keep_nothing = p.protocol == TCP || (flood && p.syn && p.protocol != UDP);
+        let keep_nothing = p.protocol == TCP || (p.syn && p.protocol != UDP);
         Self { client: p.src, frontend, class, hash, avoid: None, at_random: false, by_hash, keep_nothing }
     }
 
@@ -105,7 +105,7 @@ impl Model {
         request.by_hash |= has_affinity && request.keep_nothing;
         if has_affinity
             && let Some(kept) = self.kept_backend(&request, service.affinity)
-            && Some(kept) != request.avoid
+            && request.avoid.is_none()
         {
             return Ok(self.choice(kept));
         }

@@ -47,6 +47,12 @@ impl Model {
             return Err(abi::REASON_NO_FRONTEND);
         }
         let known = self.known_flow(p);
+        if let Some((stage, flow)) = known
+            && self.answers_host(p, &flow)
+        {
+            self.tables.flows.put(stage, p.key(), Flow { last_seen: self.now.ticks, ..flow });
+            return Err(abi::REASON_NO_FRONTEND);
+        }
         let step = match &known {
             Some((_, flow)) if self.is_alive(flow) => self.step(p, flow),
             Some(_) | None => Step::Over,
@@ -164,12 +170,32 @@ impl Model {
         match self.answered_by(p) {
             Ok((stage, reply)) => Ok(self.go_back(p, stage, &reply)),
             Err(reason) => {
-                if p.protocol == UDP && self.has(abi::CONFIG_BESIDE) {
+                let is_beside = self.has(abi::CONFIG_BESIDE);
+                if p.protocol == UDP && is_beside {
                     self.lend_port(&p.key().turned());
+                }
+                if reason == abi::REASON_NO_REPLY && (p.syn || (p.protocol == UDP && !is_beside)) {
+                    self.note_own(p);
                 }
                 Err(reason)
             }
         }
+    }
+
+    /// The host, or whoever it masquerades, asks somebody from the port of a frontend. Only who asks sends a SYN from there.
+    fn note_own(&mut self, p: &Packet) {
+        let key = p.key().turned();
+        let is_clients = self.tables.flows.find(&key).is_some_and(|(_, flow)| self.is_alive(&flow));
+        if !is_clients && self.control.frontend_at(p.family, key.to, p.protocol).is_some() {
+            let own = Flow { hosts: true, generation: u32::MAX, opening: false, ..self.new_flow(0, 0) };
+            self.tables.flows.put(Stage::Going, key, own);
+        }
+    }
+
+    /// Whether a packet answers what the host has asked from a frontend's port. A SYN does not.
+    fn answers_host(&self, p: &Packet, known: &Flow) -> bool {
+        let limit = if p.protocol == UDP { self.config.udp_idle } else { self.config.tcp_idle };
+        known.hosts && !p.syn && !self.now.is_idle(known.last_seen, limit)
     }
 
     /// A datagram of the host asks an endpoint from a port. A flow that has the same one is answered again as soon as it says something, or the host has

@@ -51,6 +51,8 @@ pub struct Flow {
     pub tunnel: bool,
     /// Its packets go wrapped to the backend's node, which answers the client itself.
     pub direct: bool,
+    /// It is the host's own, which has asked from a frontend's port, and has no backend.
+    pub hosts: bool,
     /// The client has closed its direction.
     pub closing: bool,
     /// Both sides have closed theirs, or one has reset it.

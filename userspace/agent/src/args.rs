@@ -9,6 +9,7 @@ use clap::{Args, Parser, ValueEnum};
 pub(crate) use sizes::SizeOptions;
 use weir_abi as abi;
 use weir_core::plan::Spread;
+use weir_core::source_ports::UNPRIVILEGED;
 use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
 use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
@@ -266,7 +267,7 @@ fn parse_ports(text: &str) -> Result<(u16, u16), String> {
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
     let port = |text: &str| text.parse::<u16>().map_err(|e| format!("{}: {e}", wrong()));
     let (first, last) = (port(first)?, port(last)?);
-    if first < 1024 || first > last {
+    if !UNPRIVILEGED.contains(&first) || first > last {
         return Err(format!("{text:?}: the first port must be 1024 or more and not above the last"));
     }
     Ok((first, last))

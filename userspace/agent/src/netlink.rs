@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{FutureExt, StreamExt};
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{DoneMessage, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection};
+use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use weir_core::interfaces::{Interface, LinkHeader};
@@ -35,8 +35,9 @@ const TRIES: usize = 5;
 
 /// Publishes the interfaces now and at every change, until nobody listens any more.
 pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
-    let (connection, handle, messages) = new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
-    tokio::spawn(connection);
+    let (notices, _, messages) = new_multicast_connection(&GROUPS).context("cannot open a netlink socket")?;
+    tokio::spawn(notices);
+    let handle = lister()?;
     let mut changes = messages.filter(|(message, _)| ready(matters(message)));
     loop {
         let interfaces = list(&handle).await.context("cannot list the interfaces")?;
@@ -56,6 +57,15 @@ pub(crate) async fn follow(sink: watch::Sender<Vec<Interface>>) -> Result<()> {
         // Whatever else has come meanwhile is seen by the same listing.
         while let Some(Some(_)) = changes.next().now_or_never() {}
     }
+}
+
+/// What asks for listings: a socket of its own, as a notice has the number of the request that somebody else made for the change, and would be taken
+/// for an answer to ours of the same number, and for its last one.
+fn lister() -> Result<Handle> {
+    let (mut connection, handle, _) = new_connection().context("cannot open a netlink socket")?;
+    connection.set_forward_done(true);
+    tokio::spawn(connection);
+    Ok(handle)
 }
 
 /// Whether a listing may find something new after this message: not where it is about a route to less than everything, as with a full table by BGP, in
@@ -121,7 +131,7 @@ async fn list(handle: &Handle) -> Result<Option<Vec<Interface>>> {
 }
 
 /// Asks for all objects of a kind, of which there may be a million, and keeps what is made of them. A list that a change has interrupted may
-/// lack some, as `NLM_F_DUMP_INTR` says. Returns what was found, and whether it is all.
+/// lack some, as `NLM_F_DUMP_INTR` says, and so does one without an end. Returns what was found, and whether it is all.
 async fn dump<T>(
     handle: &Handle,
     request: RouteNetlinkMessage,
@@ -133,16 +143,17 @@ async fn dump<T>(
         let mut message = NetlinkMessage::from(request.clone());
         message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
         let mut answers = handle.clone().request(message).context("the netlink socket takes no request")?;
-        let mut is_whole = true;
+        let (mut ended, mut interrupted) = (false, false);
         while let Some(answer) = answers.next().await {
-            is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+            interrupted |= answer.header.flags & NLM_F_DUMP_INTR != 0;
             match answer.payload {
                 NetlinkPayload::InnerMessage(message) => found.extend(keep(message)),
+                NetlinkPayload::Done(DoneMessage { code, .. }) => ended = code == 0,
                 NetlinkPayload::Error(error) => return Err(error.to_io()).context("the kernel refuses a list"),
                 _ => {}
             }
         }
-        if is_whole {
+        if ended && !interrupted {
             return Ok((found, true));
         }
     }
@@ -241,8 +252,13 @@ fn is_main(route: &RouteMessage) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_core::NetlinkHeader;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use netlink_packet_core::{NLM_F_CREATE, NetlinkHeader};
     use netlink_packet_route::link::InfoKind;
+    use netlink_sys::protocols::NETLINK_ROUTE;
+    use weir_testbed::{Netns, require_root};
 
     use super::*;
 
@@ -301,5 +317,66 @@ mod tests {
         link.header.link_layer_type = LinkLayerType::None;
         link.attributes = vec![LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Xfrm)])];
         assert_eq!(interface(&link).header, LinkHeader::Other);
+    }
+
+    /// Adds and takes away a route of the namespace that the thread is in, in requests that are numbered from 1 on, over and over.
+    fn change_routes(stop: &AtomicBool) {
+        let socket = netlink_sys::Socket::new(NETLINK_ROUTE).unwrap();
+        let route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(Ipv4Addr::new(192, 0, 2, 0), 24)
+            .output_interface(1)
+            .build();
+        let (add, remove) = (RouteNetlinkMessage::NewRoute(route.clone()), RouteNetlinkMessage::DelRoute(route));
+        while !stop.load(Ordering::Relaxed) {
+            for (number, change) in (1..=8).flat_map(|number| [(number, &add), (number, &remove)]) {
+                let mut message = NetlinkMessage::from(change.clone());
+                message.header.flags = NLM_F_REQUEST | NLM_F_CREATE;
+                message.header.sequence_number = number;
+                message.finalize();
+                let mut bytes = vec![0; message.buffer_len()];
+                message.serialize(&mut bytes);
+                socket.send_to(&bytes, &netlink_sys::SocketAddr::new(0, 0), 0).unwrap();
+            }
+        }
+    }
+
+    /// Plugins of a container network number their requests from 1 on, as we do, and a notice has the number of the request that it is of.
+    #[test]
+    fn what_others_change_ends_no_listing() {
+        const PAIRS: usize = 100;
+        if !require_root("listings beside changes") {
+            return;
+        }
+        let netns = Netns::create(&format!("w{}-listed", std::process::id())).unwrap();
+        let pairs: String = (0..PAIRS).map(|n| format!("link add a{n} type veth peer name b{n}\n")).collect();
+        netns.ip(&pairs).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let changes = netns
+            .spawn("changes", {
+                let stop = stop.clone();
+                move || change_routes(&stop)
+            })
+            .unwrap();
+        let listed = netns.enter(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let first = || async {
+                let (sink, mut seen) = watch::channel(Vec::new());
+                tokio::select! {
+                    followed = follow(sink) => panic!("{followed:?}"),
+                    changed = seen.changed() => changed.unwrap(),
+                }
+                seen.borrow().len()
+            };
+            runtime.block_on(async {
+                let mut listed = Vec::new();
+                for _ in 0..100 {
+                    listed.push(first().await);
+                }
+                listed
+            })
+        });
+        stop.store(true, Ordering::Relaxed);
+        changes.join().unwrap();
+        assert_eq!(listed, vec![2 * PAIRS + 1; listed.len()], "interfaces, lo included");
     }
 }

@@ -171,7 +171,17 @@ fn rows(
     let admitted = |entry: &&FlowEntry| {
         filter.is_none_or(|filter| index.ports.get(&entry.flow.service).is_some_and(|port| filter.admits(port)))
     };
-    flows.iter().filter(admitted).map(|entry| row(index, entry, replies, config, now)).collect()
+    flows
+        .iter()
+        .filter(|entry| !is_hosts(entry))
+        .filter(admitted)
+        .map(|entry| row(index, entry, replies, config, now))
+        .collect()
+}
+
+/// Whether it is no client's, but what the host has asked from a frontend's port.
+const fn is_hosts(entry: &FlowEntry) -> bool {
+    entry.flow.flags & abi::FLOW_LENT != 0
 }
 
 /// Whether a flow goes on whose answers do not come by here.
@@ -260,6 +270,9 @@ pub(crate) fn states(view: &View, index: &Index<'_>) -> Result<BTreeMap<&'static
     let (config, replies) = (view.config()?, Replies::read(view)?);
     let mut states = BTreeMap::new();
     view.visit_flow_entries(|entry| {
+        if is_hosts(entry) {
+            return;
+        }
         let state = Joined::new(index, entry, &replies, &config).state();
         *states.entry(state.name()).or_default() += 1;
     })?;

@@ -7,7 +7,7 @@ use weir_core::source_ports::{
     FEW, HostPorts, NODE_PORTS, PortSet, local_port_range, reserved_ports, usable, usable_until_listed,
 };
 
-use crate::build::service;
+use crate::build::{node, service};
 
 const ALL: RangeInclusive<u16> = 1024..=u16::MAX;
 /// Of a Linux that nobody has tuned.
@@ -68,6 +68,22 @@ fn node_ports_of_services_are_left_out_wherever_they_are() {
     cluster.apply(Event::Service(web));
     let usable = usable(&(20_079..=20_082), &host(EPHEMERAL, []), &cluster);
     assert_eq!(usable, set([20_079, 20_082]));
+}
+
+/// On every node what comes to them is a client's, and this node's answers would come to them.
+#[test]
+fn ports_at_which_services_have_nodes_addresses_are_left_out() {
+    let mut cluster = Cluster::default();
+    cluster.apply(Event::Node(node("a", "", &["192.168.0.1"])));
+    let mut of_node = service("of-node", &["10.96.0.1"]);
+    of_node.ports[0].port = 20_080;
+    of_node.external_ips = vec!["192.168.0.1".parse().unwrap()];
+    let mut elsewhere = service("elsewhere", &["10.96.0.2"]);
+    elsewhere.ports[0].port = 20_081;
+    elsewhere.load_balancer_ips = vec!["192.0.2.1".parse().unwrap()];
+    [of_node, elsewhere].into_iter().for_each(|service| drop(cluster.apply(Event::Service(service))));
+    let usable = usable(&(20_079..=20_082), &host(EPHEMERAL, []), &cluster);
+    assert_eq!(usable, set([20_079, 20_081, 20_082]));
 }
 
 #[test]

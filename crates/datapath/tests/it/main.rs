@@ -25,6 +25,7 @@ mod fragments;
 mod fuzz;
 mod going;
 mod headers;
+mod hosts_own;
 mod icmp;
 mod idle;
 mod interleaved;

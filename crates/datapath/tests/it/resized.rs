@@ -202,6 +202,37 @@ fn what_sockets_have_noted_in_the_new_maps_before_a_switch_stays() {
     assert_eq!([one, other].map(|key| now.get(&key, 0).ok()), [Some(peer(2)); 2]);
 }
 
+/// Until the links are switched their programs note in the old maps, and the hooks of sockets in the new ones.
+#[test]
+fn of_what_a_client_keeps_in_the_old_and_the_new_maps_before_a_switch_the_later_goes_on() {
+    const BACKEND: usize = offset_of!(abi::Affinity, backend);
+    const LAST_SEEN: usize = offset_of!(abi::Affinity, last_seen);
+    type Clients = HashMap<MapData, [u8; size_of::<abi::AffinityKey>()], [u8; size_of::<abi::Affinity>()]>;
+    let Some(pins) = Pins::new("clients before a switch") else { return };
+    let clients = || -> Clients {
+        Map::from_map_data(MapData::from_pin(pins.dir.map("affinities")).unwrap()).unwrap().try_into().unwrap()
+    };
+    let who = |client| [client; size_of::<abi::AffinityKey>()];
+    let keep = |clients: &mut Clients, client, backend, tick: u8| {
+        let mut kept = [0; size_of::<abi::Affinity>()];
+        (kept[BACKEND], kept[LAST_SEEN]) = (backend, tick);
+        clients.insert(who(client), kept, 0).unwrap();
+    };
+    drop(pins.open().unwrap());
+    let mut old = clients();
+    (1..=3).for_each(|client| keep(&mut old, client, 1, 10));
+    let mut datapath = pins.open_with(&Capacity { affinities: SMALL.affinities * 2, ..SMALL }).unwrap();
+    let mut new = clients();
+    keep(&mut new, 2, 2, 11);
+    keep(&mut new, 4, 2, 11);
+    keep(&mut old, 3, 3, 12);
+    keep(&mut old, 5, 3, 12);
+    datapath.begin_switch().unwrap();
+    let kept = [1, 2, 3, 4, 5].map(|client| new.get(&who(client), 0).map(|kept| kept[BACKEND]).ok());
+    assert_eq!(kept, [1, 2, 3, 2, 3].map(Some));
+    datapath.finish_switch().unwrap();
+}
+
 #[test]
 fn an_agent_that_ends_while_it_forgets_the_former_maps_has_none_of_them_come_back() {
     let Some(pins) = Pins::new("maps that were replaced") else { return };

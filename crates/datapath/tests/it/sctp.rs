@@ -12,7 +12,7 @@ use crate::case::{
     BALANCER_IP, CLUSTER_IP, Case, EXTERNAL_IP, PORT, SCTP_ABORT, SCTP_DATA, SCTP_INIT, SCTP_INIT_ACK,
     SCTP_SHUTDOWN_COMPLETE, sctp,
 };
-use crate::entries::age;
+use crate::entries::{age, evict};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_DROP, XDP_PASS, XDP_TX, web};
 
 const CASES: [Case; 2] =
@@ -220,6 +220,30 @@ fn an_association_stays_with_its_backend_until_it_ends() {
         assert_eq!(to(&node, &init), old, "INIT again");
         assert_eq!(to(&node, &chunk(&init, SCTP_SHUTDOWN_COMPLETE)), old);
         assert_eq!(to(&node, &init), new, "a new association");
+    }
+}
+
+/// Anybody may send its first packet in a client's name; and the endpoint that has answered is the one to keep.
+#[test]
+fn a_client_keeps_the_endpoint_of_its_association_when_that_goes_on() {
+    let Some(mut node) = node("affinity of SCTP", &[]) else { return };
+    node.serve(Service { affinity: Some(600), ..service() }, &[(1, 1), (1, 2), (1, 3), (1, 4)]);
+    for case in CASES {
+        let init = opens(&node, case, CLIENT, CLUSTER_IP);
+        let seen = node.send(Hook::NicIn, Device::Eth0, &init).packet();
+        assert_eq!(node.view.affinities().unwrap().len(), 0, "{case:?}");
+        let agreed = chunk(&answer(&seen), SCTP_INIT_ACK);
+        node.send(Hook::NicOut, Device::Eth0, &agreed).is_for(TC_UNSPEC, abi::REASON_BACK);
+        assert_eq!(
+            node.send(Hook::NicIn, Device::Eth0, &chunk(&init, SCTP_DATA)).packet().destination,
+            seen.destination
+        );
+        assert_eq!(node.view.affinities().unwrap().len(), 1, "{case:?}");
+        for _ in 0..16 {
+            let next = opens(&node, case, CLIENT, CLUSTER_IP);
+            assert_eq!(node.send(Hook::NicIn, Device::Eth0, &next).packet().destination, seen.destination);
+        }
+        evict(&node, "affinities");
     }
 }
 

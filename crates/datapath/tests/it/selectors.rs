@@ -15,6 +15,7 @@ use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, Case, PORT, cases};
+use crate::failover::again;
 use crate::node::{Device, Node, web};
 use crate::talk::{NIC_IN, NIC_OUT, Talk, Way};
 
@@ -193,6 +194,25 @@ fn new_flows_go_past_a_backend_with_long_ones_until_all_have_as_many() {
         let open: Vec<u32> = slots.values().map(|slot| open_flows(&node, *slot)).collect();
         assert_eq!(open.iter().sum::<u32>(), 3 * LONG);
         assert!(open.iter().all(|open| open.abs_diff(LONG) <= 5), "{open:?}");
+    }
+}
+
+/// Who answers nobody has nothing open, and would be taken again and again.
+#[test]
+fn a_silent_endpoint_is_left_for_the_busy_one_when_its_syn_comes_again() {
+    let Some(mut node) = Node::new("least-conn and SYNs that come again") else { return };
+    for endpoints in [[(1, 1), (1, 2)], [(2, 1), (2, 2)]] {
+        for case in cases(Protocol::Tcp) {
+            serve(&mut node, web(), &endpoints, Selector::LeastConn);
+            let slots = slots(&node, case);
+            let [silent, busy] = endpoints.map(|(node, pod)| case.ip(address::pod(node, pod)));
+            count(&mut node, slots[&silent], 0);
+            count(&mut node, slots[&busy], 20);
+            let way = Way { client: CLIENT, endpoint: endpoints[0], to: NIC_IN, back: NIC_OUT };
+            let first = Talk::open(&node, case, way);
+            assert_eq!(first.seen.destination, silent);
+            assert_eq!(again(&first).seen.destination, busy);
+        }
     }
 }
 

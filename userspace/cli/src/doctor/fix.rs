@@ -69,7 +69,7 @@ pub(crate) enum Fix {
         /// Its name, with dashes.
         name: &'static str,
         /// Its value.
-        value: u32,
+        value: String,
     },
     /// The chart with this value, as `KEY=VALUE`.
     Value(&'static str),
@@ -163,7 +163,7 @@ mod tests {
         let pod = Site::Pod { namespace: "edge".to_owned(), node: "edge-1".to_owned() };
         let pods =
             "-l app.kubernetes.io/name=weir,app.kubernetes.io/component=agent --field-selector spec.nodeName=edge-1";
-        let option = |name| Fix::Option { name, value: 200 };
+        let option = |name| Fix::Option { name, value: "200".to_owned() };
         for (fix, on_node, in_pod) in [
             ("sysctl -w a=1".into(), "sysctl -w a=1", "on the node: sysctl -w a=1".to_owned()),
             (Fix::OfCluster("kubectl get x".to_owned()), "kubectl get x", "kubectl get x".to_owned()),

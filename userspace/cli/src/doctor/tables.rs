@@ -1,9 +1,10 @@
 //! Verdicts on the pins, their layout, how full the maps are, and the source ports.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use weir_core::flow_pressure::TableUse;
-use weir_core::source_ports::{FEW, PortSet, local_port_range};
+use weir_core::source_ports::{FEW, HostPorts, PortSet, UNPRIVILEGED, leaves_few, local_port_range};
 
 use super::check::Check;
 use super::fix::Fix;
@@ -97,7 +98,7 @@ fn fill(fill: &Fill) -> Option<Check> {
     if !is_nearly_full(*used, *max) {
         return Some(Check::ok(what, detail));
     }
-    let larger = Fix::Option { name, value: max.saturating_mul(2) };
+    let larger = Fix::Option { name, value: max.saturating_mul(2).to_string() };
     let full = format!("{detail}, over {NEARLY_FULL} %");
     Some(if *used >= *max as usize {
         Check::fail(what, format!("{full}: what is new is not served"), larger)
@@ -113,16 +114,16 @@ fn flows(table: &str, used: &TableUse) -> Check {
         return Check::ok(what, detail);
     }
     let lost = format!("{detail}: soon connections that go on are forgotten");
-    Check::warn(what, lost, Fix::Option { name: "--max-flows", value: used.capacity.saturating_mul(2) })
+    Check::warn(what, lost, Fix::Option { name: "--max-flows", value: used.capacity.saturating_mul(2).to_string() })
 }
 
 fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
     let what = "source ports";
     let range = facts.local_ports.as_deref().unwrap_or("unknown").split_whitespace().collect::<Vec<_>>().join("-");
     let detail = format!("{} for flows to other nodes; the host's own are {range}", maps.source_ports.len());
-    let fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'";
     let ephemeral = facts.local_ports.as_deref().and_then(local_port_range);
-    let shared = ephemeral.is_some_and(|mut ephemeral| ephemeral.any(|port| maps.source_ports.contains(port)));
+    let shared = ephemeral.clone().is_some_and(|mut ephemeral| ephemeral.any(|port| maps.source_ports.contains(port)));
+    let fix = wider(ephemeral);
     match maps.source_ports.len() {
         0 => Check::fail(what, format!("{detail}: flows from outside to other nodes are dropped"), fix),
         1..FEW => Check::warn(what, format!("{detail}: so many flows to one endpoint at a time"), fix),
@@ -131,6 +132,16 @@ fn source_ports(facts: &TableFacts, maps: &MapFacts) -> Check {
         }
         _ => Check::ok(what, detail),
     }
+}
+
+/// What makes room where there are few source ports: if the host's own leave enough, it is the option that does not.
+fn wider(ephemeral: Option<RangeInclusive<u16>>) -> Fix {
+    let host = ephemeral.map(|ephemeral| HostPorts { ephemeral, used: PortSet::default() });
+    if host.is_some_and(|host| !leaves_few(&UNPRIVILEGED, &host)) {
+        let value = format!("{}-{}", UNPRIVILEGED.start(), UNPRIVILEGED.end());
+        return Fix::Option { name: "--snat-ports", value };
+    }
+    "sysctl -w net.ipv4.ip_local_port_range='32768 60999'".into()
 }
 
 #[cfg(test)]
@@ -189,6 +200,15 @@ mod tests {
     fn few_source_ports_are_told_and_none_is_a_failure() {
         let of = |ports| find(&checks(&facts(0, ports)), "source ports").state;
         assert_eq!([0, 1, 4095, 4096].map(of), [State::Fail, State::Warn, State::Warn, State::Ok]);
+    }
+
+    #[test]
+    fn few_source_ports_are_the_options_where_the_hosts_own_leave_enough() {
+        let of = |local: &str| checks(&TableFacts { local_ports: Some(local.to_owned()), ..facts(0, 100) });
+        let option = "weir-agent --snat-ports 1024-65535";
+        assert_eq!(verdict(&of("32768\t60999\n"), "source ports"), (State::Warn, option));
+        let sysctl = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'";
+        assert_eq!(verdict(&of("2048\t65535\n"), "source ports"), (State::Warn, sysctl));
     }
 
     #[test]

@@ -81,6 +81,7 @@ fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
         other_port: (flags & abi::FLOW_SNAT == 0 && port != 0).then_some(port),
         tunnel: flags & abi::FLOW_TUNNEL != 0,
         direct: flags & abi::FLOW_DIRECT != 0,
+        hosts: flags & abi::FLOW_LENT != 0,
         closing: flags & abi::FLOW_CLOSING != 0,
         ended: (flags & abi::FLOW_ENDED != 0).then_some(Ended { is_last: flags & abi::FLOW_LAST != 0 }),
         replied: flags & abi::FLOW_REPLIED != 0,
