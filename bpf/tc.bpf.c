@@ -78,11 +78,11 @@ static __always_inline int on_its_way(ctx_t *ctx, const struct packet *p, long v
 /* Answers a packet whose reason asks for it, and sets p->action. Returns the reason why the packet leaves. */
 static __always_inline int answer(ctx_t *ctx, struct packet *p, int reason, const bool v6)
 {
-	const bool too_big = reason == REASON_TOO_BIG;
+	const bool too_big = reason == REASON_TOO_BIG && (v6 || p->piece != PIECE_LATER);
 	const bool expired = reason == REASON_TTL_EXCEEDED && p->piece != PIECE_LATER;
 	int told;
 
-	/* Nobody is told what became of an error (RFC 1122, 3.2.2; RFC 4443, 2.4), or that a later piece had no hop left. */
+	/* Nobody is told what became of an error or a later piece (RFC 1122, 3.2.2), but by IPv6 how big those may be (RFC 4443, 2.4). */
 	if ((too_big || expired) && !is_icmp(p, v6)) {
 		if (!may_tell(too_big))
 			return REASON_UNTOLD;

@@ -39,6 +39,7 @@ enum flow_flags {
 	FLOW_OPENING = 64,
 	FLOW_ENDED = 128,  /* both sides have closed it, or one has reset it; a SYN starts a new one */
 	FLOW_DIRECT = 256, /* in a flow: it is wrapped for the backend's node, and no answer comes by here */
+	FLOW_ALONE = 256,  /* in a reply: no other backend could have its SYN, which came again */
 	/* In a reply: asked is of a SYN for what was answered before; whatever the backend says shows that it is there. */
 	FLOW_ASKED_AGAIN = 512,
 	/* In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike. */
@@ -51,10 +52,9 @@ enum flow_flags {
 	FLOW_TUNNEL = 8192,
 	/* With FLOW_ENDED: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset. */
 	FLOW_LAST = 16384,
-	/*
-	 * In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that heard tells. In a flow:
-	 * it is no client's but the host's own, which has asked from a frontend's port; its backend is 0, and it has no reply.
-	 */
+	/* In a flow: it is no client's but the host's own, which has asked from a frontend's port; its backend is 0, and it has no reply. */
+	FLOW_OWN = 32768,
+	/* In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that heard tells. */
 	FLOW_LENT = 32768,
 };
 

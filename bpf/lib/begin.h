@@ -147,13 +147,15 @@ static __always_inline int turned_away(const struct packet *p, const struct conf
 }
 
 /*
- * Whether an address is one that flows have in place of their clients': whoever sends in its name would have the answers to others. The host
- * drops that.
+ * Whether an address is one that new flows have in place of their clients': whoever sends in its name would have the answers to others. The host
+ * drops that. That of a tunnel which is gone may be anybody's by now.
  */
 static __always_inline bool is_own(const struct addr *addr, const struct config *config, const bool v6)
 {
+	const struct tunnel *tunnel = v6 ? &config->tunnel6 : &config->tunnel4;
+
 	return addr_equal(addr, source_of(config, 0, v6), v6) ||
-	       addr_equal(addr, source_of(config, FLOW_TUNNEL, v6), v6);
+	       (tunnel->ifindex && addr_equal(addr, &tunnel->addr, v6));
 }
 
 /*

@@ -96,7 +96,7 @@ static __always_inline bool may_borrow_port(const struct packet *p)
 static __always_inline int note_own(const struct packet *p, const bool v6)
 {
 	/* Slot 0 is no backend's, and has no such generation. */
-	struct flow6 own = { .flow = { .generation = ~0u, .flags = FLOW_LENT } };
+	struct flow6 own = { .flow = { .generation = ~0u, .flags = FLOW_OWN } };
 	const struct flow *known;
 	union flow_key key;
 

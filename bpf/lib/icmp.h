@@ -156,15 +156,15 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
 }
 
 /*
- * Whether a SYN that did not reach its backend goes to another one when it comes again (ADR 21). A client that is told of the
- * first gives up at once (tcp_v4_err() in net/ipv4/tcp_ipv4.c).
+ * Whether a SYN that did not reach its backend goes to another one when it comes again (ADR 21), as far as is known: endpoints may be others than its
+ * client's. A client that is told of the first gives up at once (tcp_v4_err() in net/ipv4/tcp_ipv4.c).
  */
 static __always_inline bool goes_elsewhere(const struct reply *reply, __u8 proto)
 {
-	const struct backend *backend = lookup_by(&backends, reply->backend);
+	const struct backend *backend = backend_at(reply->backend, reply->generation);
 	const struct service *service;
 
-	if (proto != IPPROTO_TCP || !reply->asked || !backend)
+	if (proto != IPPROTO_TCP || !reply->asked || reply->flags & FLOW_ALONE || !backend)
 		return false;
 	service = bpf_map_lookup_elem(&services, &backend->service);
 	return service && service->endpoints > 1;

@@ -270,13 +270,16 @@ static __always_inline int answer_to_node(ctx_t *ctx, struct packet *p, const st
 	return was_last_back(p, reply, reason, v6);
 }
 
-/* Whether a packet answers what the host has asked from a frontend's port: note_own(). A SYN does not. */
-static __always_inline bool answers_host(const struct packet *p, struct flow *known)
+/*
+ * Whether a packet answers what the host has asked from a frontend's port: note_own(). A SYN does not. A function of its own, for the stack's sake, as few
+ * packets ask.
+ */
+__noinline int answers_host(const struct packet *p, struct flow *known)
 {
-	const struct config *config = config_get();
 	const __u32 now = now_ticks();
 
-	if (!(known->flags & FLOW_LENT) || p->syn || is_idle(now, known->last_seen, idle_limit(p->proto, config)))
+	if (!p || !known || !(known->flags & FLOW_OWN) || p->syn ||
+	    is_idle(now, known->last_seen, idle_limit(p->proto, config_get())))
 		return false;
 	if (known->last_seen != now)
 		known->last_seen = now;
@@ -286,17 +289,15 @@ static __always_inline bool answers_host(const struct packet *p, struct flow *kn
 /*
  * Begins a flow with a packet that does not go on with the flow that is known of it, or of which none is known; or says why it begins none.
  * known: that flow, or NULL; then the one that the packet goes with, or NULL if another took its place. flow: room for a new one. step: what the
- * packet is to the flow that is known. Returns 0, -REASON_NO_FRONTEND, -REASON_STALE, -REASON_STALE_RESET, -REASON_UNANSWERED, or a negative reason of flow_new().
+ * packet is to the flow that is known. Returns 0, -REASON_STALE, -REASON_STALE_RESET, -REASON_UNANSWERED, or a negative reason of flow_new().
  */
 static __always_inline int flow_anew(ctx_t *ctx, const struct packet *p, struct flow **known, struct flow *flow,
 				     enum next_step step, const bool from_outside, const bool v6)
 {
 	const struct config *config = config_get();
-	struct flow *before = *known;
+	const struct flow *before = *known;
 	int error;
 
-	if (before && answers_host(p, before))
-		return -REASON_NO_FRONTEND;
 	/* Only the first piece of a datagram starts a flow or is answered. */
 	if (p->piece == PIECE_LATER)
 		return -REASON_STALE;
@@ -345,6 +346,8 @@ static __always_inline int ingress(ctx_t *ctx, struct packet *p, const bool from
 	backend = known ? backend_at(known->backend, known->generation) : NULL;
 	if (known && backend)
 		step = step_of(p, known, config, v6);
+	else if (known && answers_host(p, known))
+		return REASON_NO_FRONTEND;
 	if (step != STEP_ON) {
 		reason = -flow_anew(ctx, p, &known, &flow, step, from_outside, v6);
 		if (reason)

@@ -39,6 +39,8 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 	if (silence == SILENCE_LEFT) {
 		set_bits(&reply->flags, FLOW_MOVED);
 		balance_add(flow, -1);
+	} else {
+		set_bits(&reply->flags, FLOW_ALONE);
 	}
 	return true;
 }

@@ -161,6 +161,8 @@ pub const FLOW_SETTLED: u16 = 4096;
 pub const FLOW_TUNNEL: u16 = 8192;
 /// With [`FLOW_ENDED`]: the next packet from this side that ends nothing acknowledges the other's end, the second one, or comes after a reset.
 pub const FLOW_LAST: u16 = 16384;
+/// In a flow: it is no client's but the host's own, which has asked from a frontend's port; its backend is 0, and it has no reply.
+pub const FLOW_OWN: u16 = 32768;
 /// In a reply of datagrams: the host has asked the backend from the same port since the client last did, in a tick that `heard` tells.
 pub const FLOW_LENT: u16 = 32768;
 /// In `openings*` or `awaited*`: nobody has answered so far, the client does not know yet, or the flow has settled or ended.
@@ -169,6 +171,8 @@ pub const FLOW_OPENING: u16 = 64;
 pub const FLOW_ENDED: u16 = 128;
 /// In a flow: it is wrapped for the backend's node, and no answer comes by here.
 pub const FLOW_DIRECT: u16 = 256;
+/// In a reply: no other backend could have its SYN, which came again.
+pub const FLOW_ALONE: u16 = 256;
 
 // enum fragment_state
 /// Later pieces wait for the first one: there are no ports.

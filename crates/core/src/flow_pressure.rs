@@ -46,7 +46,7 @@ impl IdleLimits {
         } else {
             self.tcp
         };
-        flow.flags & (abi::FLOW_ENDED | abi::FLOW_LENT) == 0 && is_recent(flow.last_seen, limit, tick)
+        flow.flags & (abi::FLOW_ENDED | abi::FLOW_OWN) == 0 && is_recent(flow.last_seen, limit, tick)
     }
 }
 

@@ -81,6 +81,7 @@ fn ten_thousand_services_of_ten_endpoints_fit_the_budget() {
     let config = PlanConfig {
         node: "node-1".into(),
         node_port_addresses: vec![],
+        carried_addresses: BTreeSet::new(),
         external_ips: true,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),

@@ -96,14 +96,18 @@ impl Datapath {
             Attachment::Nic | Attachment::Tunnel => (NIC, POD),
             Attachment::Pod => (POD, NIC),
         };
-        match attachment {
-            // Without link headers there are no neighbours.
-            Attachment::Nic if !options.headerless => self.nics.put(&index, &1, 0)?,
-            Attachment::Nic | Attachment::Pod | Attachment::Tunnel => drop(self.nics.remove(&index)?),
+        // Without link headers there are no neighbours.
+        let is_card = attachment == Attachment::Nic && !options.headerless;
+        if !is_card {
+            self.nics.remove(&index)?;
         }
         // Answers first: a flow that begins between the two must find its way back.
         self.attach_tc(egress, index, name, options)?;
         self.attach_tc(ingress, index, name, options)?;
+        // Only now: what leaves by it is to be seen there.
+        if is_card {
+            self.nics.put(&index, &1, 0)?;
+        }
         if attachment == Attachment::Nic && options.xdp && !options.headerless {
             self.attach_xdp(index, name, options.redirects)?;
         } else {

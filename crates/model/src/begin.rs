@@ -171,8 +171,9 @@ impl Model {
         place: &Place<'_>,
     ) -> Result<Started, Reason> {
         // Martians, which the host drops.
-        let own = [false, true].map(|tunnel| self.source(p.family, tunnel));
-        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) || own.contains(&p.src) {
+        let tunnel = self.tunnel(p.family);
+        let is_own = p.src == self.node(p.family) || (tunnel.ifindex != 0 && p.src == tunnel.addr);
+        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) || is_own {
             return Err(abi::REASON_NO_FRONTEND);
         }
         let frontend = self.control.frontend(p);
@@ -391,6 +392,7 @@ impl Model {
             last_seen: self.now.ticks,
             asked,
             asked_again: false,
+            alone: false,
             bytes: 0,
             held: 0,
         }

@@ -350,7 +350,7 @@ impl Model {
                 reply.moved = false;
                 counters.balance = counters.balance.wrapping_add(1);
             }
-            Silence::Stays => {}
+            Silence::Stays => reply.alone = true,
         }
     }
 }

@@ -247,12 +247,15 @@ impl Model {
     }
 }
 
-/// The ICMP error that tells a packet's sender why it is dropped, if one does, and the reason then. Nobody is told what became of an error,
-/// nor that a later piece was too many hops away (RFC 1122, 3.2.2; RFC 4443, 2.4).
+/// The ICMP error that tells a packet's sender why it is dropped, if one does, and the reason then. Nobody is told what became of an error
+/// or of a later piece (RFC 1122, 3.2.2), but by IPv6 how big those may be (RFC 4443, 2.4).
 fn told_of(p: &Packet, reason: Reason) -> Option<(Cause, Reason)> {
+    let later = p.piece == Piece::Later;
     let told = match reason {
-        abi::REASON_TOO_BIG => (Cause::TooBig { mtu: p.mtu }, abi::REASON_TOO_BIG_TOLD),
-        abi::REASON_TTL_EXCEEDED if p.piece != Piece::Later => (Cause::TimeExceeded, abi::REASON_TTL_TOLD),
+        abi::REASON_TOO_BIG if p.family == Family::V6 || !later => {
+            (Cause::TooBig { mtu: p.mtu }, abi::REASON_TOO_BIG_TOLD)
+        }
+        abi::REASON_TTL_EXCEEDED if !later => (Cause::TimeExceeded, abi::REASON_TTL_TOLD),
         _ => return None,
     };
     (!p.is_whole_icmp()).then_some(told)

@@ -172,8 +172,9 @@ impl Model {
     /// Whether a SYN that did not reach its backend goes to another one when it comes again (ADR 21): a client that is told
     /// of the first gives up at once.
     fn goes_elsewhere(&self, reply: &Reply, protocol: u8) -> bool {
-        let service = self.control.backend(reply.backend).service;
-        protocol == TCP && reply.asked.is_some() && self.control.service(service).endpoints > 1
+        let backend = self.control.backend(reply.backend);
+        let may = protocol == TCP && reply.asked.is_some() && !reply.alone && backend.generation == reply.generation;
+        may && self.control.service(backend.service).endpoints > 1
     }
 }
 

@@ -105,6 +105,8 @@ pub struct Reply {
     pub replied: bool,
     /// The client was led elsewhere, as the backend did not answer.
     pub moved: bool,
+    /// No other backend could have its SYN, which came again.
+    pub alone: bool,
     /// A flood has left no flow beside it.
     pub by_hash: bool,
     /// Its source port is the one that the client's port had before.

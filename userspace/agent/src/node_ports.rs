@@ -1,5 +1,6 @@
 //! Which addresses of the node answer at node ports, and where their health checks listen.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -39,7 +40,7 @@ impl NodePortAddresses {
 
     /// The addresses that answer. `node` are the node's own ones.
     fn addresses(self, node: &[IpAddr], interfaces: &[Interface]) -> Vec<IpAddr> {
-        let of_node = interfaces.iter().filter(|i| i.name != SERVICES);
+        let of_node = of_node(interfaces);
         let of_cards = of_node.clone().filter(|i| !i.loopback).flat_map(|i| &i.addresses);
         let is_outside = |ip: &IpAddr| !ip.is_loopback() && !is_link_local(*ip);
         match self {
@@ -79,6 +80,16 @@ impl FromStr for NodePortAddresses {
                 .map_err(|e| format!("{cidr:?} is neither `primary`, `all`, `localhost` nor a CIDR: {e}")),
         }
     }
+}
+
+/// Interfaces whose addresses are the node's.
+fn of_node(interfaces: &[Interface]) -> impl Iterator<Item = &Interface> + Clone {
+    interfaces.iter().filter(|interface| interface.name != SERVICES)
+}
+
+/// All addresses that the node's interfaces carry, but those of Services.
+pub(crate) fn carried(interfaces: &[Interface]) -> BTreeSet<IpAddr> {
+    of_node(interfaces).flat_map(|interface| &interface.addresses).copied().collect()
 }
 
 /// The addresses that answer, sorted. `node` are the node's own ones.

@@ -123,6 +123,8 @@ pub(crate) struct Writer {
     attached: BTreeMap<u32, (String, Attachment)>,
     /// Interfaces that could not be attached to, and why. Tried again with the grace period.
     unattached: BTreeMap<u32, String>,
+    /// Interfaces that are not wanted were rid of what an agent before has left there.
+    swept: bool,
     synced: bool,
     /// An earlier agent's services are served until the first sync. Else nothing is attached before.
     adopted: bool,
@@ -171,6 +173,7 @@ impl Writer {
             unmatched: Vec::new(),
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
+            swept: false,
             synced: false,
             adopted,
             was_served,

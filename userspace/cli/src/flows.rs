@@ -181,7 +181,7 @@ fn rows(
 
 /// Whether it is no client's, but what the host has asked from a frontend's port.
 const fn is_hosts(entry: &FlowEntry) -> bool {
-    entry.flow.flags & abi::FLOW_LENT != 0
+    entry.flow.flags & abi::FLOW_OWN != 0
 }
 
 /// Whether a flow goes on whose answers do not come by here.

@@ -30,6 +30,8 @@ pub struct PlanConfig {
     pub node: Arc<str>,
     /// Addresses of this node that answer at node ports.
     pub node_port_addresses: Vec<IpAddr>,
+    /// All addresses that this node's interfaces carry: endpoints there are processes of this node, whoever names them.
+    pub carried_addresses: BTreeSet<IpAddr>,
     /// Whether `spec.externalIPs` are served.
     pub external_ips: bool,
     /// How new flows spread over the usable endpoints.
@@ -255,14 +257,16 @@ fn backend(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'
         node: endpoint.node.cloned(),
         zone: node.map_or_else(Arc::default, |node| Arc::clone(&node.zone)),
         local: is_local(cluster, config, endpoint),
-        host_network: cluster.is_node_address(endpoint.address),
+        host_network: cluster.is_node_address(endpoint.address) || config.carried_addresses.contains(&endpoint.address),
         pod: endpoint.pod,
     }
 }
 
-/// An endpoint that names no node, as those written by hand, is on the node whose address it has.
+/// An endpoint that names no node, as those written by hand, is on the node whose address it has. What this node carries the kernel takes for
+/// its own, whatever else is said of it.
 fn is_local(cluster: &Cluster, config: &PlanConfig, endpoint: &ResolvedEndpoint<'_>) -> bool {
     match endpoint.node {
+        _ if config.carried_addresses.contains(&endpoint.address) => true,
         Some(node) => *node == config.node,
         None => cluster.node(&config.node).is_some_and(|node| node.addresses.contains(&endpoint.address)),
     }

@@ -88,6 +88,7 @@ pub(crate) fn config() -> PlanConfig {
     PlanConfig {
         node: "here".into(),
         node_port_addresses: vec![ip("192.168.0.1"), ip("fd00::1")],
+        carried_addresses: BTreeSet::new(),
         external_ips: true,
         spread: Spread::LocalFirst,
         clock: TickClock::new(Duration::from_millis(4)),

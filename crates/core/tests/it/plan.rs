@@ -189,6 +189,18 @@ fn an_endpoint_without_a_node_is_on_the_node_whose_address_it_has() {
     assert_eq!(local, [(ip("10.9.9.9"), false), (ip("192.168.0.1"), true), (ip("192.168.0.3"), false)]);
 }
 
+/// The API server's Service names none, and may be told an address that is none of the cluster's for the node.
+#[test]
+fn an_endpoint_at_an_address_that_the_nodes_interfaces_carry_is_a_process_of_the_node() {
+    let config = PlanConfig { carried_addresses: [ip("203.0.113.1"), ip("203.0.113.2")].into(), ..config() };
+    let by_hand = Endpoint { node: None, ..endpoint("203.0.113.1", "") };
+    let endpoints = vec![by_hand, endpoint("203.0.113.2", "far"), endpoint("203.0.113.3", "far")];
+    let cluster = cluster(vec![service("web", &["10.96.0.1"])], vec![slice("web-1", "web", endpoints)]);
+    let plans = plan(&cluster, &config, &name("web"));
+    let here: Vec<_> = plans[0].backends.iter().map(|b| (b.local, b.host_network)).collect();
+    assert_eq!(here, [(true, true), (true, true), (false, false)]);
+}
+
 #[test]
 fn backends_know_their_node_its_zone_and_whether_they_use_its_network() {
     let plan = web(|_| {}, vec![endpoint("192.168.0.3", "far"), endpoint("10.0.0.1", "here")]);

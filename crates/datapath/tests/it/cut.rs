@@ -11,7 +11,7 @@ use crate::case::{CASES, Case, EXTERNAL_IP, PORT, TARGET_PORT};
 use crate::early_pieces::{SOON, hold};
 use crate::fragments::{assemble, large};
 use crate::icmp::enlarged;
-use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_UNSPEC, web};
+use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
 
 /// Of the narrow device, by which the endpoint is reached.
 const MTU: usize = 1300;
@@ -199,6 +199,7 @@ fn of_what_cannot_be_cut_the_sender_is_told_how_big_it_may_be() {
         let mut last = joined(&whole.cut(1200)[1..]);
         node.send(Hook::NicIn, Device::Eth0, &whole.cut(1200)[0]).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         last.fragment = Some(Fragment { offset: 0x1fff, more: false });
-        node.send(Hook::NicIn, Device::Eth0, &last).is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
+        // Nobody is told of a later piece, which names no ports (RFC 1122, 3.2.2).
+        node.send(Hook::NicIn, Device::Eth0, &last).is_for(TC_SHOT, abi::REASON_TOO_BIG);
     }
 }

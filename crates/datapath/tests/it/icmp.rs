@@ -3,14 +3,16 @@
 use std::net::{IpAddr, SocketAddr};
 
 use weir_abi as abi;
-use weir_core::model::{Family, Protocol};
+use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Fragment, Packet, Transport};
 
 use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases};
+use crate::failover::SECOND;
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
 use crate::openings::stay_on_one_cpu;
+use crate::talk::wait;
 
 /// A router on somebody's way.
 pub(crate) const ROUTER: Pair = address::node(3);
@@ -352,5 +354,23 @@ fn a_client_is_not_told_of_a_syn_that_goes_to_another_endpoint_when_it_comes_aga
             let flow = Flow::open(&node, case, NIC, CLIENT, (CLUSTER_IP, PORT));
             node.send(hook, Device::Eth0, &about(&flow, nobody[0])).is_for(told, abi::REASON_ERROR_TOLD);
         }
+    }
+}
+
+/// Endpoints of the service are on other nodes, where the policy lets nobody go.
+#[test]
+fn a_client_is_told_of_a_syn_that_no_other_endpoint_can_have() {
+    let Some(mut node) = Node::new("ICMP errors about SYNs that stay") else { return };
+    node.serve(Service { external_policy: TrafficPolicy::Local, ..web() }, &[(1, 1), (2, 1), (2, 2)]);
+    for case in CASES.into_iter().filter(|case| case.protocol == Protocol::Tcp) {
+        let nobody: (u8, u8) = if case.family == Family::V4 { (3, 1) } else { (1, 3) };
+        let flow = Flow::open(&node, case, NIC, CLIENT, (EXTERNAL_IP, PORT));
+        let error = icmp(case.ip(ROUTER), flow.seen.source, (nobody.0, nobody.1, [0; 4]), quote(&flow.seen));
+        let told = || node.send(Hook::NicOut, Device::Eth0, &error);
+        // It is not known yet.
+        told().is_for(TC_SHOT, abi::REASON_STALE);
+        wait(&node, case, SECOND);
+        assert_eq!(node.send(Hook::NicIn, Device::Eth0, &flow.sent).packet().destination, flow.seen.destination);
+        told().is_for(TC_UNSPEC, abi::REASON_ERROR_TOLD);
     }
 }

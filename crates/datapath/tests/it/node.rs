@@ -126,6 +126,7 @@ impl Node {
         let config = PlanConfig {
             node: "node-1".into(),
             node_port_addresses: address::node(1).both().to_vec(),
+            carried_addresses: BTreeSet::new(),
             external_ips: true,
             spread: Spread::LocalFirst,
             clock: TickClock::new(Duration::from_millis(4)),

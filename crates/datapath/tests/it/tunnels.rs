@@ -126,3 +126,16 @@ fn errors_are_told_to_and_from_the_tunnels_address() {
         assert_told(&told.packet(), case.ip(EXTERNAL_IP), &Packet { ttl: seen.ttl, ..sent });
     }
 }
+
+/// The host drops what comes in the name of a tunnel that it has; of one that is gone a pod may have the address.
+#[test]
+fn whoever_has_the_address_of_a_tunnel_that_is_gone_is_served() {
+    let Some(node) = serving("the address of a tunnel that is gone", (1, 1)) else { return };
+    for (device, reason) in [(Some(Device::Eth2), abi::REASON_NO_FRONTEND), (None, abi::REASON_TO_LOCAL)] {
+        node.tunnel(device);
+        for case in CASES {
+            let sent = case.first(case.at(TUNNEL_IP, node.client_port()), case.at(CLUSTER_IP, PORT));
+            assert_eq!(node.send(Hook::NicIn, Device::Eth0, &sent).reason, reason, "{case:?}");
+        }
+    }
+}

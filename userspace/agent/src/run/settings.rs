@@ -65,6 +65,7 @@ pub(super) fn of(
         plan: PlanConfig {
             node: node.into(),
             node_port_addresses: Vec::new(),
+            carried_addresses: BTreeSet::new(),
             external_ips: !options.service.no_external_ips,
             spread: options.service.spread.into(),
             clock: ticks,

@@ -1,6 +1,7 @@
 //! Programs on interfaces: attached where they are wanted, cleaned up after where they are not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -123,15 +124,20 @@ impl Writer {
         let present: BTreeSet<u32> = self.interfaces.iter().map(|interface| interface.index).collect();
         let pinned = self.datapath.attached_interfaces().unwrap_or_default();
         let known: BTreeSet<u32> = self.attached.keys().copied().chain(pinned).collect();
-        for index in known {
+        // Of filters that an agent with other options has left there is no pin.
+        let unsure =
+            if self.synced && !mem::replace(&mut self.swept, true) { present.clone() } else { BTreeSet::new() };
+        for index in &known | &unsure {
             if wanted.contains_key(&index) || (present.contains(&index) && !self.synced) {
                 continue;
             }
             // Filters of an earlier agent are known by the interface's name alone.
             let listed = self.interfaces.iter().find(|interface| interface.index == index);
-            let known = self.attached.remove(&index).map(|(name, _)| name);
-            let name = listed.map(|interface| interface.name.clone()).or(known).unwrap_or_default();
-            info!(interface = name, index, "detached");
+            let before = self.attached.remove(&index).map(|(name, _)| name);
+            let name = listed.map(|interface| interface.name.clone()).or(before).unwrap_or_default();
+            if known.contains(&index) {
+                info!(interface = name, index, "detached");
+            }
             if let Err(cause) = self.datapath.detach_interface(index, &name) {
                 warn!(interface = name, %cause, "cannot clean up after the interface");
             }

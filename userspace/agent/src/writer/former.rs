@@ -33,7 +33,8 @@ impl Writer {
     /// Ends them when their time is over, and ours are wherever they are wanted. What is left of their connections goes on by our
     /// programs first, so that answers find their way when they end.
     pub(super) fn end_former(&mut self) -> Result<()> {
-        if self.former.is_none_or(|until| Instant::now() < until) || !self.is_attached() || self.leave_to_others()? {
+        // Ours take everything as soon as that is over, whatever else there is to wait for: no flood is kept from tables until then.
+        if self.former.is_none_or(|until| Instant::now() < until) || self.leave_to_others()? || !self.is_attached() {
             return Ok(());
         }
         match self.datapath.drop_former() {

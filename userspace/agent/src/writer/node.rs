@@ -1,12 +1,14 @@
 //! This node: its addresses, and whether it is to get traffic.
 
+use std::collections::BTreeSet;
+use std::mem;
 use std::net::IpAddr;
 
 use anyhow::Result;
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::cluster::Cluster;
-use weir_core::model::Family;
+use weir_core::model::{Family, Service};
 use weir_core::node_address;
 
 use super::Writer;
@@ -50,7 +52,19 @@ impl Writer {
             self.settings.plan.node_port_addresses = served;
             self.dirty.services.extend(self.cluster.services().map(|service| service.name.clone()));
         }
+        self.carry(node_ports::carried(&self.interfaces));
         Ok(())
+    }
+
+    /// Takes over which addresses the node's interfaces carry: endpoints at those that came or went are planned anew.
+    fn carry(&mut self, carried: BTreeSet<IpAddr>) {
+        let before = mem::replace(&mut self.settings.plan.carried_addresses, carried);
+        let changed: BTreeSet<_> = before.symmetric_difference(&self.settings.plan.carried_addresses).collect();
+        let is_there = |service: &&Service| {
+            let mut endpoints = self.cluster.slices(&service.name).flat_map(|slice| &slice.endpoints);
+            !changed.is_empty() && endpoints.any(|endpoint| changed.contains(&endpoint.address))
+        };
+        self.dirty.services.extend(self.cluster.services().filter(is_there).map(|service| service.name.clone()));
     }
 
     /// Leaves in force what the agent before has found, networks and tunnels, until more is known, unless that was of another layout.

@@ -3,13 +3,13 @@
 use weir_abi as abi;
 use weir_datapath::PinDir;
 use weir_testbed::ask::PATIENCE;
-use weir_testbed::{node, serve};
+use weir_testbed::{Node, node, serve, wait};
 
 use crate::harness::callers::Caller;
 use crate::harness::echo::{Echo, Member, Talk, echo, ready};
 use crate::harness::matrix::{Kind, assert_serves};
 use crate::harness::shared::Shared;
-use crate::harness::{self, Agent, Cluster, HTTP, TCP, UDP};
+use crate::harness::{self, Agent, Cluster, HTTP, SOON, TCP, UDP};
 
 static DEFAULT: Shared = Shared::new(&[]);
 
@@ -82,15 +82,36 @@ fn everything_is_served_with_clsact_filters_in_place_of_tcx_links() {
         let tcx = ["nic_in-", "nic_out-", "pod_in-", "pod_out-"];
         assert!(!links(agent).iter().any(|name| tcx.iter().any(|kind| name.starts_with(kind))), "{:?}", links(agent));
         for device in [node::NIC.to_owned(), node.pod(1).host_interface()] {
-            for direction in ["ingress", "egress"] {
-                let mut tc = node.netns().command("tc");
-                let shown = tc.args(["filter", "show", "dev", &device, direction]).output().unwrap().stdout;
-                let shown = String::from_utf8(shown).unwrap();
-                assert_eq!(shown.matches("direct-action").count(), 1, "{device} {direction}:\n{shown}");
-            }
+            assert_eq!(filters(node, &device), [1, 1], "{device}");
         }
         assert!(agent.packets(abi::HOOK_POD_INGRESS, abi::REASON_TO_LOCAL) > 0);
     }
+}
+
+/// No pin tells of filters.
+#[test]
+fn filters_that_an_agent_with_other_options_has_left_are_taken_away() {
+    let Some(mut cluster) = start("clsact filters that are not wanted", &["--no-tcx"]) else { return };
+    assert_serves(&cluster, Kind::ClusterIp, 10);
+    let node = cluster.world.node(1);
+    let (pod, others) = (node.pod(1).host_interface(), [node::NIC.to_owned(), node.pod(2).host_interface()]);
+    let agent = &mut cluster.agents[0];
+    agent.stop();
+    agent.set_option(&format!("--ignore-interface={pod}"));
+    agent.start_again(&cluster.world);
+    agent.await_ready(&cluster.world);
+    wait::until("no filter at what is ignored", SOON, || filters(node, &pod) == [0, 0]).unwrap();
+    for device in others {
+        assert_eq!(filters(node, &device), [1, 1], "{device}");
+    }
+}
+
+/// How many filters there are of what comes in by a device, and of what goes out.
+fn filters(node: &Node, device: &str) -> [usize; 2] {
+    ["ingress", "egress"].map(|direction| {
+        let shown = node.netns().command("tc").args(["filter", "show", "dev", device, direction]).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap().matches("direct-action").count()
+    })
 }
 
 #[test]

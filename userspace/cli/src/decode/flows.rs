@@ -8,7 +8,8 @@ use weir_datapath::FlowEntry;
 use super::{Value, address, end, flags, number, word};
 use crate::index::protocol_name;
 
-fn flow_flags(value: u16) -> Value {
+/// `own`: what the bits that mean something else of a flow than of its answers are.
+fn flow_flags(value: u16, own: [(u16, &'static str); 2]) -> Value {
     let names = [
         (abi::FLOW_SNAT, "snat"),
         (abi::FLOW_CLOSING, "closing"),
@@ -16,16 +17,15 @@ fn flow_flags(value: u16) -> Value {
         (abi::FLOW_MOVED, "moved"),
         (abi::FLOW_OPENING, "opening"),
         (abi::FLOW_ENDED, "ended"),
-        (abi::FLOW_DIRECT, "direct"),
         (abi::FLOW_ASKED_AGAIN, "asked-again"),
         (abi::FLOW_BY_HASH, "by-hash"),
         (abi::FLOW_KEPT, "kept"),
         (abi::FLOW_SETTLED, "settled"),
         (abi::FLOW_TUNNEL, "tunnel"),
         (abi::FLOW_LAST, "last"),
-        (abi::FLOW_LENT, "lent"),
     ];
-    flags(value.into(), &names.map(|(bit, name)| (bit.into(), name)))
+    let names: Vec<_> = names.into_iter().chain(own).map(|(bit, name)| (bit.into(), name)).collect();
+    flags(value.into(), &names)
 }
 
 /// Key and value of `flows4` and `flows6`.
@@ -41,7 +41,7 @@ pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
         ("backend", number(*backend)),
         ("generation", number(*generation)),
         ("service", number(*service)),
-        ("flags", flow_flags(*bits)),
+        ("flags", flow_flags(*bits, [(abi::FLOW_DIRECT, "direct"), (abi::FLOW_OWN, "own")])),
         ("snatPort", number(snat_port.get())),
         ("createdTicks", number(*created)),
         ("lastSeenTicks", number(*last_seen)),
@@ -79,7 +79,7 @@ pub(crate) fn reply(reply: &abi::Reply) -> Value {
     Value::Fields(vec![
         ("frontend", end(frontend.ip(), frontend_port.get())),
         ("client", end(client.ip(), client_port.get())),
-        ("flags", flow_flags(*bits)),
+        ("flags", flow_flags(*bits, [(abi::FLOW_ALONE, "alone"), (abi::FLOW_LENT, "lent")])),
         ("backend", number(*backend)),
         ("generation", number(*generation)),
         ("lastSeenTicks", number(*last_seen)),

@@ -188,6 +188,7 @@ fn write(datapath: &mut Datapath, cluster: &Cluster, node: &[IpAddr]) {
     let config = PlanConfig {
         node: Arc::from("edge-1"),
         node_port_addresses: node.to_vec(),
+        carried_addresses: BTreeSet::new(),
         external_ips: true,
         spread: Spread::Random,
         clock: TickClock::new(Duration::from_millis(1)),
