@@ -352,7 +352,10 @@ static __always_inline int handle(ctx_t *ctx, const enum hook hook, const bool h
 	else if (next == bpf_htons(ETH_P_IPV6))
 		reason = family(ctx, &cursor, &p, hook, true);
 	count(hook, reason, length);
-	if (!is_egress(hook))
+	/* An answer may pass a second interface of the node's: a VLAN's and its card. */
+	if (is_egress(hook) && is_translated(reason))
+		mark_translated(ctx, true);
+	else if (!is_egress(hook))
 		mark_translated(ctx, is_translated(reason) || reason == REASON_XDP_DONE);
 	if (reason >= REASON_NO_LOCAL_ENDPOINTS)
 		return TC_ACT_SHOT;

@@ -89,6 +89,19 @@ static __always_inline bool may_borrow_port(const struct packet *p)
 	return p->proto == IPPROTO_UDP && config->flags & CONFIG_BESIDE;
 }
 
+/* Whether a frontend is at an address that the node gives what it asks by itself: others send nothing from there, as the host takes it for a martian. */
+static __always_inline bool is_hosts_own(const struct frontend *frontend, const struct packet *p, const bool v6)
+{
+	return frontend->kind == KIND_NODE_PORT || addr_equal(&p->src, source_of(config_get(), 0, v6), v6);
+}
+
+/* Whether a flow is a client's that may go on, whatever the host asks: there, too, an answer may leave that has lost its entry. */
+static __always_inline bool is_clients(const struct flow *flow, __u8 proto)
+{
+	return !(flow->flags & (FLOW_OWN | FLOW_ENDED)) &&
+	       !is_idle(now_ticks(), flow->last_seen, idle_limit(proto, config_get()));
+}
+
 /*
  * Notes that the host, or whoever it masquerades, asks somebody from the port of a frontend, as nf_nat gives any: what comes back is no client's packet.
  * Only who asks sends a SYN from there. Returns 0.
@@ -97,14 +110,15 @@ static __always_inline int note_own(const struct packet *p, const bool v6)
 {
 	/* Slot 0 is no backend's, and has no such generation. */
 	struct flow6 own = { .flow = { .generation = ~0u, .flags = FLOW_OWN } };
+	const struct frontend *frontend = frontend_lookup(&p->src, p->sport, p->proto, v6);
 	const struct flow *known;
 	union flow_key key;
 
-	if (!frontend_lookup(&p->src, p->sport, p->proto, v6))
+	if (!frontend || !is_hosts_own(frontend, p, v6))
 		return 0;
 	turned_key(&key, p, v6);
 	known = flow_at(&key, STAGE_GOING_FIRST, v6);
-	if (known && backend_at(known->backend, known->generation))
+	if (known && is_clients(known, p->proto))
 		return 0;
 	own.flow.created = own.flow.last_seen = now_ticks();
 	(void)flow_put_going(&key, &own.flow, v6);

@@ -161,13 +161,14 @@ static __always_inline bool turn_to_backend(const struct packet *p, const struct
  */
 static __always_inline bool goes_elsewhere(const struct reply *reply, __u8 proto)
 {
-	const struct backend *backend = backend_at(reply->backend, reply->generation);
+	const struct backend *backend = lookup_by(&backends, reply->backend);
 	const struct service *service;
 
 	if (proto != IPPROTO_TCP || !reply->asked || reply->flags & FLOW_ALONE || !backend)
 		return false;
 	service = bpf_map_lookup_elem(&services, &backend->service);
-	return service && service->endpoints > 1;
+	/* One that is gone is not among them. */
+	return service && service->endpoints > (backend->generation == reply->generation);
 }
 
 /* The flow of which an error quotes a packet on its way to the backend: to be told to the client. Returns whether there is one. */

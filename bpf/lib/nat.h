@@ -281,7 +281,8 @@ __noinline int answers_host(const struct packet *p, struct flow *known)
 	if (!p || !known || !(known->flags & FLOW_OWN) || p->syn ||
 	    is_idle(now, known->last_seen, idle_limit(p->proto, config_get())))
 		return false;
-	if (known->last_seen != now)
+	/* Datagrams the host has to go on with: who has been asked once may be a client later. */
+	if (p->proto != IPPROTO_UDP && known->last_seen != now)
 		known->last_seen = now;
 	return true;
 }

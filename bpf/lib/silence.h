@@ -37,6 +37,7 @@ static __always_inline bool note_silence(const struct packet *p, enum silence si
 		return false;
 	__sync_fetch_and_add(&counters->unanswered, 1);
 	if (silence == SILENCE_LEFT) {
+		clear_bits(&reply->flags, FLOW_ALONE);
 		set_bits(&reply->flags, FLOW_MOVED);
 		balance_add(flow, -1);
 	} else {

@@ -8,6 +8,7 @@
 pub mod cluster;
 pub mod conntrack;
 pub mod controller;
+pub mod departures;
 pub mod ejection;
 pub mod endpoint_checks;
 pub mod endpoints;

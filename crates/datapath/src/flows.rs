@@ -121,5 +121,9 @@ fn forget_all<K: FlowKey>(
     is_left: &impl Fn(&FrontendKey, &abi::Flow) -> bool,
 ) -> Result<()> {
     let order = tables.iter().rev().chain(tables.last());
-    order.into_iter().try_for_each(|table| table.remove(|key, flow| is_left(&key.ends().frontend(), flow.as_ref())))
+    // What the host asks from a frontend's port is the host's, whosever the frontend is.
+    let is_clients = |flow: &abi::Flow| flow.flags & abi::FLOW_OWN == 0;
+    order.into_iter().try_for_each(|table| {
+        table.remove(|key, flow| is_clients(flow.as_ref()) && is_left(&key.ends().frontend(), flow.as_ref()))
+    })
 }

@@ -343,7 +343,7 @@ impl Model {
         }
         match silence {
             Silence::Left => {
-                reply.moved = true;
+                (reply.moved, reply.alone) = (true, false);
                 counters.balance = counters.balance.wrapping_sub(1);
             }
             Silence::Back => {

@@ -173,8 +173,10 @@ impl Model {
     /// of the first gives up at once.
     fn goes_elsewhere(&self, reply: &Reply, protocol: u8) -> bool {
         let backend = self.control.backend(reply.backend);
-        let may = protocol == TCP && reply.asked.is_some() && !reply.alone && backend.generation == reply.generation;
-        may && self.control.service(backend.service).endpoints > 1
+        // One that is gone is not among them.
+        let itself = u32::from(backend.generation == reply.generation);
+        let may = protocol == TCP && reply.asked.is_some() && !reply.alone;
+        may && self.control.service(backend.service).endpoints > itself
     }
 }
 

@@ -50,7 +50,9 @@ impl Model {
         if let Some((stage, flow)) = known
             && self.answers_host(p, &flow)
         {
-            self.tables.flows.put(stage, p.key(), Flow { last_seen: self.now.ticks, ..flow });
+            // Datagrams the host has to go on with.
+            let last_seen = if p.protocol == UDP { flow.last_seen } else { self.now.ticks };
+            self.tables.flows.put(stage, p.key(), Flow { last_seen, ..flow });
             return Err(abi::REASON_NO_FRONTEND);
         }
         let step = match &known {
@@ -185,8 +187,12 @@ impl Model {
     /// The host, or whoever it masquerades, asks somebody from the port of a frontend. Only who asks sends a SYN from there.
     fn note_own(&mut self, p: &Packet) {
         let key = p.key().turned();
-        let is_clients = self.tables.flows.find(&key).is_some_and(|(_, flow)| self.is_alive(&flow));
-        if !is_clients && self.control.frontend_at(p.family, key.to, p.protocol).is_some() {
+        let limit = self.idle_limit_of(p.protocol);
+        let goes_on = |flow: &Flow| !flow.hosts && flow.ended.is_none() && !self.now.is_idle(flow.last_seen, limit);
+        let is_clients = self.tables.flows.find(&key).is_some_and(|(_, flow)| goes_on(&flow));
+        let frontend = self.control.frontend_at(p.family, key.to, p.protocol);
+        let is_hosts = |at: abi::Frontend| at.kind == abi::KIND_NODE_PORT || p.src == self.node(p.family);
+        if !is_clients && frontend.is_some_and(is_hosts) {
             let own = Flow { hosts: true, generation: u32::MAX, opening: false, ..self.new_flow(0, 0) };
             self.tables.flows.put(Stage::Going, key, own);
         }
@@ -194,8 +200,11 @@ impl Model {
 
     /// Whether a packet answers what the host has asked from a frontend's port. A SYN does not.
     fn answers_host(&self, p: &Packet, known: &Flow) -> bool {
-        let limit = if p.protocol == UDP { self.config.udp_idle } else { self.config.tcp_idle };
-        known.hosts && !p.syn && !self.now.is_idle(known.last_seen, limit)
+        known.hosts && !p.syn && !self.now.is_idle(known.last_seen, self.idle_limit_of(p.protocol))
+    }
+
+    const fn idle_limit_of(&self, protocol: u8) -> u32 {
+        if protocol == UDP { self.config.udp_idle } else { self.config.tcp_idle }
     }
 
     /// A datagram of the host asks an endpoint from a port. A flow that has the same one is answered again as soon as it says something, or the host has

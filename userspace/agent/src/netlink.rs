@@ -340,6 +340,15 @@ mod tests {
         }
     }
 
+    /// Ends what goes on, after a failure too.
+    struct Stop(Arc<AtomicBool>);
+
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Plugins of a container network number their requests from 1 on, as we do, and a notice has the number of the request that it is of.
     #[test]
     fn what_others_change_ends_no_listing() {
@@ -350,10 +359,10 @@ mod tests {
         let netns = Netns::create(&format!("w{}-listed", std::process::id())).unwrap();
         let pairs: String = (0..PAIRS).map(|n| format!("link add a{n} type veth peer name b{n}\n")).collect();
         netns.ip(&pairs).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Stop(Arc::new(AtomicBool::new(false)));
         let changes = netns
             .spawn("changes", {
-                let stop = stop.clone();
+                let stop = Arc::clone(&stop.0);
                 move || change_routes(&stop)
             })
             .unwrap();
@@ -375,7 +384,7 @@ mod tests {
                 listed
             })
         });
-        stop.store(true, Ordering::Relaxed);
+        drop(stop);
         changes.join().unwrap();
         assert_eq!(listed, vec![2 * PAIRS + 1; listed.len()], "interfaces, lo included");
     }

@@ -87,9 +87,9 @@ fn of_node(interfaces: &[Interface]) -> impl Iterator<Item = &Interface> + Clone
     interfaces.iter().filter(|interface| interface.name != SERVICES)
 }
 
-/// All addresses that the node's interfaces carry, but those of Services.
+/// All addresses that the node's interfaces carry, but those of Services. What is down carries none.
 pub(crate) fn carried(interfaces: &[Interface]) -> BTreeSet<IpAddr> {
-    of_node(interfaces).flat_map(|interface| &interface.addresses).copied().collect()
+    of_node(interfaces).filter(|interface| interface.up).flat_map(|interface| &interface.addresses).copied().collect()
 }
 
 /// The addresses that answer, sorted. `node` are the node's own ones.

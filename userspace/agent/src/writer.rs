@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use weir_abi as abi;
 use weir_core::cluster::{Cluster, Dirty, Event};
+use weir_core::departures::Departures;
 use weir_core::interfaces::{Attachment, Interface, Patterns};
 use weir_core::ops::{Capacity, MapOp};
 use weir_core::plan::PlanConfig;
@@ -108,6 +109,7 @@ pub(crate) struct Writer {
     dirty: Dirty,
     pending: Pending,
     handovers: Handovers,
+    departures: Departures,
     no_local: NoLocalServices,
     /// Those that new flows may take now; none before they were first written.
     source_ports: Option<PortSet>,
@@ -164,6 +166,7 @@ impl Writer {
             dirty: Dirty::default(),
             pending: Pending::default(),
             handovers: Handovers::default(),
+            departures: Departures::default(),
             no_local: NoLocalServices::default(),
             source_ports: None,
             shares_ports: false,

@@ -81,7 +81,7 @@ impl Tables {
             if old.is_none_or(|old| old.content != port.content) {
                 ops.push(MapOp::PutService { id, service: port.content });
             }
-            if old.is_none_or(|old| old.port != port.port) {
+            if old.is_none_or(|old| (old.port, &old.port_name) != (port.port, &port.port_name)) {
                 names.push(MapOp::PutServiceName { id, name: Box::new(port.name()) });
             }
             slots.push(id);

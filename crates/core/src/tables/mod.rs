@@ -7,6 +7,7 @@
 mod adopt;
 mod bases;
 mod commit;
+mod departing;
 mod direct;
 mod frontends;
 mod names;
@@ -28,6 +29,7 @@ use weir_abi as abi;
 use crate::lines::{self, MAX_ENTRIES};
 use crate::model::{Family, ObjectName, Protocol};
 use crate::ops::{Capacity, FrontendKey, MapOp, SourceRange};
+pub use departing::Departing;
 pub use direct::DirectNodes;
 use frontends::Frontends;
 use names::NodeNumbers;

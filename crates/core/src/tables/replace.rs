@@ -11,7 +11,7 @@ use super::{NO_SERVICE, Port, Tables, TablesError, Update, endpoint, names, root
 use crate::last_resort::keeps_endpoints;
 use crate::model::ObjectName;
 use crate::ops::{FrontendKey, MapOp, SourceRange};
-use crate::plan::{BackendPlan, Selector, ServicePlan, Shares, table_tiers};
+use crate::plan::{BackendPlan, PlanKey, Selector, ServicePlan, Shares, table_tiers};
 
 /// What a replacement is going to write, and the slots that it has taken for that.
 #[derive(Debug, Default)]
@@ -123,7 +123,8 @@ impl Tables {
         let mut claims = BTreeMap::new();
         let mut keys = BTreeSet::new();
         for plan in plans.iter().filter(|plan| keys.insert(&plan.key)) {
-            let slot = self.stage_port(service, plan, now_seconds, stage)?;
+            let old = self.find_former(service, plan, plans);
+            let slot = self.stage_port(service, plan, old, now_seconds, stage)?;
             for (key, kind) in &plan.frontends {
                 claims.entry(*key).or_insert(Claim { slot, kind: *kind });
             }
@@ -138,10 +139,10 @@ impl Tables {
         &mut self,
         service: &ObjectName,
         plan: &ServicePlan,
+        old: Option<u32>,
         now_seconds: u32,
         stage: &mut Stage,
     ) -> Result<u32, TablesError> {
-        let old = self.find_port(service, plan);
         let slot = match old {
             Some(slot) => slot,
             None => {
@@ -210,11 +211,20 @@ impl Tables {
     }
 
     pub(super) fn find_port(&self, service: &ObjectName, plan: &ServicePlan) -> Option<u32> {
-        let is_it = |port: &Port| {
-            port.port_name == plan.key.port_name && port.protocol == plan.key.protocol && port.family == plan.key.family
+        self.find(service, |port| port.is_of(&plan.key))
+    }
+
+    /// The same, or the slot of the port that has another name now: none of the service's plans has the one that it had, and one has its number.
+    pub(super) fn find_former(&self, service: &ObjectName, plan: &ServicePlan, plans: &[ServicePlan]) -> Option<u32> {
+        let is_renamed = |port: &Port| {
+            (port.protocol, port.family, port.port) == (plan.key.protocol, plan.key.family, plan.port)
+                && !plans.iter().any(|other| port.is_of(&other.key))
         };
-        let slots = self.slots.get(service)?;
-        slots.iter().copied().find(|slot| self.ports.get(slot).is_some_and(is_it))
+        self.find_port(service, plan).or_else(|| self.find(service, is_renamed))
+    }
+
+    fn find(&self, service: &ObjectName, is_it: impl Fn(&Port) -> bool) -> Option<u32> {
+        self.slots.get(service)?.iter().copied().find(|slot| self.ports.get(slot).is_some_and(&is_it))
     }
 
     /// The slots of the plan's backends, in the plan's order and sorted by endpoint. Both lists are sorted, so old and
@@ -317,6 +327,12 @@ impl Tables {
 
     fn stage_frontends(&mut self, claims: &BTreeMap<FrontendKey, Claim>, stage: &mut Stage) {
         stage.frontends = self.frontends.resolve(&stage.own, stage.old_claims.iter(), claims);
+    }
+}
+
+impl Port {
+    fn is_of(&self, key: &PlanKey) -> bool {
+        (&self.port_name, self.protocol, self.family) == (&key.port_name, key.protocol, key.family)
     }
 }
 

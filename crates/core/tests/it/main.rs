@@ -7,6 +7,7 @@ mod api_server;
 mod build;
 mod cluster;
 mod conflicts;
+mod departures;
 mod direct;
 mod endpoint_checks;
 mod endpoints;

@@ -9,7 +9,7 @@ use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
-use crate::case::{CASES, Case, NODE_PORT, cases, tcp};
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases, tcp};
 use crate::entries::age;
 use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
 
@@ -95,27 +95,88 @@ fn what_nobody_has_gone_on_with_for_long_is_the_hosts_no_more() {
         let question = asks(&node, case, Hook::NicOut, Device::Eth0);
         let answer = &answers(case, &question)[0];
         let flows = if case.family == Family::V4 { "flows4" } else { "flows6" };
-        // What comes prolongs it.
-        for ticks in [config.udp_idle, config.udp_idle] {
-            age(&node, flows, offset_of!(abi::Flow, last_seen), ticks);
+        // What the host sends prolongs it.
+        for _ in 0..2 {
+            age(&node, flows, offset_of!(abi::Flow, last_seen), config.udp_idle);
             is_left_to_the_host(&node, Hook::NicIn, Device::Eth0, TC_UNSPEC, answer);
+            asks(&node, case, Hook::NicOut, Device::Eth0);
         }
-        age(&node, flows, offset_of!(abi::Flow, last_seen), config.udp_idle + 2);
+        age(&node, flows, offset_of!(abi::Flow, last_seen), config.udp_idle);
+        is_left_to_the_host(&node, Hook::NicIn, Device::Eth0, TC_UNSPEC, answer);
+        age(&node, flows, offset_of!(abi::Flow, last_seen), 2);
         assert_eq!(node.send(Hook::NicIn, Device::Eth0, answer).reason, abi::REASON_TO_LOCAL, "{case:?}");
     }
 }
 
-/// Endpoints that are processes of the node answer from its addresses, too.
+/// Of a client's that goes on: an answer that has lost its entry leaves from there, too.
 #[test]
-fn answers_of_a_flow_make_nothing_the_hosts() {
+fn a_clients_flow_that_goes_on_is_not_the_hosts_whatever_leaves_from_its_frontend() {
     let Some(mut node) = Node::new("answers from a frontend's port") else { return };
+    for case in CASES {
+        node.serve_anew(web(), &[(1, 1)]);
+        let (client, frontend) = (case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
+        let served = |node: &Node, packet: &Packet| node.send(Hook::NicIn, Device::Eth0, packet).reason;
+        assert_eq!(served(&node, &case.first(client, frontend)), abi::REASON_TO_LOCAL);
+        node.send(Hook::NicOut, Device::Eth0, &case.first(frontend, client));
+        assert_eq!(served(&node, &case.later(client, frontend)), abi::REASON_TO_LOCAL, "{case:?}");
+        // Nor where its endpoint is gone: it is to be reset, or to select anew.
+        node.serve_anew(web(), &[(1, 2)]);
+        node.send(Hook::NicOut, Device::Eth0, &case.first(frontend, client));
+        if case.protocol == Protocol::Udp {
+            assert_eq!(served(&node, &case.later(client, frontend)), abi::REASON_TO_LOCAL, "{case:?}");
+        }
+        assert_eq!(node.flow_of(&case.first(client, frontend)).flags & abi::FLOW_OWN, 0, "{case:?}");
+    }
+}
+
+#[test]
+fn what_the_host_asks_is_its_own_although_a_client_was_there_before() {
+    let Some(mut node) = Node::new("the host's own after a client") else { return };
+    node.serve(web(), &[(1, 1)]);
+    let idle = node.datapath.config().unwrap().udp_idle + 2;
+    for case in CASES {
+        let question = question(case, Device::Eth0);
+        let (from, to) = (question.destination_socket(), question.source_socket());
+        let seen = node.send(Hook::NicIn, Device::Eth0, &case.first(from, to)).packet();
+        if case.protocol == Protocol::Tcp {
+            let header = TcpHeader { rst: true, ack: true, ..TcpHeader::default() };
+            let refused = tcp(seen.destination_socket(), seen.source_socket(), header);
+            assert_eq!(node.send(Hook::NicOut, Device::Eth0, &refused).reason, abi::REASON_BACK);
+        } else {
+            let openings = if case.family == Family::V4 { "openings4" } else { "openings6" };
+            age(&node, openings, offset_of!(abi::Flow, last_seen), idle);
+        }
+        asks(&node, case, Hook::NicOut, Device::Eth0);
+        for answer in answers(case, &question) {
+            is_left_to_the_host(&node, Hook::NicIn, Device::Eth0, TC_UNSPEC, &answer);
+        }
+    }
+}
+
+/// Nobody has them, so that whoever sends from there is somebody else, and not asked by the host.
+#[test]
+fn what_comes_from_an_address_that_is_not_the_nodes_is_not_noted() {
+    let Some(mut node) = Node::new("packets in a service's name") else { return };
     node.serve(web(), &[(1, 1)]);
     for case in CASES {
-        let (client, frontend) = (case.at(CLIENT, node.client_port()), case.at(address::node(1), NODE_PORT));
-        let first = case.first(client, frontend);
-        let before = node.send(Hook::NicIn, Device::Eth0, &first).packet().destination;
-        // As if its answers had lost their entry, and left with the frontend's name.
-        node.send(Hook::NicOut, Device::Eth0, &case.first(frontend, client));
-        assert_eq!(node.send(Hook::NicIn, Device::Eth0, &first).packet().destination, before, "{case:?}");
+        for address in [CLUSTER_IP, EXTERNAL_IP] {
+            let (pod, frontend) = (case.at(address::pod(1, 7), node.client_port()), case.at(address, PORT));
+            node.send(Hook::PodOut, Device::Pod1, &case.first(frontend, pod));
+            let asked = node.send(Hook::PodIn, Device::Pod1, &case.first(pod, frontend));
+            assert_eq!(asked.reason, abi::REASON_TO_LOCAL, "{case:?}");
+        }
+    }
+    assert!(node.view.flows().unwrap().iter().all(|entry| entry.flow.flags & abi::FLOW_OWN == 0));
+}
+
+/// An agent that takes over forgets flows of datagrams that are to another Service than they were.
+#[test]
+fn a_restart_leaves_the_hosts_own() {
+    let Some(mut node) = Node::new("the host's own and a restart") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Udp) {
+        let question = asks(&node, case, Hook::NicOut, Device::Eth0);
+        node.datapath.store().forget_strange_flows().unwrap();
+        is_left_to_the_host(&node, Hook::NicIn, Device::Eth0, TC_UNSPEC, &answers(case, &question)[0]);
     }
 }

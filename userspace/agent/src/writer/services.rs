@@ -57,6 +57,8 @@ impl Writer {
             let selector = settings.policy.selector();
             plans.iter_mut().for_each(|plan| (plan.selector, plan.shares) = (selector, Shares::Steered));
         }
+        let departing = self.tables.departing(name, &plans);
+        self.departures.keep(name, &mut plans, departing, Instant::now());
         let mut update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
             Ok(update) => update,
             Err(cause) => {
@@ -99,7 +101,9 @@ impl Writer {
             self.settings.plan.handing_over = self.handovers.names();
             info!(services = handed_over.len(), "left to another proxy; connections that began here go on");
         }
-        let services: BTreeSet<_> = self.complaints.failed().keys().cloned().chain(handed_over).collect();
+        let departed = self.departures.due(now).cloned();
+        let services: BTreeSet<_> =
+            self.complaints.failed().keys().cloned().chain(handed_over).chain(departed).collect();
         if services.is_empty() {
             return Ok(());
         }
