@@ -82,8 +82,8 @@ enum TopologyMode {
 /// Endpoints of one service port: all slices of the service merged, one entry per address and port, sorted by them.
 ///
 /// Two entries may be one endpoint that moves between slices, or a pod that is going and another one that got its
-/// address already. The one that stays wins, then the ready one, then the serving one: kube-proxy has the first of
-/// these rules, and takes any entry otherwise.
+/// address already. The one that stays wins, then the ready one, then the serving one, then the one that names its node: kube-proxy has the first and
+/// the last of these rules, and takes any entry otherwise.
 pub fn merge<'a>(
     slices: impl Iterator<Item = &'a Slice>,
     family: Family,
@@ -97,7 +97,7 @@ pub fn merge<'a>(
             merged.extend(endpoints.map(|endpoint| ResolvedEndpoint::new(endpoint, port.port)));
         }
     }
-    merged.sort_by_key(|e| (e.address, e.port, e.terminating, Reverse(e.ready), Reverse(e.serving)));
+    merged.sort_by_key(|e| (e.address, e.port, e.terminating, Reverse(e.ready), Reverse(e.serving), e.node.is_none()));
     merged.dedup_by_key(|e| (e.address, e.port));
     merged
 }

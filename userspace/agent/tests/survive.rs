@@ -58,8 +58,10 @@ impl Changing {
         let removed = cluster_sockets(&self.removed).into_iter().find(|at| serves(at.ip(), at.port()));
         let added = cluster_sockets(&self.added).into_iter().find(|at| !serves(at.ip(), at.port()));
         let moved = id("moved");
-        let used = dump.backends.iter().filter(|(_, backend)| backend.flags & weir_abi::BACKEND_USED != 0);
-        let mut backends: Vec<_> = used.filter(|(_, b)| moved.contains(&b.service)).map(|(_, b)| b.addr.ip()).collect();
+        // Who is gone has its connections for some seconds more.
+        let taking = dump.backends.iter().filter(|(_, backend)| backend.flags & weir_abi::BACKEND_CLASSES != 0);
+        let mut backends: Vec<_> =
+            taking.filter(|(_, b)| moved.contains(&b.service)).map(|(_, b)| b.addr.ip()).collect();
         backends.sort();
         let expected = cluster.world.node(2).pod(2).address().both();
         removed

@@ -241,13 +241,15 @@ impl Tables {
             if near.is_empty() && far.is_empty() {
                 return planned.clone();
             }
-            let keep = |entries: &[(usize, u32)], held: &[(u32, u32)]| -> Vec<(usize, u32)> {
+            let keep = |local: bool, entries: &[(usize, u32)], held: &[(u32, u32)]| -> Vec<(usize, u32)> {
                 let known: HashMap<u32, u32> = held.iter().copied().collect();
                 let mean = (1_u64 << 32) / (known.len().max(1) as u64);
                 let newcomer = beginning(mean);
                 let weigh = |(index, _): &(usize, u32)| {
                     let id = ids[*index];
-                    let was_there = self.backend(id).flags & (abi::BACKEND_CLASS << class) != 0;
+                    let before = self.backend(id).flags;
+                    let side = before & abi::BACKEND_LOCAL != 0;
+                    let was_there = before & (abi::BACKEND_CLASS << class) != 0 && side == local;
                     match known.get(&id) {
                         Some(weight) => Some((*index, *weight)),
                         None if was_there => None,
@@ -256,7 +258,7 @@ impl Tables {
                 };
                 entries.iter().filter_map(weigh).collect()
             };
-            let (local, remote) = (keep(&planned.local, &near), keep(&planned.remote, &far));
+            let (local, remote) = (keep(true, &planned.local, &near), keep(false, &planned.remote, &far));
             let spill = match (local.is_empty(), near.is_empty()) {
                 (true, _) if remote.is_empty() => return planned.clone(),
                 (true, _) => u16::MAX,

@@ -51,6 +51,8 @@ fn web(protocol: Protocol, port_name: &str, in_slices: &str, endpoints: Vec<Endp
     let mut web = service("web", &["10.96.0.1"]);
     web.ports[0].protocol = protocol;
     web.ports[0].name = port_name.into();
+    // SCTP keeps its port.
+    web.ports[0].port = 8080;
     let mut of_web = slice("web-1", "web", endpoints);
     of_web.ports[0].protocol = protocol;
     of_web.ports[0].name = in_slices.into();

@@ -122,6 +122,17 @@ fn each_slice_brings_its_own_port_number() {
     assert_eq!(ports, [8080, 9090]);
 }
 
+/// One may be written by hand.
+#[test]
+fn of_an_endpoint_in_two_slices_the_entry_that_names_its_node_wins_wherever_it_is() {
+    let (here, nowhere) = (endpoint("10.0.0.1", "here"), Endpoint { node: None, ..endpoint("10.0.0.1", "") });
+    for entries in [[here.clone(), nowhere.clone()], [nowhere, here]] {
+        let slices = entries.map(|entry| slice("web", "web", vec![entry]));
+        let merged = merge(slices.iter(), Family::V4, "http", Protocol::Tcp);
+        assert_eq!(merged.iter().map(|endpoint| endpoint.node.is_some()).collect::<Vec<_>>(), [true]);
+    }
+}
+
 #[test]
 fn of_an_endpoint_in_two_slices_the_ready_entry_wins_wherever_it_is() {
     let (moving, ready) = (draining("10.0.0.1", "far"), endpoint("10.0.0.1", "far"));

@@ -251,6 +251,24 @@ fn the_first_endpoint_of_this_node_begins_with_a_tenth_of_the_flows_and_keeps_th
     assert_eq!((world.shares().1, world.shares().2), (named(&[("10.0.0.1", 100)]), named(&[])));
 }
 
+/// Its address is carried by this node now: it had its share among the others.
+#[test]
+fn an_endpoint_that_is_of_this_node_now_begins_as_one_that_is_new() {
+    let mut world = World::new();
+    let of = |local: bool| {
+        let mut plan = plan(&["10.0.0.2"]);
+        plan.backends[0].local = local;
+        let (here, elsewhere) = if local { (vec![(0, 1)], vec![(1, 1)]) } else { (vec![], vec![(0, 1), (1, 1)]) };
+        let tier = TierPlan { spill: if local { 0 } else { u16::MAX }, local: here, remote: elsewhere };
+        plan.tiers = [tier.clone(), tier.clone(), tier];
+        plan
+    };
+    world.replace("a", &[of(false)]);
+    world.replace("a", &[of(true)]);
+    let (_, local, remote) = world.shares();
+    assert_eq!((local, remote), (named(&[("10.0.0.1", 100)]), named(&[("10.0.0.2", 100)])));
+}
+
 #[test]
 fn a_service_that_keeps_its_last_endpoints_is_not_what_was_planned() {
     let mut own = plan(&TWO);
