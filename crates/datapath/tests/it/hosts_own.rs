@@ -15,8 +15,9 @@ use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
 
 /// Of a server that the host asks.
 const SERVED: u16 = 443;
-/// By which hook the host asks, and by which it is answered.
-const WAYS: [(Hook, Device, &[(Hook, u32)]); 2] = [
+/// By which hook the host asks, and by which it is answered, with the verdict that lets a packet go on.
+type Asked = (Hook, Device, &'static [(Hook, u32)]);
+const WAYS: [Asked; 2] = [
     (Hook::NicOut, Device::Eth0, &[(Hook::Xdp, XDP_PASS), (Hook::NicIn, TC_UNSPEC)]),
     (Hook::PodOut, Device::Pod1, &[(Hook::PodIn, TC_UNSPEC)]),
 ];
