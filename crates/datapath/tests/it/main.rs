@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod affinity;
+mod affinity_failover;
 mod attached;
 mod backends;
 mod beside;

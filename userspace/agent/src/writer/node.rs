@@ -60,9 +60,12 @@ impl Writer {
     fn carry(&mut self, carried: BTreeSet<IpAddr>) {
         let before = mem::replace(&mut self.settings.plan.carried_addresses, carried);
         let changed: BTreeSet<_> = before.symmetric_difference(&self.settings.plan.carried_addresses).collect();
+        if changed.is_empty() {
+            return;
+        }
         let is_there = |service: &&Service| {
             let mut endpoints = self.cluster.slices(&service.name).flat_map(|slice| &slice.endpoints);
-            !changed.is_empty() && endpoints.any(|endpoint| changed.contains(&endpoint.address))
+            endpoints.any(|endpoint| changed.contains(&endpoint.address))
         };
         self.dirty.services.extend(self.cluster.services().filter(is_there).map(|service| service.name.clone()));
     }
