@@ -158,6 +158,16 @@ mod tests {
         served(&items(options), &ips(&["192.0.2.10", "2001:db8::10"]), &interfaces())
     }
 
+    /// The kernel takes nothing for its own by an interface that is down.
+    #[test]
+    fn the_node_carries_the_addresses_of_interfaces_that_are_up_but_those_of_services() {
+        let without =
+            |down: &str| interfaces().into_iter().map(|i| Interface { up: i.name != down, ..i }).collect::<Vec<_>>();
+        let carries = |down: &str, address: &str| carried(&without(down)).contains(&ips(&[address])[0]);
+        assert!(carries("eth0", "198.51.100.7") && !carries("eth1", "198.51.100.7"));
+        assert!(!carries("eth0", "10.96.0.1"));
+    }
+
     #[test]
     fn primary_is_what_the_cluster_calls_the_nodes_addresses() {
         assert_eq!(served_with("primary"), ips(&["192.0.2.10", "2001:db8::10"]));
