@@ -158,6 +158,14 @@ static __always_inline bool is_own(const struct addr *addr, const struct config 
 	       (tunnel->ifindex && addr_equal(addr, &tunnel->addr, v6));
 }
 
+/* Whether a packet that no table knows the flow of may be of one that has lost its place. */
+static __always_inline bool may_go_on_there(const struct packet *p, const struct flow *flow)
+{
+	if (p->proto == IPPROTO_TCP)
+		return !p->syn || (!flow->backend && was_flooded());
+	return p->proto == IPPROTO_UDP;
+}
+
 /*
  * Chooses an endpoint of a frontend's service for a packet that starts a flow, and fills in the flow, which may name a backend to avoid, and hold
  * how often that was so. Returns 0, BEGUN_COUNTED or a negative reason.
@@ -177,11 +185,11 @@ static __always_inline int flow_fill(const struct packet *p, struct flow *flow, 
 	request.class = traffic_class_of(frontend, from_outside);
 	request.unsure = unsure_of(p, config);
 	flow->created = flow->last_seen = now_ticks();
-	/* For what its client keeps it is no newer than it is. */
-	if (p->proto == IPPROTO_TCP && (!p->syn || (!flow->backend && was_flooded())))
+	if (may_go_on_there(p, flow))
 		ago = v6 ? goes_on_there6(&request, p) : goes_on_there4(&request, p);
+	/* For what its client keeps it is no newer than it is. One of datagrams has gone on: it is older than this one. */
 	if (ago)
-		flow->created -= ago - 1;
+		flow->created -= ago - (p->proto == IPPROTO_TCP);
 	else
 		error = choose(&request);
 	/* XDP leaves it to tc, which answers and counts. */

@@ -199,13 +199,16 @@ static __always_inline void opening_displace(struct opening_head *head, __u32 se
 {
 	const __u32 seen = opening_seen(head, way, kind);
 	const word *value = opening_value(head, way, kind);
+	__u8 proto;
 
 	if (is_idle(now, seen, kind.is_flow ? OPENING_IDLE : MOVED_IDLE))
 		return;
 	/* Two CPUs that count at once may count one. */
 	if (!is_idle(now, seen, OPENING_IDLE))
 		head->displaced++;
-	if ((__u8)opening_key(head, way, kind)[kind.words - 1] != IPPROTO_TCP)
+	proto = (__u8)opening_key(head, way, kind)[kind.words - 1];
+	/* Who only ever sends datagrams is never known for one that goes on. */
+	if (proto != IPPROTO_TCP && (proto != IPPROTO_UDP || !kind.is_flow))
 		return;
 	/* Its tag opening_take() has left there. */
 	if (kind.is_flow)

@@ -207,12 +207,6 @@ static __always_inline void flow_forget(const struct packet *p, const enum stage
 		(void)(v6 ? openings6_drop(&key.v6) : openings4_drop(&key.v4));
 }
 
-/* What is remembered of a client's connection whose place another flow took, or 0. */
-static __always_inline __u64 flow_displaced(const struct packet *p, const bool v6)
-{
-	return displaced_find(packet_hash(p, v6));
-}
-
 /* Key of what a backend says to somebody at a port. */
 static __always_inline void reply_key(union flow_key *key, const struct backend *backend, const struct addr *peer,
 				      __be16 port, const bool v6)
@@ -280,6 +274,12 @@ static __always_inline long reply_store(const union flow_key *key, const struct 
 static __always_inline bool is_opening(__u16 flags)
 {
 	return (flags & (FLOW_OPENING | FLOW_SETTLED)) == FLOW_OPENING;
+}
+
+/* Whether a flow's client has said something in a later tick than the one that it began in. */
+static __always_inline bool went_on(const struct flow *flow)
+{
+	return flow->last_seen != flow->created;
 }
 
 /* Where the other half of a flow with these flags is looked for first. */

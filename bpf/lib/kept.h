@@ -66,7 +66,7 @@ static __always_inline __be16 snat_kept_port(const struct reply *reply, const bo
 	__u32 way;
 	__u64 hash;
 
-	if (!backend)
+	if (!backend || backend->proto != IPPROTO_TCP)
 		return 0;
 	client_key(&key, reply, IPPROTO_TCP, v6);
 	hash = snat_kept_hash(&key, backend, config, v6);
@@ -102,12 +102,15 @@ static __always_inline int snat_keep(const struct packet *p, __u32 slot, __be16 
 	return 0;
 }
 
-/* The port (BE) of a connection in whose middle a client's packet is, if another flow took its place, or 0. */
+/* The port (BE) of a flow in whose middle a client's packet is, if another flow took its place, or 0. */
 static __always_inline __be16 snat_displaced_port(const struct reply *reply, const bool v6)
 {
+	const struct backend *backend = lookup_by(&backends, reply->backend);
 	union flow_key key;
 
-	client_key(&key, reply, IPPROTO_TCP, v6);
+	if (!backend)
+		return 0;
+	client_key(&key, reply, backend->proto, v6);
 	return displaced_port(displaced_find(key_hash_here(&key, v6)), reply->backend);
 }
 

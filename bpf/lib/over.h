@@ -63,13 +63,11 @@ enum claim {
  */
 static __always_inline bool opening_yields(const struct flow *flow, const struct reply *reply, __u8 proto)
 {
-	const bool went_on = flow->last_seen != flow->created;
-
 	if (reply->flags & FLOW_KEPT)
 		return false;
 	if (is_opening(flow->flags))
-		return proto == IPPROTO_TCP || !went_on;
-	return proto == IPPROTO_UDP && !went_on && is_silent(flow, reply, ASKED_ONCE_IDLE);
+		return proto == IPPROTO_TCP || !went_on(flow);
+	return proto == IPPROTO_UDP && !went_on(flow) && is_silent(flow, reply, ASKED_ONCE_IDLE);
 }
 
 /* Ticks for which an endpoint may still remember a connection that is over (TIME_WAIT). tcp_linger is rounded down to whole ticks. */

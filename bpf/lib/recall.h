@@ -33,18 +33,29 @@ static __always_inline bool is_awaited_from(const struct backend *backend, __u32
 	return reply && awaits_answer(reply, p, id, backend->generation, v6);
 }
 
+/* Whether the set that a hash names has ever lost a flow: if not, none of its words is asked for. */
+static __always_inline bool has_displaced(__u64 hash, const bool v6)
+{
+	const __u32 set = opening_set(hash);
+	const struct opening_head *head =
+		v6 ? bpf_map_lookup_elem(&openings6, &set) : bpf_map_lookup_elem(&openings4, &set);
+
+	return head && head->displaced;
+}
+
 /*
- * Gives the request the backend of a connection that a flood has left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
+ * Gives the request the backend of a connection, or of datagrams, that others have left nothing else of. Returns 0 if there is none, else how many ticks ago it lost
  * its place, and one. If a SYN that comes again went to another backend, by the weights of now, both might answer it.
  */
 static __always_inline __u32 goes_on_there(struct request *request, const struct packet *p, const bool v6)
 {
-	const __u64 entry = flow_displaced(p, v6);
+	const __u64 hash = packet_hash(p, v6);
+	const __u64 entry = p->proto == IPPROTO_UDP && !has_displaced(hash, v6) ? 0 : displaced_find(hash);
 	const __u32 id = displaced_backend(entry);
 	const struct backend *backend = id ? lookup_by(&backends, id) : NULL;
 
 	/* Some of the hash is known, so that it may be another's. */
-	if (!backend || backend->service != request->service || backend->proto != IPPROTO_TCP ||
+	if (!backend || backend->service != request->service || backend->proto != p->proto ||
 	    !is_in_ranges(request->kind, request->service, &request->client))
 		return 0;
 	if (p->syn && !is_awaited_from(backend, id, p, displaced_port(entry, id) ?: p->sport, v6))

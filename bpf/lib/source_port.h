@@ -37,7 +37,7 @@ struct snat_search {
 	__be16 port;		      /* BE, what was found; 0 so far */
 	__u16 probes;		      /* ports that are tried, whose turn it is or by the hash */
 	__u16 hash;		      /* of the flow */
-	bool begins;		      /* with a SYN */
+	bool goes_on;		      /* it is of a flow that no table knows any more */
 	__u8 claim;		      /* enum claim, of this round: here for the stack's sake */
 };
 
@@ -96,7 +96,7 @@ static __always_inline __be16 snat_take(const struct snat_search *search)
 }
 
 /*
- * The port that the connection had, where a packet in its middle is all that is known of it, or the client's last one from the same port; 0: none,
+ * The port that the flow had, where a packet in its middle is all that is known of it, or the one of a connection before from the client's port; 0: none,
  * or the host has come to use it. One that was kept is younger than its turn says.
  */
 static __always_inline __be16 snat_again(struct snat_search *search, const bool v6)
@@ -104,7 +104,7 @@ static __always_inline __be16 snat_again(struct snat_search *search, const bool 
 	const __be16 kept = v6 ? snat_kept_port6(&search->reply) : snat_kept_port4(&search->reply);
 	__be16 port = 0;
 
-	if (!search->begins)
+	if (search->goes_on)
 		port = v6 ? snat_displaced_port6(&search->reply) : snat_displaced_port4(&search->reply);
 	port = port ?: kept;
 	if (port == kept)
@@ -122,10 +122,10 @@ static __always_inline bool snat_yields(const struct reply *old, const struct sn
 	return reply_is_over(old, snat_port_of(old, port), search->backend->proto, search->claim, v6);
 }
 
-/* Whether the first round of a search is for a port that the client's port had before. */
+/* Whether the first round of a search is for a port that the flow or the client's port had before. */
 static __always_inline bool snat_keeps_port(const struct snat_search *search)
 {
-	return search->backend->proto == IPPROTO_TCP && search->reply.flags & FLOW_SNAT;
+	return (search->backend->proto == IPPROTO_TCP || search->goes_on) && search->reply.flags & FLOW_SNAT;
 }
 
 /* Whether a search is for a flow that keeps its client's address. */
@@ -150,7 +150,7 @@ static __always_inline __be16 other_port(const struct snat_search *search, __u32
 /* Whether a search is for a connection that is met in its middle. */
 static __always_inline bool snat_is_mid_flow(const struct snat_search *search)
 {
-	return search->backend->proto == IPPROTO_TCP && !search->begins;
+	return search->backend->proto == IPPROTO_TCP && search->goes_on;
 }
 
 /* Who asks for the port of a round. */
@@ -268,7 +268,7 @@ static __always_inline __be16 reply_store_snat(const struct packet *p, const str
 	search.counter = counter;
 	search.port = 0;
 	reply_of(&search.reply, p, flow, asked);
-	search.begins = p->syn;
+	search.goes_on = p->proto == IPPROTO_TCP ? !p->syn : went_on(flow);
 	search.hash = flow_hash(hash_seed(), p, v6) >> 48;
 	/* From here on all of it is there alone, for the stack's sake. */
 	in_memory(&search);

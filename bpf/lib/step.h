@@ -91,6 +91,9 @@ static __always_inline enum next_step next_step(const struct packet *p, const st
 	if (known && reply_is_of(known, p, flow, v6)) {
 		/* Whoever asks last is answered. */
 		end_lending(known);
+		/* In its set it is in use for as long as its client sends, who may never be answered. */
+		if (p->proto == IPPROTO_UDP && !(known->flags & FLOW_REPLIED))
+			known->last_seen = now_ticks();
 		return asks(p) ? syn_step(flow, known, config) : STEP_ON;
 	}
 	if (p->syn && flow->flags & FLOW_CLOSING)

@@ -147,7 +147,10 @@ impl Model {
             && reply.is_of(&p.key(), flow)
         {
             // Whoever asks last is answered.
-            self.tables.replies.put(stage, key, Reply { lent: None, ..reply });
+            // Its entry is in use for as long as its client sends.
+            let is_sent_to = p.protocol == UDP && !reply.replied;
+            let last_seen = if is_sent_to { self.now.ticks } else { reply.last_seen };
+            self.tables.replies.put(stage, key, Reply { lent: None, last_seen, ..reply });
             return if p.asks() { self.step_of_syn(flow, (stage, &key), &reply) } else { Step::On };
         }
         // It has nothing left to go on with.

@@ -35,6 +35,7 @@ mod masquerade;
 mod model;
 mod network;
 mod node;
+mod one_way;
 mod openings;
 mod other_ports;
 mod others;

@@ -162,13 +162,16 @@ fn what_an_answer_must_look_like_is_passed_over_once_where_one_came_since() {
 }
 
 #[test]
-fn a_client_that_only_ever_sends_keeps_its_flow() {
+fn a_client_that_only_ever_sends_keeps_its_flow_and_of_datagrams_the_entry_of_their_answers() {
     full("a flow that nobody answers", |clients| {
         for _ in 0..3 * PLACES {
             clients.pass();
             clients.talks[0].client_goes_on();
             clients.open();
             assert!(clients.remembered().contains(&0), "{:?} {:?}", clients.case, clients.remembered());
+            if clients.case.protocol == Protocol::Udp {
+                assert!(clients.awaited().contains(&0), "{:?} {:?}", clients.case, clients.awaited());
+            }
         }
     });
 }
