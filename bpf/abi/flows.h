@@ -172,8 +172,8 @@ struct first_syns {
 };
 
 /*
- * By the hash of their keys, which names the same set as in openings4 and awaited4: connections without an entry there, as others took its place
- * before they went on, or none was written in a flood.
+ * By the hash of their keys, which names the same set as in openings4 and awaited4: connections, and datagrams' flows, without an entry there, as others
+ * took its place before they went on, or none was written in a flood.
  */
 struct displaced {
 	/*

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * Where connections go whose place another flow took before their client was heard of, or whose SYN got none. In a flood an entry lives for a fraction
+ * Where connections and datagrams go whose place another flow took before it was known that they go on, or whose SYN got none. In a flood an entry lives for a fraction
  * of a second; a client whose ACK and request were lost in a full queue says more later, when the weights may have moved. And which answers have lost
  * their entry, so that none leaves in its endpoint's name: docs/adr/0055-what-a-flood-displaces.md.
  */
@@ -43,7 +43,7 @@ static __always_inline __u32 displaced_way(__u32 tag)
 }
 
 /*
- * Remembers where a TCP connection goes whose key has a tag in a set, as its place becomes another flow's, or as it gets none. Functions of their own, as
+ * Remembers where a flow goes whose key has a tag in a set, as its place becomes another flow's, or as it gets none. Functions of their own, as
  * the one that stores has no stack to spare.
  */
 static __noinline void displace(__u32 set, __u32 tag, const struct flow *flow)
