@@ -67,13 +67,14 @@ impl Tables {
         let mut lists: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let range = 1..self.capacity.backends;
         for (slot, backend) in dump.backends.iter().filter(|(slot, _)| range.contains(slot)) {
-            self.set_backend(*slot, *backend);
+            // A number that has lost its name says nothing, and the next plan gives the endpoint another one.
+            let node = if self.nodes.contains(backend.node) { backend.node } else { 0 };
+            self.set_backend(*slot, abi::Backend { node, ..*backend });
             if backend.flags & abi::BACKEND_USED == 0 {
                 continue;
             }
-            let node_is_known = backend.node == 0 || self.nodes.contains(backend.node);
             match ports.get(&backend.service) {
-                Some(port) if node_is_known && fits(port, backend.proto, backend.addr.ip()) => {
+                Some(port) if fits(port, backend.proto, backend.addr.ip()) => {
                     lists.entry(backend.service).or_default().push(*slot);
                 }
                 Some(_) | None => {

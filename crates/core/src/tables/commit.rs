@@ -33,9 +33,9 @@ impl Tables {
         ops.extend(stage.frontends.puts.drain(..).map(|(key, claim)| put_frontend(key, claim)));
         forget_flows(&stage, &mut ops);
         let conflicts = self.new_conflicts(service, &stage);
-        let thinned = stage.thinned.take();
+        let (thinned, unnumbered) = (stage.thinned.take(), stage.unnumbered.take());
         self.commit_removals(stage, &mut ops);
-        Update { ops, conflicts, shortage: None, thinned }
+        Update { ops, conflicts, shortage: None, thinned, unnumbered }
     }
 
     fn new_conflicts(&self, service: &ObjectName, stage: &Stage) -> Vec<FrontendConflict> {

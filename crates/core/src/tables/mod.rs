@@ -9,6 +9,7 @@ mod bases;
 mod commit;
 mod departing;
 mod direct;
+mod fitting;
 mod frontends;
 mod names;
 mod pool;
@@ -100,9 +101,11 @@ pub struct Update {
     /// addresses, which would be open to all, and everything else is as planned. To be reported, and tried again with
     /// the same plans.
     pub shortage: Option<TablesError>,
-    /// Why some tiers have fewer endpoints than planned: there was no room for their lines, maybe only for as long as
+    /// Why some tiers have fewer endpoints than planned: there was no room for their lines or for new endpoints, maybe only for as long as
     /// those that they replace have to rest. To be reported, and tried again with the same plans.
     pub thinned: Option<TablesError>,
+    /// Why the nodes of some endpoints are told as unknown. To be reported.
+    pub unnumbered: Option<TablesError>,
 }
 
 /// The ledger. See the module's description.

@@ -29,6 +29,11 @@ impl Pool {
         (self.next - self.start).saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
     }
 
+    /// How many slots can be taken now.
+    pub(super) fn free(&self) -> u32 {
+        self.end.saturating_sub(self.next).saturating_add(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
+    }
+
     /// A slot that nothing refers to.
     pub(super) fn take(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {

@@ -41,6 +41,7 @@ pub(super) struct Stage {
     pub(super) frontends: Changes,
     pub(super) room: Room,
     pub(super) thinned: Option<TablesError>,
+    pub(super) unnumbered: Option<TablesError>,
 }
 
 impl Tables {
@@ -49,7 +50,8 @@ impl Tables {
     ///
     /// A service whose source ranges find no room is written without the addresses that they guard, and goes on being
     /// updated: see [`Update::shortage`]. None is refused for want of lines: shares that moved give way to those of the
-    /// plan, and these to fewer endpoints ([`Update::thinned`]).
+    /// plan, and these to fewer endpoints ([`Update::thinned`]). Nor is one that the maps hold refused for want of slots for new endpoints: it goes on
+    /// without these, so that what is gone gets no more flows. For want of a number a node has none ([`Update::unnumbered`]).
     ///
     /// # Errors
     /// If another map is full or a tier has too many endpoints. Nothing has changed then.
@@ -70,8 +72,24 @@ impl Tables {
         }
     }
 
-    /// Writes plans with as much room for lines as there is.
+    /// Writes plans, for want of slots without new endpoints if the maps hold the service.
     fn write_what_fits(
+        &mut self,
+        service: &ObjectName,
+        plans: &[ServicePlan],
+        now_seconds: u32,
+    ) -> Result<Update, TablesError> {
+        match self.write_with_lines(service, plans, now_seconds) {
+            Err(full) if full.is_of_backends() && self.holds(service) => {
+                let update = self.write_with_lines(service, &self.with_slots(service, plans), now_seconds)?;
+                Ok(Update { thinned: Some(full), ..update })
+            }
+            written => written,
+        }
+    }
+
+    /// Writes plans with as much room for lines as there is.
+    fn write_with_lines(
         &mut self,
         service: &ObjectName,
         plans: &[ServicePlan],
@@ -161,7 +179,7 @@ impl Tables {
         let (backends, (tiers, thin), endpoints) = if keeps_endpoints(service, old_content.endpoints, plan.endpoints) {
             (old_backends, (old_content.tiers, old_thin), old_content.endpoints)
         } else {
-            let (ids, backends) = self.stage_backends(slot, &old_backends, plan, stage)?;
+            let (ids, backends) = self.stage_backends((slot, now_seconds), &old_backends, plan, stage)?;
             let tiers = match (plan.selector, plan.shares) {
                 (Selector::Maglev, Shares::Planned | Shares::Steered) => &table_tiers(plan),
                 (Selector::Weights | Selector::LeastConn, Shares::Planned) => &plan.tiers,
@@ -231,7 +249,7 @@ impl Tables {
     /// new are matched in one pass.
     fn stage_backends(
         &mut self,
-        slot: u32,
+        (slot, now_seconds): (u32, u32),
         old: &[u32],
         plan: &ServicePlan,
         stage: &mut Stage,
@@ -251,7 +269,7 @@ impl Tables {
                 stage.gone_backends.push(gone);
             }
             let known = old.next_if(|id| endpoint(&self.backend(*id)) == key);
-            ids[*index] = self.stage_backend(known, *backend, &plan.backends[*index], stage)?;
+            ids[*index] = self.stage_backend((known, now_seconds), *backend, &plan.backends[*index], stage)?;
         }
         stage.gone_backends.extend(old);
         let sorted = wanted.iter().map(|(_, index)| ids[*index]).collect();
@@ -260,7 +278,7 @@ impl Tables {
 
     fn stage_backend(
         &mut self,
-        known: Option<u32>,
+        (known, now_seconds): (Option<u32>, u32),
         backend: abi::Backend,
         plan: &BackendPlan,
         stage: &mut Stage,
@@ -271,10 +289,10 @@ impl Tables {
             None => {
                 let id = self.backend_pool.take().ok_or(full)?;
                 stage.new_backends.push(id);
-                (id, self.backend(id).generation.wrapping_add(1), 0)
+                (id, next_generation(self.backend(id).generation, now_seconds), 0)
             }
         };
-        let node = self.stage_node(old_node, plan, stage)?;
+        let node = self.stage_node(old_node, plan, stage);
         let backend = self.directed(abi::Backend { generation, node, ..backend }, plan.node.as_deref());
         let old_classes = if known.is_some() { self.backend(id).flags & CLASSES } else { 0 };
         let widened = abi::Backend { flags: backend.flags | old_classes, ..backend };
@@ -287,24 +305,26 @@ impl Tables {
         Ok(id)
     }
 
-    /// The number of a backend's node; counted if it is not the one that it had.
-    fn stage_node(&mut self, old: u32, plan: &BackendPlan, stage: &mut Stage) -> Result<u32, TablesError> {
+    /// The number of a backend's node, or 0; counted if it is not the one that it had.
+    fn stage_node(&mut self, old: u32, plan: &BackendPlan, stage: &mut Stage) -> u32 {
         let mut number = 0;
         if let Some(node) = &plan.node {
             let name = abi::NodeName { name: names::cut(node), zone: names::cut(&plan.zone) };
             if old != 0 && self.nodes.is_called(old, &name) {
-                return Ok(old);
+                return old;
             }
-            let size = self.capacity.nodes;
-            let full = TablesError::Full { map: "node_names", size, option: "--max-nodes" };
-            let acquired = self.nodes.acquire(name).ok_or(full)?;
-            stage.acquired.push(acquired);
-            number = acquired.0;
+            if let Some(acquired) = self.nodes.acquire(name) {
+                stage.acquired.push(acquired);
+                number = acquired.0;
+            } else {
+                let size = self.capacity.nodes;
+                stage.unnumbered = Some(TablesError::Full { map: "node_names", size, option: "--max-nodes" });
+            }
         }
         if old != 0 {
             stage.released.push(old);
         }
-        Ok(number)
+        number
     }
 
     /// Everything of the service that the stage does not keep.
@@ -334,6 +354,12 @@ impl Port {
     fn is_of(&self, key: &PlanKey) -> bool {
         (&self.port_name, self.protocol, self.family) == (&key.port_name, key.protocol, key.family)
     }
+}
+
+/// The generation of a slot's next endpoint. A slot that seems to have had none may have had some before the map became smaller and grew again: flows and
+/// clients remember those. Their generations began with an earlier second since boot, and each endpoint adds one.
+fn next_generation(last: u32, now_seconds: u32) -> u32 {
+    if last == 0 { now_seconds.max(1) } else { last.wrapping_add(1) }
 }
 
 /// All bits of traffic classes in the flags of a backend.

@@ -12,6 +12,7 @@ mod direct;
 mod endpoint_checks;
 mod endpoints;
 mod frontends;
+mod full;
 mod health;
 mod lines;
 mod load;

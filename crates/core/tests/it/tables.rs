@@ -329,7 +329,6 @@ fn a_full_map_names_itself_its_size_and_the_option_and_changes_nothing() {
         (Capacity { services: 2, ..base }, "services", 2, "--max-services"),
         (Capacity { backends: 4, ..base }, "backends", 4, "--max-backends"),
         (Capacity { frontends: 1, ..base }, "frontends4", 1, "--max-frontends"),
-        (Capacity { nodes: 1, ..base }, "node_names", 1, "--max-nodes"),
     ];
     for (capacity, map, size, option) in cases {
         let mut world = World::sized(capacity);

@@ -1,0 +1,131 @@
+//! Maps that are full, or smaller than what they held: what a service keeps, and what it loses.
+
+use weir_core::ops::Capacity;
+use weir_core::plan::ServicePlan;
+use weir_core::tables::TablesError;
+
+use crate::tables::{World, web};
+
+/// Slots for so many endpoints; slot 0 is nobody's.
+const fn for_endpoints(endpoints: u32) -> Capacity {
+    Capacity { services: 4, backends: endpoints + 1, lines: 8, frontends: 4, nodes: 4, ..SMALL }
+}
+
+const SMALL: Capacity = Capacity {
+    services: 4,
+    backends: 4,
+    lines: 8,
+    frontends: 4,
+    nodes: 4,
+    source_ranges: 1,
+    flows: 1,
+    openings: 1,
+    sockets: 1,
+    affinities: 1,
+    held_pieces: 1,
+};
+
+const NO_SLOT: Option<TablesError> = Some(TablesError::Full { map: "backends", size: 3, option: "--max-backends" });
+
+impl World {
+    /// The endpoints that new flows of the only service may go to, and all that have slots.
+    fn selected(&self) -> (Vec<String>, Vec<String>) {
+        let content = self.maps.meaning().ports.into_values().next().unwrap();
+        let (_, local, remote) = &content.tiers[0];
+        let mut selected: Vec<_> = local.iter().chain(remote).map(|(_, endpoint)| endpoint.0.to_string()).collect();
+        selected.sort();
+        (selected, content.backends.keys().map(|endpoint| endpoint.0.to_string()).collect())
+    }
+}
+
+fn is(found: (Vec<String>, Vec<String>), selected: &[&str], with_slots: &[&str]) {
+    assert_eq!(found.0, selected, "which new flows go to");
+    assert_eq!(found.1, with_slots, "which have slots");
+}
+
+#[test]
+fn where_a_new_endpoint_finds_no_slot_new_flows_leave_those_that_are_gone_all_the_same() {
+    let mut world = World::sized(for_endpoints(2));
+    world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2"])]);
+    let next = [web("a", "10.96.0.1", &["10.0.0.2", "10.0.0.3"])];
+    let update = world.update("a", &next).unwrap();
+    assert_eq!(update.thinned, NO_SLOT);
+    is(world.selected(), &["10.0.0.2"], &["10.0.0.2"]);
+    world.release_twice();
+    assert_eq!(world.update("a", &next).unwrap().thinned, None, "the slot of the one that is gone is free");
+    is(world.selected(), &["10.0.0.2", "10.0.0.3"], &["10.0.0.2", "10.0.0.3"]);
+}
+
+#[test]
+fn a_slot_goes_to_an_endpoint_that_gets_flows_before_one_that_does_not() {
+    let mut world = World::sized(for_endpoints(2));
+    world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.9"])]);
+    let mut next = web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2", "10.0.0.9"]);
+    // The first one is not ready.
+    next.tiers.iter_mut().for_each(|tier| drop(tier.remote.remove(0)));
+    assert_eq!(world.update("a", &[next]).unwrap().thinned, NO_SLOT);
+    is(world.selected(), &["10.0.0.2", "10.0.0.9"], &["10.0.0.2", "10.0.0.9"]);
+}
+
+#[test]
+fn a_service_that_has_no_slots_at_all_is_refused_and_the_others_keep_theirs() {
+    let mut world = World::sized(for_endpoints(2));
+    let first = [web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2"])];
+    world.replace("a", &first);
+    assert_eq!(world.update("b", &[web("b", "10.96.0.2", &["10.0.0.3"])]).unwrap_err(), NO_SLOT.unwrap());
+    assert_eq!(world.replace("a", &first), []);
+}
+
+/// Three endpoints on as many nodes.
+fn on_three_nodes() -> ServicePlan {
+    let mut plan = web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+    for (backend, node) in plan.backends.iter_mut().zip(["one", "two", "three"]) {
+        backend.node = Some(node.into());
+    }
+    plan
+}
+
+#[test]
+fn endpoints_on_nodes_that_find_no_number_are_served_as_if_nobody_knew_where_they_are() {
+    let mut world = World::sized(Capacity { nodes: 2, ..for_endpoints(3) });
+    let update = world.update("a", &[on_three_nodes()]).unwrap();
+    let full = TablesError::Full { map: "node_names", size: 2, option: "--max-nodes" };
+    assert_eq!((update.thinned, update.unnumbered), (None, Some(full)));
+    let all = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
+    is(world.selected(), &all, &all);
+    let numbers = all.map(|address| world.maps.backends[&world.slot_of(address)].node);
+    assert_eq!(numbers, [1, 2, 0]);
+    assert_eq!(world.replace("a", &[on_three_nodes()]), [], "nothing is written again");
+}
+
+#[test]
+fn a_node_whose_name_was_lost_takes_no_service_along_at_a_restart() {
+    let mut world = World::sized(for_endpoints(3));
+    world.replace("a", &[on_three_nodes()]);
+    world.maps.node_names.remove(&2);
+    let before = world.maps.used_backends();
+    world.restart_sized(for_endpoints(3));
+    assert_eq!(world.tables.prune(|_| true), []);
+    world.replace("a", &[on_three_nodes()]);
+    let place = |backend: &weir_abi::Backend| (backend.addr, backend.generation);
+    let places = |all: std::collections::BTreeMap<u32, weir_abi::Backend>| -> Vec<_> {
+        all.into_iter().map(|(slot, backend)| (slot, place(&backend))).collect()
+    };
+    assert_eq!(places(world.maps.used_backends()), places(before), "flows go on");
+    assert_eq!(world.maps.meaning().nodes.len(), 3);
+}
+
+/// Who has a slot that a smaller map had lost must not look like the one that had it before.
+#[test]
+fn a_slot_that_seems_to_be_new_begins_with_a_generation_that_nobody_had() {
+    let mut world = World::sized(for_endpoints(3));
+    let plan = [web("a", "10.96.0.1", &["10.0.0.1"])];
+    let update = world.tables.replace(&crate::build::name("a"), &plan, 1000).unwrap();
+    world.maps.apply_all(&update.ops);
+    assert_eq!(world.maps.backends[&1].generation, 1000);
+    world.replace("a", &[]);
+    world.release_twice();
+    let update = world.tables.replace(&crate::build::name("a"), &plan, 5000).unwrap();
+    world.maps.apply_all(&update.ops);
+    assert_eq!(world.maps.backends[&1].generation, 1002, "one that is known counts on");
+}
