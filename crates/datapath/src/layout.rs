@@ -83,9 +83,6 @@ const FRONTENDS: (fn(&Capacity) -> u32, &str) = (|c| c.frontends, "--max-fronten
 const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services");
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
-/// Endpoints that one node may have, each counted for each port of a service: hundreds of pods have far fewer.
-const MAX_LOCAL: u32 = 65_536;
-
 /// All maps.
 pub(crate) const MAPS: [MapSpec; 42] = [
     array::<abi::Config>("config", None, ""),
@@ -124,7 +121,8 @@ pub(crate) const MAPS: [MapSpec; 42] = [
     fixed::<i32, abi::ConnectionPeer>("connection_peers", bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, NO_PREALLOC),
     fixed::<u64, abi::HookedPod>("hooked_pods", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
     fixed::<u32, abi::Shortcut>("shortcuts", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
-    hash::<abi::LocalKey, abi::LocalEndpoint>("local_endpoints", |c| c.backends.min(MAX_LOCAL), BACKENDS.1),
+    // All may be this node's. Only what is there takes memory.
+    hash::<abi::LocalKey, abi::LocalEndpoint>("local_endpoints", BACKENDS.0, BACKENDS.1),
     hash::<abi::Addr, abi::OtherNode>("other_nodes", |c| c.nodes.saturating_mul(2), "--max-nodes"),
     fixed::<u32, u32>("nics", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
     lru::<u64, u32>("pod_macs", None, ""),

@@ -22,9 +22,9 @@ pub(crate) struct WriterStatus {
     pub(crate) pods: usize,
     /// An interface that could not be attached to, and why.
     pub(crate) unattached: Option<String>,
-    /// Services that could not be written.
+    /// Services that could not be written for want of room.
     pub(crate) failed: usize,
-    /// One of them, and why.
+    /// One that could not be written, and why.
     pub(crate) failure: Option<String>,
     /// Ports of services that cannot be served as asked.
     pub(crate) refused: usize,
@@ -87,8 +87,8 @@ impl Probes for AgentProbes {
     }
 }
 
-/// What keeps services from being served, or only ports of them: those make nobody unready, since no restart and no
-/// other node would help.
+/// What keeps services from being served, or only ports of them. Those, and services that ask for more than any node gives, make nobody unready,
+/// since no restart and no other node would help.
 fn maps_reason(writer: &WriterStatus) -> Option<String> {
     let pending = (!writer.synced).then(|| "waiting for the first sync".to_owned());
     let refused = writer.refusal.as_ref().map(|example| match writer.refused {

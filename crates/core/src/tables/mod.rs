@@ -78,6 +78,17 @@ pub enum TablesError {
     },
 }
 
+impl TablesError {
+    /// Whether there would be room on a node with larger maps: all else is the service's own.
+    #[must_use]
+    pub const fn is_of_room(&self) -> bool {
+        match self {
+            Self::Full { .. } => true,
+            Self::TooManyEndpoints { .. } | Self::TooManySourceRanges { .. } => false,
+        }
+    }
+}
+
 /// A frontend that two services claim.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct FrontendConflict {
@@ -230,6 +241,14 @@ impl Tables {
     #[must_use]
     pub fn holds(&self, service: &ObjectName) -> bool {
         self.slots.contains_key(service)
+    }
+
+    /// Whether new flows from outside may go to endpoints of this node, as the maps have it.
+    #[must_use]
+    pub fn has_local(&self, service: &ObjectName) -> bool {
+        let here = abi::BACKEND_LOCAL | abi::BACKEND_CLASS << abi::CLASS_EXTERNAL;
+        let ports = self.slots.get(service).into_iter().flatten().filter_map(|slot| self.ports.get(slot));
+        ports.flat_map(|port| &port.backends).any(|id| self.backend(*id).flags & here == here)
     }
 
     /// All frontends that more than one service claims, sorted.

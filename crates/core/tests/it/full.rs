@@ -38,7 +38,7 @@ impl World {
     }
 }
 
-fn is(found: (Vec<String>, Vec<String>), selected: &[&str], with_slots: &[&str]) {
+fn is(found: &(Vec<String>, Vec<String>), selected: &[&str], with_slots: &[&str]) {
     assert_eq!(found.0, selected, "which new flows go to");
     assert_eq!(found.1, with_slots, "which have slots");
 }
@@ -50,10 +50,10 @@ fn where_a_new_endpoint_finds_no_slot_new_flows_leave_those_that_are_gone_all_th
     let next = [web("a", "10.96.0.1", &["10.0.0.2", "10.0.0.3"])];
     let update = world.update("a", &next).unwrap();
     assert_eq!(update.thinned, NO_SLOT);
-    is(world.selected(), &["10.0.0.2"], &["10.0.0.2"]);
+    is(&world.selected(), &["10.0.0.2"], &["10.0.0.2"]);
     world.release_twice();
     assert_eq!(world.update("a", &next).unwrap().thinned, None, "the slot of the one that is gone is free");
-    is(world.selected(), &["10.0.0.2", "10.0.0.3"], &["10.0.0.2", "10.0.0.3"]);
+    is(&world.selected(), &["10.0.0.2", "10.0.0.3"], &["10.0.0.2", "10.0.0.3"]);
 }
 
 #[test]
@@ -62,9 +62,36 @@ fn a_slot_goes_to_an_endpoint_that_gets_flows_before_one_that_does_not() {
     world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.9"])]);
     let mut next = web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2", "10.0.0.9"]);
     // The first one is not ready.
-    next.tiers.iter_mut().for_each(|tier| drop(tier.remote.remove(0)));
+    next.tiers.iter_mut().for_each(|tier| tier.remote.retain(|(index, _)| *index != 0));
     assert_eq!(world.update("a", &[next]).unwrap().thinned, NO_SLOT);
-    is(world.selected(), &["10.0.0.2", "10.0.0.9"], &["10.0.0.2", "10.0.0.9"]);
+    is(&world.selected(), &["10.0.0.2", "10.0.0.9"], &["10.0.0.2", "10.0.0.9"]);
+}
+
+#[test]
+fn a_node_whose_new_endpoint_finds_no_slot_has_none_for_clients_outside() {
+    let mut world = World::sized(for_endpoints(1));
+    let name = crate::build::name("a");
+    world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.1"])]);
+    assert!(!world.tables.has_local(&name), "it is another node's");
+    let here = |addresses: &[&str]| {
+        let mut plan = web("a", "10.96.0.1", addresses);
+        let local = addresses.len() - 1;
+        plan.backends[local].local = true;
+        for tier in &mut plan.tiers {
+            tier.remote.retain(|(index, _)| *index != local);
+            tier.local.push((local, 1));
+        }
+        plan
+    };
+    assert_eq!(
+        world.update("a", &[here(&["10.0.0.1", "10.0.0.2"])]).unwrap().thinned.map(|full| full.is_of_room()),
+        Some(true)
+    );
+    assert!(world.tables.holds(&name) && !world.tables.has_local(&name));
+    world.update("a", &[here(&["10.0.0.2"])]).unwrap();
+    world.release_twice();
+    assert_eq!(world.update("a", &[here(&["10.0.0.2"])]).unwrap().thinned, None);
+    assert!(world.tables.has_local(&name));
 }
 
 #[test]
@@ -92,7 +119,7 @@ fn endpoints_on_nodes_that_find_no_number_are_served_as_if_nobody_knew_where_the
     let full = TablesError::Full { map: "node_names", size: 2, option: "--max-nodes" };
     assert_eq!((update.thinned, update.unnumbered), (None, Some(full)));
     let all = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
-    is(world.selected(), &all, &all);
+    is(&world.selected(), &all, &all);
     let numbers = all.map(|address| world.maps.backends[&world.slot_of(address)].node);
     assert_eq!(numbers, [1, 2, 0]);
     assert_eq!(world.replace("a", &[on_three_nodes()]), [], "nothing is written again");

@@ -8,14 +8,16 @@ use weir_core::kernel_features::Missing;
 use weir_core::model::ObjectName;
 use weir_core::plan::{PlanKey, Refusal};
 use weir_core::service_networks::LeftOut;
-use weir_core::tables::FrontendConflict;
+use weir_core::tables::{FrontendConflict, TablesError};
 use weir_kube_watch::events::{Events, Regarding};
 
 /// What was told and still holds.
 pub(super) struct Complaints {
     events: Events,
     /// Services that could not be written as they are, and why.
-    failed: BTreeMap<ObjectName, String>,
+    failed: BTreeMap<ObjectName, TablesError>,
+    /// Services with endpoints on nodes that have no number.
+    unnumbered: BTreeSet<ObjectName>,
     /// Those among them that were written without their load balancer addresses.
     closed: BTreeSet<ObjectName>,
     /// Ports whose new shares could not be written, and why.
@@ -41,6 +43,7 @@ impl Complaints {
         Self {
             events,
             failed: BTreeMap::new(),
+            unnumbered: BTreeSet::new(),
             closed: BTreeSet::new(),
             unsteered: BTreeMap::new(),
             conflicts: BTreeSet::new(),
@@ -52,7 +55,7 @@ impl Complaints {
     }
 
     /// A service could not be written: what the maps held before stays in force.
-    pub(super) fn not_written(&mut self, name: &ObjectName, cause: String) {
+    pub(super) fn not_written(&mut self, name: &ObjectName, cause: TablesError) {
         self.closed.remove(name);
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "service not written, its old state stays in force");
@@ -63,7 +66,7 @@ impl Complaints {
     }
 
     /// A service was written without its load balancer addresses, which would be open to all for want of source ranges.
-    pub(super) fn closed(&mut self, name: &ObjectName, cause: String) {
+    pub(super) fn closed(&mut self, name: &ObjectName, cause: TablesError) {
         self.closed.insert(name.clone());
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "load balancer addresses not served, their source ranges find no room");
@@ -74,7 +77,7 @@ impl Complaints {
     }
 
     /// A service was written, but new flows go to some of its endpoints only.
-    pub(super) fn thinned(&mut self, name: &ObjectName, cause: String) {
+    pub(super) fn thinned(&mut self, name: &ObjectName, cause: TablesError) {
         self.closed.remove(name);
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "new flows go to some of the endpoints only");
@@ -85,7 +88,7 @@ impl Complaints {
     }
 
     /// A service was written with weights in place of Maglev's table.
-    pub(super) fn without_table(&mut self, name: &ObjectName, cause: String) {
+    pub(super) fn without_table(&mut self, name: &ObjectName, cause: TablesError) {
         self.closed.remove(name);
         if self.failed.get(name) != Some(&cause) {
             error!(service = %name, %cause, "no room for Maglev's table, new flows go by weight");
@@ -94,6 +97,17 @@ impl Complaints {
             );
             self.events.warn(Regarding::service(name.clone()), "TableNotWritten", note);
             self.failed.insert(name.clone(), cause);
+        }
+    }
+
+    /// Endpoints of a service are on nodes that find no number; None: all have one. Clients notice nothing, so that its owner is not told.
+    pub(super) fn unnumbered(&mut self, name: &ObjectName, cause: Option<TablesError>) {
+        let Some(cause) = cause else {
+            self.unnumbered.remove(name);
+            return;
+        };
+        if self.unnumbered.insert(name.clone()) {
+            warn!(service = %name, %cause, "endpoints are told without their nodes");
         }
     }
 
@@ -109,6 +123,7 @@ impl Complaints {
     pub(super) fn forget(&mut self, name: &ObjectName) {
         self.closed.remove(name);
         self.failed.remove(name);
+        self.unnumbered.remove(name);
         self.refusals.remove(name);
         self.last_resort.remove(name);
         self.keep_unsteered(name, |_| false);
@@ -148,8 +163,13 @@ impl Complaints {
     }
 
     /// Services that could not be written, and why.
-    pub(super) const fn failed(&self) -> &BTreeMap<ObjectName, String> {
+    pub(super) const fn failed(&self) -> &BTreeMap<ObjectName, TablesError> {
         &self.failed
+    }
+
+    /// How many of them would find room in larger maps.
+    pub(super) fn without_room(&self) -> usize {
+        self.failed.values().filter(|cause| cause.is_of_room()).count()
     }
 
     /// Whether a service was written without its load balancer addresses.
@@ -246,6 +266,10 @@ mod tests {
         ObjectName::new("shop", name)
     }
 
+    fn full(map: &'static str) -> TablesError {
+        TablesError::Full { map, size: 16, option: "--max" }
+    }
+
     fn node_port(service: &ObjectName, port_name: &str) -> Refusal {
         Refusal::SctpNodePort { service: service.clone(), port_name: port_name.into(), port: 9899, node_port: 30_099 }
     }
@@ -318,16 +342,26 @@ mod tests {
     }
 
     #[test]
+    fn what_no_larger_map_would_mend_is_not_for_want_of_room() {
+        let mut complaints = Complaints::new(Events::disabled());
+        let (service, port_name) = (name("cart"), "http".into());
+        complaints.closed(&name("cart"), TablesError::TooManySourceRanges { service, port_name, ranges: 2000 });
+        assert_eq!((complaints.failed().len(), complaints.without_room()), (1, 0));
+        complaints.not_written(&name("web"), full("backends"));
+        assert_eq!((complaints.failed().len(), complaints.without_room()), (2, 1));
+    }
+
+    #[test]
     fn a_service_is_closed_until_it_is_written_as_it_is_or_gone() {
         let ends: [fn(&mut Complaints); 4] = [
             |complaints| complaints.written(&name("cart")),
-            |complaints| complaints.thinned(&name("cart"), "lines is full".into()),
+            |complaints| complaints.thinned(&name("cart"), full("lines")),
             |complaints| complaints.forget(&name("cart")),
-            |complaints| complaints.not_written(&name("cart"), "backends is full".into()),
+            |complaints| complaints.not_written(&name("cart"), full("backends")),
         ];
         for end in ends {
             let mut complaints = Complaints::new(Events::disabled());
-            complaints.closed(&name("cart"), "source_ranges is full".into());
+            complaints.closed(&name("cart"), full("source_ranges"));
             assert!(complaints.is_closed(&name("cart")) && complaints.failed().contains_key(&name("cart")));
             end(&mut complaints);
             assert!(!complaints.is_closed(&name("cart")));

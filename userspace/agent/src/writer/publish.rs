@@ -47,7 +47,7 @@ impl Writer {
             nics: self.attached.values().filter(|(_, kind)| *kind == Attachment::Nic).count(),
             pods: self.attached.values().filter(|(_, kind)| *kind == Attachment::Pod).count(),
             unattached: self.unattached.values().next().cloned(),
-            failed: failed.len(),
+            failed: self.complaints.without_room(),
             failure: failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
             refused,
             refusal: refusal.map(str::to_owned),

@@ -62,7 +62,7 @@ impl Writer {
         let mut update = match self.tables.replace(name, &plans, host::uptime_seconds()) {
             Ok(update) => update,
             Err(cause) => {
-                self.complaints.not_written(name, cause.to_string());
+                self.complaints.not_written(name, cause);
                 return Ok(());
             }
         };
@@ -72,11 +72,12 @@ impl Writer {
         let has_table = plans.iter().any(|plan| plan.selector == Selector::Maglev);
         match (update.shortage, update.thinned) {
             // Tried again like a service that was not written at all.
-            (Some(cause), _) => self.complaints.closed(name, cause.to_string()),
-            (None, Some(cause)) if has_table => self.complaints.without_table(name, cause.to_string()),
-            (None, Some(cause)) => self.complaints.thinned(name, cause.to_string()),
+            (Some(cause), _) => self.complaints.closed(name, cause),
+            (None, Some(cause)) if has_table => self.complaints.without_table(name, cause),
+            (None, Some(cause)) => self.complaints.thinned(name, cause),
             (None, None) => self.complaints.written(name),
         }
+        self.complaints.unnumbered(name, update.unnumbered);
         self.complaints.refusals(name, &refusals(&self.cluster, &self.settings.plan, name));
         self.no_local.replace(name, &plans);
         self.complaints.at_last_resort(name, plans.iter().filter(|plan| plan.last_resort).count());
@@ -127,8 +128,8 @@ impl Writer {
         let addresses =
             node_ports::listening(&self.settings.nodeport_addresses, &self.settings.plan.node_port_addresses);
         let mut now = HealthChecks { addresses, services: health_checks(&self.cluster, &self.settings.plan.node) };
-        // A balancer must not send its clients to addresses that this node does not serve.
-        let not_served = |name: &&ObjectName| !self.tables.holds(name) || self.complaints.is_closed(name);
+        // A balancer must not send its clients to addresses that this node does not serve, or has no endpoint here for.
+        let not_served = |name: &&ObjectName| !self.tables.has_local(name) || self.complaints.is_closed(name);
         let unserved = self.complaints.failed().keys().filter(not_served);
         unserved.for_each(|name| now.withhold(name));
         publish(&self.health_checks, now);
