@@ -37,6 +37,7 @@ mod sockets;
 mod source_ports;
 mod source_ranges;
 mod store;
+mod switch;
 mod sys;
 mod variables;
 mod view;

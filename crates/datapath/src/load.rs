@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use aya::programs::ProgramFd;
-use nix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 use weir_abi as abi;
 use weir_core::ops::{Capacity, FrontendKey};
@@ -18,7 +16,6 @@ use crate::capabilities;
 use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::filter;
-use crate::flow_table;
 use crate::flows::Flows;
 use crate::going::GoingFilter;
 use crate::in_use;
@@ -32,12 +29,9 @@ use crate::resize::{self, Moment};
 use crate::shortcuts::Shortcuts;
 use crate::source_ports::SourcePorts;
 use crate::store::KernelStore;
+use crate::switch;
 use crate::sys;
 use crate::variables::ConfigNow;
-
-/// How long new flows are held back at most, where the agent ends in the midst of a switch: longer than the largest table takes to be copied, before
-/// each of which it begins anew. Whose SYN was dropped at first sends it again after 1, 3 and 7 seconds.
-const HOLD_MOST: Duration = Duration::from_secs(10);
 
 /// The programs and maps of one node, open for writing. Everything in it that is pinned outlives it.
 #[derive(Debug)]
@@ -52,11 +46,14 @@ pub struct Datapath {
     pub(crate) other_nodes: Table<abi::Addr, abi::OtherNode>,
     source_ports: SourcePorts,
     shortcuts: Shortcuts,
-    store: KernelStore,
+    pub(crate) store: KernelStore,
     adopted: bool,
     capacity: Capacity,
     pub(crate) lacks_tcx: bool,
-    resized: Vec<(MapSpec, OwnedFd)>,
+    /// Maps that others of another size replace, until no link runs programs on them.
+    pub(crate) resized: Vec<(MapSpec, OwnedFd)>,
+    /// Whether an agent before has begun to give the links the programs of the new ones.
+    pub(crate) half_switched: bool,
     _lock: PinLock,
 }
 
@@ -78,10 +75,10 @@ impl Datapath {
         pins.create()?;
         let lock = pins.lock()?;
         replaced::put_back(&pins)?;
-        let_in(&pins)?;
         pins.forget_stale_maps()?;
         let capacity = &in_use::at_least(&pins, capacity);
-        let mut resized = Vec::new();
+        let mut resized = switch::unfinished(&pins, capacity)?;
+        let half_switched = !resized.is_empty();
         let (mut adopted, mut maps) = (true, Vec::new());
         for spec in MAPS {
             match existing(&pins, &spec, capacity)? {
@@ -131,6 +128,7 @@ impl Datapath {
             capacity: *capacity,
             lacks_tcx: false,
             resized,
+            half_switched,
             _lock: lock,
         };
         if !adopted || is_new {
@@ -259,67 +257,6 @@ impl Datapath {
         self.programs = kept::open(&self.kept)?;
         Ok(())
     }
-
-    /// To be called before the links get the new programs, where maps were replaced: new flows are held back, and those
-    /// that began since the first copy follow. Nothing to do otherwise.
-    ///
-    /// # Errors
-    /// When a map cannot be read or written.
-    pub fn begin_switch(&self) -> Result<()> {
-        if self.resized.is_empty() {
-            return Ok(());
-        }
-        self.copy_flows(Moment::BeforeLinks)
-    }
-
-    /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.
-    ///
-    /// # Errors
-    /// When a map cannot be read or written.
-    pub fn finish_switch(&mut self) -> Result<()> {
-        if self.resized.is_empty() {
-            return Ok(());
-        }
-        let seed = self.config.get(0)?.hash_seed;
-        let copied = self.copy_flows(Moment::BehindLinks).and_then(|()| resize::forget_ended(&self.pins, seed));
-        self.resized.clear();
-        self.store.former_flows = Flows::default();
-        set_hold(&self.config, false)?;
-        copied.and(replaced::forget(&self.pins))
-    }
-
-    fn copy_flows(&self, moment: Moment) -> Result<()> {
-        let seed = self.config.get(0)?.hash_seed;
-        // Of those that begin some are added to the others.
-        let (begin, others): (Vec<_>, Vec<_>) =
-            self.resized.iter().partition(|(spec, _)| flow_table::is_opening(spec.name));
-        let mut all = others.into_iter().chain(begin);
-        let copied = all.try_for_each(|(spec, old)| {
-            set_hold(&self.config, true)?;
-            resize::copy(&self.pins, spec, old.as_fd(), moment, seed)
-        });
-        set_hold(&self.config, true)?;
-        // Nobody has noted what was copied, nor in the filter that was made in between.
-        GoingFilter::forget(&self.pins).and(copied)
-    }
-}
-
-/// Holds new flows back from now on, or lets them in.
-fn set_hold(config: &Mapped<abi::Config>, hold: bool) -> Result<()> {
-    let known = config.get(0)?;
-    let flags = known.flags & !abi::CONFIG_HOLD;
-    if !hold {
-        return config.set(0, &abi::Config { flags, held_until: 0, ..known });
-    }
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|e| Error::io("cannot read the clock", e.into()))?;
-    let held_until = u64::try_from((Duration::from(now) + HOLD_MOST).as_nanos()).unwrap_or(u64::MAX);
-    config.set(0, &abi::Config { flags: flags | abi::CONFIG_HOLD, held_until, ..known })
-}
-
-/// Lets new flows in that an agent has held back which ended in the midst of a switch: what serves is where it was.
-fn let_in(pins: &PinDir) -> Result<()> {
-    // One of another layout is not ours to write.
-    pins.mapped("config", 0).map_or(Ok(()), |config| set_hold(&config, false))
 }
 
 enum Existing {

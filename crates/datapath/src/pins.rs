@@ -3,7 +3,7 @@
 //! Maps of another ABI version live in another directory, so they are never mistaken for ours. Links do not depend on
 //! the version: their program is replaced in one step, and with it the maps that it uses; or they are moved aside for a while
 //! (`former.rs`), to `former-links-v<ABI_VERSION>/HOOK-TARGET`; so are maps while others of another size take their place (`replaced.rs`), to
-//! `replaced-maps-v<ABI_VERSION>/NAME`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
+//! `replaced-maps-v<ABI_VERSION>/NAME`, then `switched-maps-v<ABI_VERSION>/NAME`. An empty directory `serving-v<ABI_VERSION>` says whose programs serve.
 //! Programs are kept in `programs-<MADE_OF>/NAME` (`kept.rs`).
 
 use std::ffi::{OsStr, OsString};
@@ -32,6 +32,9 @@ const FORMER_LINKS: &str = "former-links-v";
 
 /// The same of directories of maps that copies of another size replace; the version of the maps follows.
 const REPLACED_MAPS: &str = "replaced-maps-v";
+
+/// The same, once links run programs on the copies.
+const SWITCHED_MAPS: &str = "switched-maps-v";
 
 /// The same, once they are replaced: nobody needs them any more.
 const UNUSED_MAPS: &str = "unused-maps-v";
@@ -84,6 +87,11 @@ impl PinDir {
     /// Directory of maps that copies of another size replace. It is there until no link runs programs on them.
     pub(crate) fn replaced_maps(&self) -> PathBuf {
         self.root.join(format!("{REPLACED_MAPS}{ABI_VERSION}"))
+    }
+
+    /// The same, once the first link runs programs on those copies.
+    pub(crate) fn switched_maps(&self) -> PathBuf {
+        self.root.join(format!("{SWITCHED_MAPS}{ABI_VERSION}"))
     }
 
     /// The same, once none does.
@@ -154,8 +162,15 @@ impl PinDir {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn begin_serving(&self) -> Result<()> {
+        let others = self.of_others(SERVING, &self.serving())?;
+        // In one step, so that at no time both seem to serve, or neither does.
+        if !self.serving().is_dir()
+            && let Some(mark) = others.first()
+        {
+            rename(mark, &self.serving())?;
+        }
         make_directory(&self.serving())?;
-        self.of_others(SERVING, &self.serving())?.iter().try_for_each(|mark| remove_directory(mark))
+        others.iter().try_for_each(|mark| remove_directory(mark))
     }
 
     /// Forgets maps of this ABI version that no program uses any more: another one's serve, and ours do not go on behind them. What
@@ -279,7 +294,7 @@ impl PinDir {
     #[must_use]
     pub fn is_own(name: &str) -> bool {
         name == LINKS
-            || [MAPS, FORMER_LINKS, REPLACED_MAPS, UNUSED_MAPS, SERVING, PROGRAMS]
+            || [MAPS, FORMER_LINKS, REPLACED_MAPS, SWITCHED_MAPS, UNUSED_MAPS, SERVING, PROGRAMS]
                 .iter()
                 .any(|kind| name.starts_with(kind))
     }
@@ -341,6 +356,10 @@ pub(crate) fn make_directory(path: &Path) -> Result<()> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| Error::io(format!("cannot move {} to {}", from.display(), to.display()), e))
 }
 
 /// Removes a pin, if it is there.
