@@ -72,7 +72,7 @@ enum shortcut_kind {
 	SHORTCUT_BRIDGE = 3,	/* pods, behind its ports */
 };
 
-/* An interface that packets may take past the host's stack, with CONFIG_HOST_BYPASS. */
+/* An interface that leads to pods or elsewhere: packets may take it past the host's stack, with CONFIG_HOST_BYPASS, and those of a pod's own come by it. */
 struct shortcut {
 	__u32 kind;   /* HOST, enum shortcut_kind */
 	__u32 bridge; /* HOST, index of the bridge that it is a port of; 0: of none */

@@ -190,10 +190,10 @@ struct displaced {
 
 /* How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on. */
 struct pace {
-	__u32 tick;    /* HOST, of the last one */
-	__u32 flows;   /* HOST, in that tick */
-	__u32 told;    /* HOST, in that tick, but for too_big */
-	__u32 moved;   /* HOST, in that tick: flows of others than TCP that have moved to those that go on */
+	__u32 tick;  /* HOST, of the last one */
+	__u32 flows; /* HOST, in that tick */
+	__u32 told;  /* HOST, in that tick, but for too_big */
+	__u32 moved; /* HOST, flows of others than TCP that have moved to those that go on, less as many as may in each tick since */
 	__u32 flooded; /* HOST, the last tick with more new flows than anybody's clients make; 0: there was none */
 	__u32 too_big; /* HOST, in that tick: errors that told a sender how big its packets may be */
 	__u64 lost; /* HOST, entries for answers that a full table had evicted, and that a client's packet has brought back */

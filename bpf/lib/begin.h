@@ -104,6 +104,9 @@ static __always_inline int flow_open(const struct packet *p, struct flow *flow, 
 		if (error < 0)
 			return p->proto == IPPROTO_SCTP ? -REASON_FLOW_TABLE : BEGUN_ELSE;
 	}
+	/* What it goes on with may not move it: an end, or an ACK in its name. */
+	if (error == BEGUN_ANSWERED)
+		flow->flags |= FLOW_REPLIED;
 	/* Of a SYN that went elsewhere the entry must not go on naming the backend that was left. */
 	if (error == BEGUN_AGAIN)
 		return flow_store_new(p, flow, false, v6) ?: BEGUN_AGAIN;

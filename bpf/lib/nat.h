@@ -284,6 +284,8 @@ __noinline int answers_host(const struct packet *p, struct flow *known)
 	/* Datagrams the host has to go on with: who has been asked once may be a client later. */
 	if (p->proto != IPPROTO_UDP && known->last_seen != now)
 		known->last_seen = now;
+	if (!(known->flags & FLOW_REPLIED))
+		set_bits(&known->flags, FLOW_REPLIED);
 	return true;
 }
 

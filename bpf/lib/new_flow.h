@@ -33,8 +33,10 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 		(void)keep_backend(p, flow);
 		return 0;
 	}
-	if (v6 ? leaves_by_tunnel6(ctx, p, flow) : leaves_by_tunnel4(ctx, p, flow))
-		flow->flags |= FLOW_TUNNEL;
+	error = v6 ? snat_source6(ctx, p, flow) : snat_source4(ctx, p, flow);
+	if (error < 0)
+		return error;
+	flow->flags |= error;
 	return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
 }
 
@@ -79,20 +81,31 @@ static __always_inline int flow_write_counted(ctx_t *ctx, const struct packet *p
 	return error;
 }
 
-/* Counts a flow for which there was a backend, and no place for its entries. Returns the error. */
+/* Counts a flow for which there was a backend, and no place for its entries, unless tc comes to it. Returns the error. */
 static __always_inline int not_begun(const struct packet *p, const struct flow *flow, int error)
 {
-	if (!is_unwrapped(p))
+	if (!is_unwrapped(p) && error != -REASON_LEFT_TO_TC)
 		count_refusal(flow->service, -error);
 	return error;
 }
 
 /*
- * A new association at another endpoint than the one that it was chosen for: that has one from the same port of somebody else's, which it cannot
- * tell from this, and no other port will do. Returns 0 or a negative reason.
+ * Whether a flow that finds no place at its endpoint may find one at another: an association whose port somebody else's has there, which the endpoint cannot
+ * tell from this, or one for which no source port is left. What goes on in the middle has its endpoint.
+ */
+static __always_inline bool may_go_beside(const struct packet *p, int error)
+{
+	if (error == -REASON_SNAT_EXHAUSTED)
+		return p->syn || p->proto == IPPROTO_UDP;
+	return error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn;
+}
+
+/*
+ * A new flow at another endpoint than the one that it was chosen for, and where it finds no place. because: why, which is what it returns where there is no
+ * other one. Returns 0 or a negative reason.
  */
 static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struct flow *flow, bool from_outside,
-				       const bool v6)
+				       int because, const bool v6)
 {
 	const __u32 taken = flow->backend;
 	int error, chosen;
@@ -102,7 +115,7 @@ static __always_inline int flow_beside(ctx_t *ctx, const struct packet *p, struc
 	if (chosen < 0)
 		return chosen;
 	if (flow->backend == taken)
-		return not_begun(p, flow, -REASON_FLOW_TABLE);
+		return not_begun(p, flow, because);
 	/* Nobody was silent. */
 	flow->flags &= ~FLOW_RETRIES;
 	error = flow_write_counted(ctx, p, flow, from_outside, chosen, v6);
@@ -117,8 +130,8 @@ static __always_inline int flow_write_or_beside(ctx_t *ctx, const struct packet 
 {
 	int error = flow_write_counted(ctx, p, flow, from_outside, chosen, v6);
 
-	if (error == -REASON_FLOW_TABLE && p->proto == IPPROTO_SCTP && p->syn)
-		return flow_beside(ctx, p, flow, from_outside, v6);
+	if (may_go_beside(p, error))
+		return flow_beside(ctx, p, flow, from_outside, error, v6);
 	return error < 0 ? not_begun(p, flow, error) : error;
 }
 

@@ -14,18 +14,32 @@ static __always_inline struct pace *pace_get(void)
 	return bpf_map_lookup_elem(&paces, &first);
 }
 
+/* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */
+const volatile __u32 room_beside_tcp = 0;
+
+/* So many may come at once in any case: a few clients that begin in one tick. */
+#define MOVED_LEAST 8
+
+/* As many may move in each tick as fill that room until those of datagrams are idle and taken out. */
+static __always_inline __u32 moved_each_tick(void)
+{
+	return room_beside_tcp / (config_get()->udp_idle + IDLE_TAKEN_OUT) ?: 1;
+}
+
 /* The same, from zero on with each tick. */
 static __always_inline struct pace *pace_now(void)
 {
 	struct pace *pace = pace_get();
 	__u32 now = now_ticks();
+	__u64 past;
 
 	if (pace && pace->tick != now) {
+		past = (__u64)(now - pace->tick) * moved_each_tick();
 		pace->tick = now;
 		pace->flows = 0;
 		pace->told = 0;
 		pace->too_big = 0;
-		pace->moved = 0;
+		pace->moved -= past > pace->moved ? pace->moved : past;
 	}
 	return pace;
 }
@@ -78,12 +92,6 @@ static __always_inline void count_lost(void)
 		pace->lost++;
 }
 
-/* Entries among those that go on which a CPU may fill with others than TCP's; the loader says how many. 0: all. */
-const volatile __u32 room_beside_tcp = 0;
-
-/* So many in a tick it may in any case: a few clients that begin at once. No more, as all CPUs of a large machine share the table. */
-#define MOVED_LEAST 8
-
 /*
  * Whether one more flow of datagrams, or an association, may move to those that go on. Two packets in anybody's name make one, if they are
  * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until those of
@@ -92,13 +100,11 @@ const volatile __u32 room_beside_tcp = 0;
  */
 __noinline int may_move_beside_tcp(void)
 {
-	const struct config *config = config_get();
 	struct pace *pace = room_beside_tcp ? pace_now() : NULL;
-	__u32 most;
+	__u32 most = moved_each_tick();
 
 	if (!pace)
 		return true;
-	most = room_beside_tcp / (config->udp_idle + IDLE_TAKEN_OUT);
 	if (pace->moved >= (most > MOVED_LEAST ? most : MOVED_LEAST))
 		return false;
 	pace->moved++;

@@ -37,6 +37,8 @@ enum begun {
 	BEGUN_COUNTED = 3,
 	/* The flow cannot have its client's port towards the backend: it gets another one. */
 	BEGUN_ELSE = 4,
+	/* Of a flow that a flood has left no entry of the backend has answered already. */
+	BEGUN_ANSWERED = 5,
 };
 
 /*
@@ -73,7 +75,7 @@ static __always_inline bool take_back_if_going(const union flow_key *key, const 
 
 /*
  * Stores the reply entry of a flow that keeps the client's address. first: it is that of a SYN which is not known to come again.
- * Returns 0, BEGUN_AGAIN, or an error if the backend already knows this client address and port through another frontend, or the
+ * Returns 0, BEGUN_AGAIN, BEGUN_ANSWERED, or an error if the backend already knows this client address and port through another frontend, or the
  * table is full.
  */
 static __always_inline long reply_store_client(const struct packet *p, const struct backend *backend,
@@ -97,14 +99,14 @@ static __always_inline long reply_store_client(const struct packet *p, const str
 	if (old && first && is_unanswered(old, p, reply, v6))
 		return BEGUN_AGAIN;
 	if (is_answered_already(old, p, reply, v6))
-		return 0;
+		return BEGUN_ANSWERED;
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);
 }
 
 /*
  * The same where the endpoint is a process of this node: its flows cannot have another source. Of two flows of datagrams from the same port the
  * newer one wins; of two connections the newer one gets no place, unless nobody has answered the older one or that is over.
- * Returns 0, BEGUN_AGAIN, or a negative error.
+ * Returns 0, BEGUN_AGAIN, BEGUN_ANSWERED, or a negative error.
  */
 static __always_inline long reply_store_here(const struct packet *p, const struct backend *backend,
 					     const struct reply *reply, bool first, const bool v6)
@@ -120,7 +122,7 @@ static __always_inline long reply_store_here(const struct packet *p, const struc
 	if (old && first && is_unanswered(old, p, reply, v6))
 		return BEGUN_AGAIN;
 	if (is_answered_already(old, p, reply, v6))
-		return 0;
+		return BEGUN_ANSWERED;
 	reply_forget(&key, STAGE_GOING, v6);
 	/* Without an entry the answer would leave with the node's own address. */
 	return reply_store(&key, reply, BPF_ANY, STAGE_OPENING, v6);

@@ -1,5 +1,5 @@
-//! Flows of datagrams that are over, taken out of the tables of those that go on. Nobody ends such a flow, and for the next one the kernel
-//! gives away what was used longest ago, which are the connections that are silent.
+//! Flows of datagrams that are over, and connections of the host's own from frontends' ports, taken out of the tables of those that go on. Nobody ends
+//! such a flow, and for the next one the kernel gives away what was used longest ago, which are the connections that are silent.
 
 use std::collections::HashSet;
 
@@ -26,16 +26,26 @@ struct Tables<K: FlowKey> {
     replies: Table<K, abi::Reply>,
 }
 
+/// Ticks after which nobody asks any more who was not answered: at least as long as the kernel waits after its last SYN but one (`tcp_syn_retries`).
+const ASKED_IN_VAIN: u32 = 130;
+
 /// What is over by the time of its last packet.
 #[derive(Clone, Copy)]
 struct Limit {
     tick: u32,
-    idle: u32,
+    udp_idle: u32,
+    tcp_idle: u32,
 }
 
 impl Limit {
     const fn is_over(self, last_seen: u32) -> bool {
-        !is_recent(last_seen, self.idle, self.tick)
+        !is_recent(last_seen, self.udp_idle, self.tick)
+    }
+
+    /// The same of a connection of the host's own.
+    const fn is_own_over(self, flow: &abi::Flow) -> bool {
+        let idle = if flow.flags & abi::FLOW_REPLIED == 0 { ASKED_IN_VAIN } else { self.tcp_idle };
+        flow.flags & abi::FLOW_OWN != 0 && !is_recent(flow.last_seen, idle, self.tick)
     }
 }
 
@@ -49,12 +59,14 @@ impl IdleFlows {
     }
 
     /// Takes out the flows of which neither the client nor the endpoint has said anything within [`abi::Config::udp_idle`] before a tick, and the
-    /// entries of their answers: what comes later begins a flow anew. Returns how many entries that were.
+    /// entries of their answers: what comes later begins a flow anew. And the host's own connections that nobody has answered, or not within
+    /// [`abi::Config::tcp_idle`]. Returns how many entries that were.
     ///
     /// # Errors
     /// When a map cannot be read or written; some may be gone by then.
     pub fn take_out(&self, tick: u32) -> Result<usize> {
-        let limit = Limit { tick, idle: self.config.get(0)?.udp_idle };
+        let abi::Config { udp_idle, tcp_idle, .. } = self.config.get(0)?;
+        let limit = Limit { tick, udp_idle, tcp_idle };
         Ok(self.v4.take_out(limit)? + self.v6.take_out(limit)?)
     }
 }
@@ -66,10 +78,12 @@ impl<K: FlowKey> Tables<K> {
     }
 
     fn take_out(&self, limit: Limit) -> Result<usize> {
-        let mut silent = HashSet::new();
+        let (mut silent, mut own) = (HashSet::new(), Vec::new());
         self.flows.visit(|key, flow| {
             if is_udp(key) && limit.is_over(flow.as_ref().last_seen) {
                 silent.insert(*key);
+            } else if !is_udp(key) && limit.is_own_over(flow.as_ref()) {
+                own.push(*key);
             }
         })?;
         let mut unanswered = Vec::new();
@@ -94,6 +108,11 @@ impl<K: FlowKey> Tables<K> {
         }
         for key in silent {
             if self.flows.get(&key)?.is_some_and(|flow| limit.is_over(flow.as_ref().last_seen)) {
+                taken += usize::from(self.flows.remove(&key)?);
+            }
+        }
+        for key in own {
+            if self.flows.get(&key)?.is_some_and(|flow| limit.is_own_over(flow.as_ref())) {
                 taken += usize::from(self.flows.remove(&key)?);
             }
         }

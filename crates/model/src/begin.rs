@@ -38,6 +38,16 @@ pub(crate) enum Begun {
     Stays,
 }
 
+/// Whether another endpoint may have a place where the first one has none: for an association whose port somebody else's has there, or a flow for which
+/// no source port is left.
+fn may_go_beside(p: &Packet, because: Reason) -> bool {
+    match because {
+        abi::REASON_SNAT_EXHAUSTED => p.syn || p.protocol == UDP,
+        abi::REASON_FLOW_TABLE => p.protocol == SCTP && p.syn,
+        _ => false,
+    }
+}
+
 impl Model {
     /// A new flow for a packet.
     pub(crate) fn begin(&mut self, p: &Packet, from_outside: bool, place: &Place<'_>) -> Result<Begun, Reason> {
@@ -47,33 +57,32 @@ impl Model {
             Ok(Written::Flow(flow)) => Ok(Begun::Flow(flow)),
             // It is left as if it had been known.
             Ok(Written::Again(flow)) => self.begin_elsewhere(p, flow, from_outside, place),
-            Err(abi::REASON_FLOW_TABLE) if p.protocol == SCTP && p.syn => {
-                self.begin_beside(p, flow, from_outside, place)
-            }
+            Err(because) if may_go_beside(p, because) => self.begin_beside(p, flow, because, from_outside, place),
             Err(reason) => Err(self.not_begun(p, &flow, reason)),
         }
     }
 
     /// Counts a flow for which there was a backend, and no place for its entries. Returns the reason.
     fn not_begun(&mut self, p: &Packet, flow: &Flow, reason: Reason) -> Reason {
-        if p.endpoint.is_none() {
+        if p.endpoint.is_none() && reason != abi::REASON_LEFT_TO_TC {
             self.count_refusal(flow.service, reason);
         }
         reason
     }
 
-    /// The same for an association whose endpoint has one from the same port of somebody else's, at another endpoint: no other port will do.
+    /// The same at another endpoint, for a flow that finds no place at the first one.
     fn begin_beside(
         &mut self,
         p: &Packet,
         taken: Flow,
+        because: Reason,
         from_outside: bool,
         place: &Place<'_>,
     ) -> Result<Begun, Reason> {
         let mut started = self.start(p, Some(taken), from_outside, place)?;
         let flow = started.flow;
         if flow.backend == taken.backend {
-            return Err(self.not_begun(p, &flow, abi::REASON_FLOW_TABLE));
+            return Err(self.not_begun(p, &flow, because));
         }
         // Nobody was silent.
         started.flow.retries = 0;
@@ -299,7 +308,8 @@ impl Model {
                     self.tables.flows.put(Stage::Opening, p.key(), flow);
                     return Ok(Written::Again(flow));
                 }
-                if !old.is_some_and(|old| is_answered_already(&old, p, &reply)) {
+                flow.replied = old.is_some_and(|old| is_answered_already(&old, p, &reply));
+                if !flow.replied {
                     self.tables.replies.forget(Stage::Going, &key);
                     self.tables.replies.put(Stage::Opening, key, reply);
                 }
@@ -314,6 +324,10 @@ impl Model {
                 match stored {
                     None => false,
                     Some(Stored::Written) => true,
+                    Some(Stored::Answered) => {
+                        flow.replied = true;
+                        true
+                    }
                     Some(Stored::Taken) if p.protocol == SCTP => return Err(abi::REASON_FLOW_TABLE),
                     Some(Stored::Taken) => {
                         let port = self.store_other_port(p, &flow, &backend).ok_or(abi::REASON_SNAT_EXHAUSTED)?;
@@ -328,6 +342,9 @@ impl Model {
                 }
             };
         if !keeps_client {
+            if is_local(&backend) && p.src == backend.addr {
+                self.may_come_from(p, place)?;
+            }
             flow.tunnel = self.leaves_by_tunnel(p.family, &backend, place);
             if !is_set(self.source(p.family, flow.tunnel)) {
                 return Err(abi::REASON_NO_ROUTE);

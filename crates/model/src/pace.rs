@@ -14,13 +14,13 @@ pub(crate) struct Pace {
     pub(crate) told: u32,
     /// Those.
     pub(crate) too_big: u32,
-    /// Flows of others than TCP that have moved to those that go on.
+    /// Flows of others than TCP that have moved to those that go on, less as many as may in each tick since.
     pub(crate) moved: u32,
     /// The last tick of a flood.
     pub(crate) flooded: Option<u32>,
 }
 
-/// So many of these may in any case.
+/// So many of these may at once in any case.
 const MOVED_LEAST: u32 = 8;
 
 impl Model {
@@ -56,18 +56,27 @@ impl Model {
 
     /// Whether one more flow of datagrams, or an association, may move to those that go on. Counts it.
     pub(crate) fn may_move_beside_tcp(&mut self) -> bool {
-        let most = (self.room_beside_tcp / (self.config.udp_idle + abi::IDLE_TAKEN_OUT)).max(MOVED_LEAST);
+        let most = self.moved_each_tick().max(MOVED_LEAST);
         let pace = self.pace_now();
         let may = pace.moved < most;
         pace.moved += u32::from(may);
         may
     }
 
+    /// As many fill the room that they have until they are idle.
+    fn moved_each_tick(&self) -> u32 {
+        (self.room_beside_tcp / (self.config.udp_idle + abi::IDLE_TAKEN_OUT)).max(1)
+    }
+
     /// The numbers of this tick.
     fn pace_now(&mut self) -> &mut Pace {
+        let each_tick = u64::from(self.moved_each_tick());
         let (pace, tick) = (&mut self.tables.pace, self.now.ticks);
         if pace.tick != tick {
-            *pace = Pace { tick, flooded: pace.flooded, ..Pace::default() };
+            let past = u64::from(tick.wrapping_sub(pace.tick)) * each_tick;
+            let moved = u64::from(pace.moved).saturating_sub(past);
+            let moved = u32::try_from(moved).unwrap_or(u32::MAX);
+            *pace = Pace { tick, flooded: pace.flooded, moved, ..Pace::default() };
         }
         pace
     }

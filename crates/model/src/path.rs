@@ -52,7 +52,7 @@ impl Model {
         {
             // Datagrams the host has to go on with.
             let last_seen = if p.protocol == UDP { flow.last_seen } else { self.now.ticks };
-            self.tables.flows.put(stage, p.key(), Flow { last_seen, ..flow });
+            self.tables.flows.put(stage, p.key(), Flow { last_seen, replied: true, ..flow });
             return Err(abi::REASON_NO_FRONTEND);
         }
         let step = match &known {
@@ -192,7 +192,8 @@ impl Model {
         let is_clients = self.tables.flows.find(&key).is_some_and(|(_, flow)| goes_on(&flow));
         let frontend = self.control.frontend_at(p.family, key.to, p.protocol);
         let is_hosts = |at: abi::Frontend| at.kind == abi::KIND_NODE_PORT || p.src == self.node(p.family);
-        if !is_clients && frontend.is_some_and(is_hosts) {
+        let is_known = self.tables.flows.find(&key).is_some();
+        if !is_clients && frontend.is_some_and(is_hosts) && (is_known || self.may_move_beside_tcp()) {
             let own = Flow { hosts: true, generation: u32::MAX, opening: false, ..self.new_flow(0, 0) };
             self.tables.flows.put(Stage::Going, key, own);
         }

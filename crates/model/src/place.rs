@@ -30,6 +30,8 @@ const FIRST_OTHER_PORT: u64 = 1024;
 /// What became of the entry for a new flow's answers.
 pub(crate) enum Stored {
     Written,
+    /// It is there: of the flow, which a flood has left no entry of, the backend has answered.
+    Answered,
     /// The backend knows the client's address and port through another frontend.
     Taken,
     /// The SYN came again, of which a flood had left no flow.
@@ -75,7 +77,7 @@ impl Model {
                 return Stored::Again;
             }
             if is_answered_already(&old, p, &reply) {
-                return Stored::Written;
+                return Stored::Answered;
             }
         }
         self.tables.replies.put(Stage::Opening, key, reply);

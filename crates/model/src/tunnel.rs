@@ -4,8 +4,8 @@ use weir_abi as abi;
 use weir_core::model::Family;
 
 use crate::control::is_local;
-use crate::packet::ip_of;
-use crate::{Model, Place};
+use crate::packet::{Packet, ip_of};
+use crate::{Model, Place, Reason};
 
 impl Model {
     /// Whether the way to a backend on another node is a tunnel that has an address of its own.
@@ -13,6 +13,16 @@ impl Model {
         let tunnel = self.tunnel(family);
         let way = || place.network.route(ip_of(family, backend.addr));
         !is_local(backend) && tunnel.ifindex != 0 && way().is_some_and(|route| route.device == tunnel.ifindex)
+    }
+
+    /// Whether what a pod here seems to ask itself comes by the interface that it is behind, as far as that is known. XDP leaves such to tc.
+    pub(crate) fn may_come_from(&self, p: &Packet, place: &Place<'_>) -> Result<(), Reason> {
+        if place.is_xdp() {
+            return Err(abi::REASON_LEFT_TO_TC);
+        }
+        let way = place.network.route(ip_of(p.family, p.src)).map(|route| route.device);
+        let is_elsewhere = way.is_some_and(|way| way != place.device && self.shortcuts.contains_key(&way));
+        if is_elsewhere { Err(abi::REASON_NO_ROUTE) } else { Ok(()) }
     }
 
     /// The tunnel by which other nodes' pods are reached, if there is one.

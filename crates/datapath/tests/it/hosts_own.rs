@@ -3,14 +3,15 @@
 use std::mem::offset_of;
 
 use etherparse::TcpHeader;
+use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
-use weir_datapath::Hook;
+use weir_datapath::{FlowEntry, Hook, IdleFlows, tick_clock};
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::Packet;
 
 use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases, tcp};
-use crate::entries::age;
+use crate::entries::{age, calm, evict};
 use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
 
 /// Of a server that the host asks.
@@ -71,6 +72,49 @@ fn answers_to_what_the_host_asks_from_a_frontends_port_are_the_hosts() {
             let first = case.first(case.at(peer, port), case.at(address::node(1), NODE_PORT));
             assert_eq!(node.send(ways[0].0, device, &first).reason, abi::REASON_TO_LOCAL, "{case:?}");
         }
+    }
+}
+
+#[test]
+fn who_asks_everybody_from_a_frontends_port_takes_no_places_of_connections() {
+    const ASKED: u16 = 300;
+    let Some(mut node) = Node::new("a pod that asks everybody") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        calm(&node);
+        for port in 0..ASKED {
+            let question = case.first(case.at(address::node(1), NODE_PORT), case.at(CLIENT, 1 + port));
+            assert_eq!(node.send(Hook::NicOut, Device::Eth0, &question).reason, abi::REASON_NO_REPLY);
+        }
+        let is_own = |entry: &FlowEntry| entry.flow.flags & abi::FLOW_OWN != 0;
+        let own = node.view.flows().unwrap().iter().filter(|entry| is_own(entry)).count();
+        assert!((1..usize::from(ASKED / 3)).contains(&own), "{case:?}: {own}");
+        ["flows4", "flows6"].iter().for_each(|table| evict(&node, table));
+    }
+}
+
+#[test]
+fn a_connection_that_nobody_has_answered_is_taken_out_and_one_that_is_answered_stays() {
+    let Some(mut node) = Node::new("the host's own connections") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in cases(Protocol::Tcp) {
+        let flows = if case.family == Family::V4 { "flows4" } else { "flows6" };
+        let take_out = || {
+            let tick = tick_clock().unwrap().at(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into());
+            IdleFlows::open(node.pin_dir()).unwrap().take_out(tick).unwrap()
+        };
+        for (answered, taken) in [(false, 1), (true, 0)] {
+            let question = asks(&node, case, Hook::NicOut, Device::Eth0);
+            if answered {
+                let answer = &answers(case, &question)[0];
+                is_left_to_the_host(&node, Hook::NicIn, Device::Eth0, TC_UNSPEC, answer);
+            }
+            assert_eq!(take_out(), 0, "{case:?}");
+            age(&node, flows, offset_of!(abi::Flow, last_seen), 132);
+            assert_eq!(take_out(), taken, "{case:?}, answered: {answered}");
+        }
+        age(&node, flows, offset_of!(abi::Flow, last_seen), node.datapath.config().unwrap().tcp_idle);
+        assert_eq!(take_out(), 1, "{case:?}: long since");
     }
 }
 

@@ -25,6 +25,7 @@ mod forward;
 mod fragments;
 mod fuzz;
 mod going;
+mod hairpins;
 mod half_switched;
 mod headers;
 mod hosts_own;

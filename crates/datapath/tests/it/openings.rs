@@ -235,6 +235,22 @@ fn in_a_flood_a_client_that_goes_on_reaches_the_backend_that_has_answered_it() {
 }
 
 #[test]
+fn a_client_whose_first_word_in_a_flood_is_its_last_goes_on_where_it_says_more() {
+    let Some(mut node) = Node::new("ends in a flood") else { return };
+    node.serve(web(), &[(1, 1), (1, 2), (1, 3)]);
+    allow(&node, 1);
+    for case in cases(Protocol::Tcp) {
+        let talk = open_in_flood(&node, case, LOCAL);
+        talk.accept();
+        talk.client_sends(&talk.client_tcp(TcpHeader { fin: true, ack: true, ..TcpHeader::default() }));
+        assert!(begins(&talk), "an end shows nobody that it has heard");
+        assert!(flows(&talk)[0].flow.flags & abi::FLOW_REPLIED != 0, "its endpoint has answered");
+        talk.client_goes_on();
+        assert!(!begins(&talk));
+    }
+}
+
+#[test]
 fn in_a_flood_a_syn_that_went_elsewhere_is_remembered_there() {
     let Some(mut node) = Node::new("SYNs that come again in a flood") else { return };
     node.serve(web(), &[(1, 1), (1, 2), (1, 3)]);

@@ -58,6 +58,35 @@ fn a_flow_for_which_no_port_is_left_is_dropped() {
     }
 }
 
+#[test]
+fn where_one_endpoint_has_no_port_left_a_new_flow_goes_to_another_and_what_is_in_its_middle_does_not() {
+    let Some(mut node) = Node::new("SNAT exhaustion of one endpoint") else { return };
+    node.configure((50000, 50000), true);
+    for case in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(cases) {
+        // By the hash alone half of the second flows would go to the first one's.
+        for _ in 0..8 {
+            node.serve_anew(web(), &[(2, 1), (2, 2)]);
+            calm(&node);
+            let both = [Hook::Xdp, Hook::NicIn].map(|hook| {
+                let sent = to_service(&node, case);
+                let outcome = node.send(hook, Device::Eth0, &sent);
+                assert_eq!(outcome.reason, abi::REASON_TO_REMOTE, "{case:?}");
+                go_on(&node, case, &sent, &outcome.packet());
+                outcome.packet().destination
+            });
+            assert_ne!(both[0], both[1], "{case:?}");
+            let third = to_service(&node, case);
+            node.send(Hook::NicIn, Device::Eth0, &third).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+            if case.protocol == Protocol::Tcp {
+                let before = node.view.flows().unwrap().len();
+                let middle = tcp(case.at(CLIENT, node.client_port()), case.at(CLUSTER_IP, PORT), ack(1));
+                node.send(Hook::NicIn, Device::Eth0, &middle).is_for(TC_SHOT, abi::REASON_SNAT_EXHAUSTED);
+                assert_eq!(node.view.flows().unwrap().len(), before);
+            }
+        }
+    }
+}
+
 /// The endpoint knows it from another port, and will reset it most likely.
 #[test]
 fn a_connection_that_is_met_in_its_middle_takes_no_port_from_who_waits_for_an_answer() {

@@ -1,21 +1,14 @@
-//! Interfaces that packets may take past the host's stack.
-
-use std::collections::BTreeMap;
+//! Interfaces that lead to pods and to other hosts: what packets may take past the host's stack, and what a pod's own come by.
 
 use tracing::error;
-use weir_abi as abi;
 use weir_core::shortcuts::shortcuts;
 
 use super::Writer;
 
 impl Writer {
-    /// Writes them where they changed. Without the option there are none.
+    /// Writes them where they changed.
     pub(super) fn update_shortcuts(&mut self) {
-        let wanted = if self.settings.config.flags & abi::CONFIG_HOST_BYPASS == 0 {
-            BTreeMap::new()
-        } else {
-            shortcuts(&self.interfaces, |index| self.attached.get(&index).map(|(_, kind)| *kind))
-        };
+        let wanted = shortcuts(&self.interfaces, |index| self.attached.get(&index).map(|(_, kind)| *kind));
         if self.shortcuts.as_ref() == Some(&wanted) {
             return;
         }
