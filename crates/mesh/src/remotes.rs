@@ -22,6 +22,8 @@ pub(crate) const SPILL_LIFE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Remote {
     window: Option<Window>,
+    /// When a packet of it was admitted last.
+    heard: Duration,
     /// When it was heard or sent to.
     used: Duration,
     /// Of what is sent to it, probes and replies.
@@ -52,6 +54,7 @@ impl Remotes {
         let config = self.config;
         let remote = self.known.entry(id).or_insert_with(|| Remote {
             window: None,
+            heard: now,
             used: now,
             budget: Budget::new(config.bytes_per_second),
             spilled: Merged::default(),
@@ -72,6 +75,7 @@ impl Remotes {
         let order = known.map_or(Ok(None), |window| window.admit(header.epoch, header.sequence).map(Some))?;
         // A refused packet did not come here, so it keeps nobody in memory.
         let remote = self.entry(header.sender, now);
+        remote.heard = now;
         Ok(order.unwrap_or_else(|| {
             remote.window = Some(Window::new(header.epoch, header.sequence));
             Order::Newest
@@ -96,7 +100,8 @@ impl Remotes {
     }
 
     /// Forgets who was silent for so long that the time in its old packets protects from them: a packet may be `skew`
-    /// ahead of this node's clock when it comes, and is refused when it is `skew` behind.
+    /// ahead of this node's clock when it comes, and is refused when it is `skew` behind. Of one that is sent to it is only what was heard: its clock may have been
+    /// set back, so that it seems to be older than it was.
     fn sweep(&mut self, now: Duration) {
         let life = self.config.skew.saturating_mul(2) + Duration::from_secs(1);
         if now.saturating_sub(self.swept) < life / 4 {
@@ -104,5 +109,8 @@ impl Remotes {
         }
         self.swept = now;
         self.known.retain(|_, remote| now.saturating_sub(remote.used) <= life);
+        for remote in self.known.values_mut().filter(|remote| now.saturating_sub(remote.heard) > life) {
+            remote.window = None;
+        }
     }
 }
