@@ -9,6 +9,9 @@ use ipnet::IpNet;
 
 use crate::settings::Overrides;
 
+/// Bytes of the longest name of a service, a namespace or a port: what the maps hold of one. Kubernetes allows no more.
+pub const LONGEST_NAME: usize = weir_abi::NAME_SIZE - 1;
+
 /// Namespace and name of an object.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ObjectName {

@@ -99,7 +99,10 @@ impl SettingsFile {
     pub async fn next(&mut self, reload: &Notify) -> Reading<Settings> {
         tokio::select! {
             () = self.changes.next() => {}
-            () = reload.notified() => self.source.asked(),
+            () = reload.notified() => {
+                self.source.asked();
+                self.changes.renew();
+            }
         }
         self.source.read(parse).await
     }

@@ -192,7 +192,7 @@ impl Output {
             tones.push(Tone::Plain);
         }
         for row in rows {
-            table.add_row(row.cells(wide).into_iter().map(|cell| if cell.is_empty() { NONE.to_owned() } else { cell }));
+            table.add_row(row.cells(wide).into_iter().map(|cell| in_one_line(&cell)));
             tones.push(row.tone());
         }
         for column in table.column_iter_mut() {
@@ -212,6 +212,17 @@ impl Output {
         stdout.write_all(text.as_bytes())?;
         stdout.flush()?;
         Ok(())
+    }
+}
+
+/// A cell of a table, whose rows are lines. Of a long text, as the kernel's about a program that it refuses, the beginning and the end say most.
+fn in_one_line(cell: &str) -> String {
+    let lines: Vec<_> = cell.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match lines[..] {
+        [] => NONE.to_owned(),
+        [line] => line.to_owned(),
+        [first, last] => format!("{first}; {last}"),
+        [first, .., last] => format!("{first} […] {last}"),
     }
 }
 
@@ -279,6 +290,19 @@ pub(crate) mod tests {
         insta::assert_snapshot!(anstream::adapter::strip_str(&headless.list(&FRUIT).unwrap()), @r"
         plum
         plum
+        <none>
+        ");
+    }
+
+    #[test]
+    fn a_long_text_takes_one_line_and_hides_no_row() {
+        let names = ["refused:\n0: R1\n1: R2\nno such map\n", "plum", "a\nb", ""];
+        let rows = names.map(|name| Fruit { name, ripe: false });
+        insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&rows).unwrap()), @r"
+        NAME
+        refused: […] no such map
+        plum
+        a; b
         <none>
         ");
     }

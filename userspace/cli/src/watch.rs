@@ -29,7 +29,7 @@ pub(crate) fn wait<T>(patience: Duration, may_get_better: impl Fn(&T) -> bool, m
     }
 }
 
-/// Repeats until interrupted, or until nobody reads any more.
+/// Repeats until interrupted, or until nobody reads any more. What cannot be had later is told, and asked for again: an agent may be starting anew.
 pub(crate) fn repeat(
     watch: Watch,
     output: Output,
@@ -37,18 +37,29 @@ pub(crate) fn repeat(
 ) -> Result<Infallible> {
     let output = output.streaming();
     let screen = output.is_screen();
+    let mut seen = false;
     loop {
-        let text = frame(&output)?;
-        match (screen, output.is_table()) {
+        let text = or_later(frame(&output), seen)?;
+        seen = true;
+        match (text, screen, output.is_table()) {
+            (Err(cause), _, _) => eprintln!("{cause:#}"),
             // Not through the filter of colours, which would swallow it.
-            (true, _) => {
+            (Ok(text), true, _) => {
                 print_raw(CLEAR)?;
                 output.print(&text)?;
             }
-            (false, true) => output.print(&format!("{text}\n"))?,
-            (false, false) => output.print(&text)?,
+            (Ok(text), false, true) => output.print(&format!("{text}\n"))?,
+            (Ok(text), false, false) => output.print(&text)?,
         }
         sleep(Duration::from_secs(u64::from(watch.interval)));
+    }
+}
+
+/// What is seen now, or why nothing is, where something was before: that may pass. Else it is an error.
+fn or_later<T>(frame: Result<T>, seen: bool) -> Result<Result<T>> {
+    match frame {
+        Err(cause) if !seen => Err(cause),
+        frame => Ok(frame),
     }
 }
 
@@ -61,7 +72,17 @@ fn print_raw(text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::anyhow;
+
     use super::*;
+
+    #[test]
+    fn what_was_never_seen_is_an_error_and_what_is_not_seen_for_once_may_come_again() {
+        let missing = || Err::<(), _>(anyhow!("no agent listens"));
+        assert!(or_later(missing(), false).is_err());
+        assert!(or_later(missing(), true).unwrap().is_err());
+        assert!(or_later(Ok(()), true).unwrap().is_ok());
+    }
 
     #[test]
     fn who_waits_looks_until_all_is_well_and_no_longer_and_at_least_once() {

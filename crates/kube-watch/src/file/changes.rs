@@ -13,6 +13,9 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Yet at the latest after this many of these pauses, whatever else happens in its directory.
 const MAX_PAUSES: u32 = 20;
 
+/// It is read as often in any case: what a network file system changes elsewhere no watch tells.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// Why a file cannot be followed at all.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
@@ -31,7 +34,10 @@ pub enum FollowError {
 
 /// Changes of one file from now on.
 pub(crate) struct Changes {
-    _watcher: RecommendedWatcher,
+    path: PathBuf,
+    /// None where the directory is gone.
+    watcher: Option<RecommendedWatcher>,
+    sender: mpsc::Sender<()>,
     changed: mpsc::Receiver<()>,
 }
 
@@ -39,21 +45,31 @@ impl Changes {
     /// Those of the file at `path`, which need not exist.
     pub(crate) fn of(path: &Path) -> Result<Self, FollowError> {
         let (sender, changed) = mpsc::channel(1);
-        Ok(Self { _watcher: watch(path, sender)?, changed })
+        Ok(Self { path: path.to_owned(), watcher: Some(watch(path, sender.clone())?), sender, changed })
     }
 
-    /// Waits for a change, and until changes pause. No change is lost if nobody waits at the moment.
+    /// Waits for a change, and until changes pause, or until it is time to look. No change is lost if nobody waits at the moment.
     pub(crate) async fn next(&mut self) {
-        if self.changed.recv().await.is_none() {
-            // The watcher lives as long as this, so its end of the channel does.
-            return std::future::pending().await;
-        }
-        for _ in 0..MAX_PAUSES {
-            match tokio::time::timeout(SETTLE, self.changed.recv()).await {
-                Ok(Some(())) => tokio::time::sleep(SETTLE).await,
-                Ok(None) | Err(_) => return,
+        if tokio::time::timeout(LOOK, self.changed.recv()).await.is_ok() {
+            for _ in 0..MAX_PAUSES {
+                match tokio::time::timeout(SETTLE, self.changed.recv()).await {
+                    Ok(Some(())) => tokio::time::sleep(SETTLE).await,
+                    Ok(None) | Err(_) => break,
+                }
             }
         }
+        self.renew();
+    }
+
+    /// Watches what stands at the path now: the directory may be another one by that name, and a link lead elsewhere. To be asked before each reading.
+    pub(crate) fn renew(&mut self) {
+        self.watcher = match watch(&self.path, self.sender.clone()) {
+            Ok(watcher) => Some(watcher),
+            Err(cause) => {
+                tracing::debug!(%cause, "the file is looked at now and then");
+                None
+            }
+        };
     }
 }
 

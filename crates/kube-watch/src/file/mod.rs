@@ -33,6 +33,22 @@ fn says_nothing(text: &str) -> bool {
     text.lines().all(|line| matches!(line.trim(), "" | "---") || line.trim().starts_with('#'))
 }
 
+/// Values in a file: as many as all Services and endpoints that the maps may hold are written with, several times over.
+const MOST_VALUES: usize = 8_000_000;
+
+/// The library's bounds are for small files of strangers. A file may name the same health check at each of its services; how much all aliases stand for is
+/// bounded in any case.
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: MOST_VALUES,
+            max_events: 2 * MOST_VALUES,
+            max_total_scalar_bytes: 512 << 20,
+            enforce_alias_anchor_ratio: false,
+        },
+    }
+}
+
 /// The form of a YAML text. A file that is being written is empty for a moment, which must not take everything away:
 /// `nothing` is how its owner says that nothing is wanted.
 pub(crate) fn from_yaml<T: DeserializeOwned>(text: &str, nothing: &str) -> Result<T, FileError> {
@@ -40,7 +56,7 @@ pub(crate) fn from_yaml<T: DeserializeOwned>(text: &str, nothing: &str) -> Resul
         let message = format!("the file is empty (write `{nothing}` for none)");
         return Err(FileError { line: 1, column: 1, message });
     }
-    serde_saphyr::from_str(text).map_err(|error| {
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
         let location = error.location().unwrap_or(serde_saphyr::Location::UNKNOWN);
         // The line and column stand before the message already; the snippet does not fit into a log line.
         let text = error.without_snippet().to_string();

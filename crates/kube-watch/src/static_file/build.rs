@@ -8,11 +8,13 @@ use ipnet::IpNet;
 use serde_saphyr::{Location, Spanned};
 use weir_core::model::{
     Endpoint, Family, Node, NodeCapacity, ObjectName, Protocol, Proxy, Service, ServicePort, Slice, SlicePort,
-    TrafficPolicy,
 };
 use weir_core::settings::{ANNOTATION_PREFIX, Annotations, Key, Overrides, Scope};
 
 use super::health_check::health_check;
+use super::values::{
+    addresses, name, port, protocol, protocol_name, routed_address, routed_addresses, short_name, traffic_policy,
+};
 use super::{API_VERSION, Contents, schema};
 use crate::convert::{AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS, parse_range};
 use crate::file::FileError;
@@ -123,16 +125,16 @@ fn node(written: &schema::Node) -> Result<Node> {
 }
 
 fn service(written: &schema::Service) -> Result<Service> {
-    let namespace = written.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let name = ObjectName::new(namespace, name("services[].name", &written.name)?);
+    let namespace = written.namespace.as_ref().map_or(Ok(DEFAULT_NAMESPACE), |own| short_name("namespace", own))?;
+    let name = ObjectName::new(namespace, short_name("services[].name", &written.name)?);
     let Annotations { overrides, own_series, wrong: _ } = annotations(&name, written)?;
     let service = Service {
         overrides,
         own_series,
         name,
         cluster_ips: addresses("clusterIPs", &written.cluster_ips)?,
-        external_ips: addresses("externalIPs", &written.external_ips)?,
-        load_balancer_ips: addresses("loadBalancerIPs", &written.load_balancer_ips)?,
+        external_ips: routed_addresses("externalIPs", &written.external_ips)?,
+        load_balancer_ips: routed_addresses("loadBalancerIPs", &written.load_balancer_ips)?,
         ports: written.ports.iter().map(service_port).collect::<Result<_>>()?,
         internal_policy: traffic_policy("internalTrafficPolicy", written.internal_traffic_policy.as_ref())?,
         external_policy: traffic_policy("externalTrafficPolicy", written.external_traffic_policy.as_ref())?,
@@ -154,12 +156,33 @@ fn service(written: &schema::Service) -> Result<Service> {
         );
         return Err(FileError::at(place, message));
     }
+    all_families_are_served(&service, written)?;
     let mut names = Unique::new("port");
     for (port, written) in service.ports.iter().zip(&written.ports) {
         let place = written.name.as_ref().map_or(written.port.referenced, |name| name.referenced);
         names.claim(Arc::clone(&port.name), &port.name, place)?;
     }
     Ok(service)
+}
+
+/// With cluster IPs a service has their families, as in Kubernetes: an address of another one would answer nobody.
+fn all_families_are_served(service: &Service, written: &schema::Service) -> Result<()> {
+    let served = |ip: &IpAddr| service.cluster_ips.iter().any(|other| Family::of(*other) == Family::of(*ip));
+    let lists = [
+        ("externalIPs", &service.external_ips, &written.external_ips),
+        ("loadBalancerIPs", &service.load_balancer_ips, &written.load_balancer_ips),
+    ];
+    for (field, ips, places) in lists {
+        let unserved = ips.iter().zip(places).find(|(ip, _)| !service.cluster_ips.is_empty() && !served(ip));
+        if let Some((ip, place)) = unserved {
+            let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+            let message = format!(
+                "{field}: {ip} is of {family}, and clusterIPs name no {family} address: a service with cluster IPs has their families; name one, or no clusterIPs"
+            );
+            return Err(FileError::at(place.referenced, message));
+        }
+    }
+    Ok(())
 }
 
 /// What the annotations want, and what is wanted of the steering without them; nothing is wrong. Annotations of others are
@@ -232,7 +255,7 @@ fn source_range(written: &Spanned<String>) -> Result<IpNet> {
 
 fn service_port(written: &schema::Port) -> Result<ServicePort> {
     Ok(ServicePort {
-        name: Arc::from(written.name.as_ref().map_or("", |name| name.value.as_str())),
+        name: Arc::from(written.name.as_ref().map_or(Ok(""), |own| short_name("ports[].name", own))?),
         protocol: protocol(written.protocol.as_ref())?,
         port: port("port", &written.port)?,
         node_port: written.node_port.as_ref().map(|value| port("nodePort", value)).transpose()?,
@@ -284,7 +307,7 @@ fn endpoint(written: &schema::Endpoint, nodes: &[Node]) -> Result<Endpoint> {
         written.value.parse().map_err(wrong)
     };
     Ok(Endpoint {
-        address: address("address", &written.address)?,
+        address: routed_address("address", &written.address)?,
         node,
         ready,
         serving: written.serving.unwrap_or(ready),
@@ -312,56 +335,4 @@ fn endpoint_ports(endpoint: &schema::Endpoint, written: &schema::Service, servic
         Ok(SlicePort { name: Arc::clone(&served.name), protocol: served.protocol, port: number })
     });
     ports.collect()
-}
-
-fn name<'a>(field: &str, value: &'a Spanned<String>) -> Result<&'a str> {
-    if value.value.is_empty() {
-        return Err(FileError::at(value.referenced, format!("{field}: a name must not be empty")));
-    }
-    Ok(&value.value)
-}
-
-fn addresses(field: &str, values: &[Spanned<String>]) -> Result<Vec<IpAddr>> {
-    values.iter().map(|value| address(field, value)).collect()
-}
-
-fn address(field: &str, value: &Spanned<String>) -> Result<IpAddr> {
-    match value.value.parse::<IpAddr>() {
-        Ok(ip) => Ok(ip.to_canonical()),
-        Err(_) => Err(FileError::at(value.referenced, format!("{field}: \"{}\" is not an IP address", value.value))),
-    }
-}
-
-fn port(field: &str, value: &Spanned<i64>) -> Result<u16> {
-    match u16::try_from(value.value) {
-        Ok(port @ 1..) => Ok(port),
-        _ => Err(FileError::at(value.referenced, format!("{field}: {} is not in 1..65535", value.value))),
-    }
-}
-
-fn protocol(value: Option<&Spanned<String>>) -> Result<Protocol> {
-    let Some(value) = value else { return Ok(Protocol::Tcp) };
-    match value.value.as_str() {
-        "TCP" => Ok(Protocol::Tcp),
-        "UDP" => Ok(Protocol::Udp),
-        "SCTP" => Ok(Protocol::Sctp),
-        other => Err(FileError::at(value.referenced, format!("protocol: \"{other}\" is none of TCP, UDP and SCTP"))),
-    }
-}
-
-const fn protocol_name(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-        Protocol::Sctp => "SCTP",
-    }
-}
-
-fn traffic_policy(field: &str, value: Option<&Spanned<String>>) -> Result<TrafficPolicy> {
-    let Some(value) = value else { return Ok(TrafficPolicy::default()) };
-    match value.value.as_str() {
-        "Cluster" => Ok(TrafficPolicy::Cluster),
-        "Local" => Ok(TrafficPolicy::Local),
-        other => Err(FileError::at(value.referenced, format!("{field}: \"{other}\" is neither Cluster nor Local"))),
-    }
 }

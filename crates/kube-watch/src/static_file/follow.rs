@@ -33,7 +33,10 @@ pub async fn follow(
         }
         tokio::select! {
             () = changes.next() => {}
-            () = reload.notified() => source.asked(),
+            () = reload.notified() => {
+                source.asked();
+                changes.renew();
+            }
             () = sink.closed() => return Ok(()),
         }
     }

@@ -38,6 +38,7 @@ mod build;
 mod follow;
 mod health_check;
 mod schema;
+mod values;
 
 use weir_core::cluster::Event;
 use weir_core::endpoint_checks::Check;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
@@ -10,8 +11,9 @@ use serde_saphyr::Spanned;
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Document {
     pub(super) api_version: Option<Spanned<String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "listed")]
     pub(super) nodes: Vec<Node>,
+    #[serde(deserialize_with = "listed")]
     pub(super) services: Vec<Service>,
 }
 
@@ -21,7 +23,7 @@ pub(super) struct Document {
 pub(super) struct Node {
     pub(super) name: Spanned<String>,
     pub(super) zone: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "listed")]
     pub(super) addresses: Vec<Spanned<String>>,
 }
 
@@ -29,29 +31,30 @@ pub(super) struct Node {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Service {
-    pub(super) namespace: Option<String>,
+    pub(super) namespace: Option<Spanned<String>>,
     pub(super) name: Spanned<String>,
     #[serde(default)]
     pub(super) annotations: BTreeMap<String, Spanned<String>>,
     /// What annotations say, without their prefix.
     #[serde(default)]
     pub(super) steering: BTreeMap<String, Spanned<String>>,
-    #[serde(default, rename = "clusterIPs")]
+    #[serde(default, rename = "clusterIPs", deserialize_with = "listed")]
     pub(super) cluster_ips: Vec<Spanned<String>>,
-    #[serde(default, rename = "externalIPs")]
+    #[serde(default, rename = "externalIPs", deserialize_with = "listed")]
     pub(super) external_ips: Vec<Spanned<String>>,
-    #[serde(default, rename = "loadBalancerIPs")]
+    #[serde(default, rename = "loadBalancerIPs", deserialize_with = "listed")]
     pub(super) load_balancer_ips: Vec<Spanned<String>>,
     pub(super) internal_traffic_policy: Option<Spanned<String>>,
     pub(super) external_traffic_policy: Option<Spanned<String>>,
     pub(super) session_affinity: Option<Spanned<String>>,
     pub(super) session_affinity_seconds: Option<Spanned<i64>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "listed")]
     pub(super) load_balancer_source_ranges: Vec<Spanned<String>>,
     #[serde(default, deserialize_with = "present")]
     pub(super) health_check: Option<HealthCheck>,
+    #[serde(deserialize_with = "listed")]
     pub(super) ports: Vec<Port>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "listed")]
     pub(super) endpoints: Vec<Endpoint>,
 }
 
@@ -111,4 +114,10 @@ pub(super) struct HttpCheck {
 /// A field that is written with nothing after it is wanted, with all that may be left out left out.
 fn present<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(field: D) -> Result<Option<T>, D::Error> {
     Ok(Some(Option::deserialize(field)?.unwrap_or_default()))
+}
+
+/// A list that is written with nothing after it is a template that has made nothing, or a file that is not whole yet: it must not take everything away.
+fn listed<'de, D: Deserializer<'de>, T: Deserialize<'de>>(field: D) -> Result<Vec<T>, D::Error> {
+    let list = Option::deserialize(field)?;
+    list.ok_or_else(|| D::Error::custom("a list with nothing in it is written as `[]`"))
 }

@@ -10,7 +10,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use weir_kube_watch::static_file::{Contents, FollowError, follow};
 use weir_kube_watch::status::{Status, StatusWriter};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Less than it takes until the file is read whatever the watch says.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 struct Following {
     directory: TempDir,
@@ -45,6 +46,12 @@ impl Following {
     async fn next(&mut self) -> String {
         let contents = tokio::time::timeout(PATIENCE, self.contents.recv()).await.expect("no news came").unwrap();
         contents.services[0].name.name.to_string()
+    }
+
+    /// The same where no watch tells, so that it comes when it is time to look.
+    async fn next_look(&mut self) -> String {
+        let news = tokio::time::timeout(2 * PATIENCE, self.contents.recv()).await;
+        news.expect("nobody looked").unwrap().services[0].name.name.to_string()
     }
 
     async fn status(&mut self, wanted: impl FnMut(&Status) -> bool) -> Status {
@@ -109,6 +116,51 @@ async fn a_file_that_is_missing_is_waited_for() {
     assert!(!status.synced());
     file.replace(&text("a"));
     assert_eq!(file.next().await, "a");
+}
+
+#[tokio::test]
+async fn a_file_is_followed_whose_directory_was_made_anew_or_moved_away() {
+    let root = tempfile::tempdir().unwrap();
+    let home = root.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let path = home.join("services.yaml");
+    fs::write(&path, text("a")).unwrap();
+    let mut file = start(root, path.clone());
+    assert_eq!(file.next().await, "a");
+    fs::remove_dir_all(&home).unwrap();
+    file.status(|status| !status.connected()).await;
+    fs::create_dir(&home).unwrap();
+    fs::write(&path, text("b")).unwrap();
+    assert_eq!(file.next_look().await, "b");
+    fs::write(&path, text("c")).unwrap();
+    assert_eq!(file.next().await, "c", "it is watched again");
+
+    fs::rename(&home, home.with_extension("old")).unwrap();
+    fs::create_dir(&home).unwrap();
+    fs::write(&path, text("d")).unwrap();
+    assert_eq!(file.next_look().await, "d");
+    fs::write(&path, text("e")).unwrap();
+    assert_eq!(file.next().await, "e");
+}
+
+#[tokio::test]
+async fn a_link_that_leads_elsewhere_by_now_is_followed_there() {
+    let root = tempfile::tempdir().unwrap();
+    let [home, first, second] = ["home", "first", "second"].map(|name| root.path().join(name));
+    for directory in [&home, &first, &second] {
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join("target.yaml"), text("a")).unwrap();
+    }
+    let path = home.join("services.yaml");
+    std::os::unix::fs::symlink(first.join("target.yaml"), &path).unwrap();
+    let mut file = start(root, path.clone());
+    assert_eq!(file.next().await, "a");
+    fs::write(second.join("target.yaml"), text("b")).unwrap();
+    std::os::unix::fs::symlink(second.join("target.yaml"), home.join("new")).unwrap();
+    fs::rename(home.join("new"), &path).unwrap();
+    assert_eq!(file.next().await, "b");
+    fs::write(second.join("target.yaml"), text("c")).unwrap();
+    assert_eq!(file.next().await, "c");
 }
 
 #[tokio::test]

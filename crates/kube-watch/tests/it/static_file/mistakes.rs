@@ -9,6 +9,20 @@ fn an_empty_file_is_a_mistake_not_the_end_of_all_services() {
 }
 
 #[test]
+fn a_list_with_nothing_after_it_is_a_mistake_not_an_empty_one() {
+    let empty = "a list with nothing in it is written as `[]`";
+    let service = |field: &str| {
+        let lists = "clusterIPs: [10.0.0.1], loadBalancerIPs: [192.0.2.1], ports: [{port: 80}]";
+        format!("services:\n- {{name: a, {lists}, {field}: }}\n")
+    };
+    for text in
+        ["services:\n".to_owned(), service("endpoints"), service("loadBalancerSourceRanges"), service("externalIPs")]
+    {
+        assert!(mistake(&text).ends_with(empty), "{text}{}", mistake(&text));
+    }
+}
+
+#[test]
 fn an_unknown_field_is_named_with_the_fields_that_exist() {
     let text = mistake(&with("clusterIPs:", "clusterIps:"));
     assert!(text.starts_with("line 9, column 5: "), "{text}");
@@ -118,6 +132,67 @@ fn bad_affinity_and_source_ranges_are_refused_with_their_place_and_field() {
     ] {
         assert_eq!(mistake(&with(old, new)), expected);
     }
+}
+
+#[test]
+fn addresses_that_no_packet_is_routed_to_are_refused() {
+    let routed = |address: &str| mistake(&with("address: 10.0.1.5", &format!("address: '{address}'")));
+    for (address, why) in [
+        ("127.0.0.1", "a loopback address, which every host has to itself"),
+        ("::1", "a loopback address, which every host has to itself"),
+        ("0.0.0.0", "no address of a host"),
+        ("ff02::1", "no address of a host"),
+    ] {
+        assert_eq!(routed(address), format!("line 18, column 19: address: \"{address}\" is {why}"));
+    }
+    for address in ["fe80::1", "169.254.7.7"] {
+        let why = "is of one link alone, and packets are not routed there";
+        assert_eq!(routed(address), format!("line 18, column 19: address: {address} {why}"));
+    }
+}
+
+#[test]
+fn names_that_the_maps_would_cut_are_refused() {
+    let long = "a".repeat(64);
+    let text = mistake(&with("- name: web", &format!("- name: {long}")));
+    assert_eq!(text, format!("line 7, column 11: services[].name: \"{long}\" has 64 bytes; 63 are the most"));
+    assert!(mistake(&with("- name: web", "- name: a/b")).ends_with("services[].name: \"a/b\" has a slash or NUL"));
+    good(&with("- name: web", &format!("- name: {}", "a".repeat(63))));
+}
+
+#[test]
+fn an_address_of_a_family_that_no_cluster_ip_has_is_refused() {
+    let service = |addresses: &str| {
+        format!(
+            "services: [{{name: a, {addresses}, loadBalancerIPs: [192.0.2.1, '2001:db8::1'], ports: [{{port: 80}}]}}]"
+        )
+    };
+    let text = mistake(&service("clusterIPs: [10.0.0.1]"));
+    assert!(text.contains("loadBalancerIPs: 2001:db8::1 is of IPv6, and clusterIPs name no IPv6 address"), "{text}");
+    good(&service("clusterIPs: [10.0.0.1, 'fd00::1']"));
+    good(&service("externalIPs: []"));
+}
+
+/// As many endpoints as the maps have room for, by default, and a health check that many services share.
+#[test]
+fn a_file_may_be_as_large_as_the_maps_and_name_one_thing_many_times() {
+    use std::fmt::Write;
+    let mut text = String::from(
+        "services:\n- {name: first, clusterIPs: [10.0.0.1], ports: [{port: 80}], healthCheck: &hc {interval: 3s}}\n",
+    );
+    for service in 0..300 {
+        let address = format!("10.1.{}.{}", service / 200, service % 200 + 1);
+        write!(
+            text,
+            "- name: s{service}\n  clusterIPs: [{address}]\n  ports: [{{port: 80}}]\n  healthCheck: *hc\n  endpoints:\n"
+        )
+        .unwrap();
+        for endpoint in 0..200 {
+            writeln!(text, "  - {{address: 10.{}.{}.{}}}", 16 + service / 250, service % 250, endpoint + 1).unwrap();
+        }
+    }
+    let endpoints: usize = good(&text).slices.iter().map(|slice| slice.endpoints.len()).sum();
+    assert_eq!(endpoints, 60_000);
 }
 
 #[test]
