@@ -121,7 +121,7 @@ static __always_inline int note_own(const struct packet *p, const bool v6)
 	if (known && is_clients(known, p->proto))
 		return 0;
 	/* A pod may ask whomever it likes. */
-	if (!known && !may_move_beside_tcp())
+	if (!known && !may_move_beside_tcp(true))
 		return 0;
 	own.flow.created = own.flow.last_seen = now_ticks();
 	(void)flow_put_going(&key, &own.flow, v6);

@@ -95,17 +95,17 @@ static __always_inline void count_lost(void)
 /*
  * Whether one more flow of datagrams, or an association, may move to those that go on. Two packets in anybody's name make one, if they are
  * answered, and who asks a name server makes many that are over soon. So fast that they would take all of that room until those of
- * datagrams are idle and taken out they stay where they began, and silent connections keep their places. Counts it. A function of its own: few
- * packets ask.
+ * datagrams are idle and taken out they stay where they began, and silent connections keep their places. hosts: it is the host's own, which has no other place,
+ * and comes before those. Counts it. A function of its own: few packets ask.
  */
-__noinline int may_move_beside_tcp(void)
+__noinline int may_move_beside_tcp(bool hosts)
 {
 	struct pace *pace = room_beside_tcp ? pace_now() : NULL;
 	__u32 most = moved_each_tick();
 
 	if (!pace)
 		return true;
-	if (pace->moved >= (most > MOVED_LEAST ? most : MOVED_LEAST))
+	if (pace->moved >= (most > MOVED_LEAST ? most : MOVED_LEAST) << hosts)
 		return false;
 	pace->moved++;
 	return true;

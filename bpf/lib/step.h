@@ -128,7 +128,7 @@ static __always_inline bool promote_alone(const struct packet *p, struct flow *f
 
 	if (!flow->bytes || p->piece == PIECE_LATER)
 		return false;
-	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp())
+	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp(false))
 		return false;
 	clear_bits(&flow->flags, FLOW_OPENING);
 	flow->held -= left;
@@ -214,7 +214,7 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 	/* Of what has settled the client has heard; by now it may have got so much that its number does not tell. */
 	if (stays == FLOW_OPENING && !has_heard(p, reply))
 		return false;
-	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp())
+	if (p->proto != IPPROTO_TCP && !may_move_beside_tcp(false))
 		return false;
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);

@@ -12,19 +12,16 @@
 /*
  * Whether packets with a source address come by the interface that a packet has come by: those to it leave there, or by the bridge of which that is a port.
  * A pod that sends in another's name, and whoever does so from outside, would reach that pod in the node's name, past what the host and the CNI have against
- * it. Where neither is known what leads there is not either.
+ * it. Where one of the two is not known to lead anywhere, or the way is a card, nobody can tell.
  */
 static __always_inline bool may_come_from(ctx_t *ctx, const struct packet *p, const bool v6)
 {
 	__u32 own = ctx_ifindex(ctx), way = way_to(ctx, p, &p->src, config_get(), 1, v6);
-	const struct shortcut *port;
+	const struct shortcut *port = bpf_map_lookup_elem(&shortcuts, &own);
 
-	if (way == own)
+	if (way == own || !port || (port->bridge && port->bridge == way))
 		return true;
-	port = bpf_map_lookup_elem(&shortcuts, &own);
-	if (port && port->bridge && port->bridge == way)
-		return true;
-	return !bpf_map_lookup_elem(&shortcuts, &way);
+	return !bpf_map_lookup_elem(&shortcuts, &way) || bpf_map_lookup_elem(&nics, &way);
 }
 
 /*
@@ -40,7 +37,8 @@ static __always_inline int snat_source(ctx_t *ctx, const struct packet *p, const
 	if (!backend)
 		return 0;
 	if (backend->flags & BACKEND_LOCAL) {
-		if (!addr_equal(&p->src, &backend->addr, v6))
+		/* Who wraps has been asked who it is; what has a tag is the interface's that is of its VLAN. */
+		if (!addr_equal(&p->src, &backend->addr, v6) || is_unwrapped(p) || p->vlan)
 			return 0;
 		if (CTX_XDP)
 			return -REASON_LEFT_TO_TC;

@@ -94,7 +94,8 @@ impl Datapath {
         });
         let is_new = maps.len() < MAPS.len() || !basic_programs().all(|name| programs.contains_key(&name));
         if is_new {
-            kept = load_all(&pins, capacity, &resized).inspect_err(|_| {
+            let moment = if half_switched { Moment::BehindLinks } else { Moment::Loaded };
+            kept = load_all(&pins, capacity, (&resized, moment)).inspect_err(|_| {
                 // A size that the kernel refuses must not cost the flows and slots in the maps of the old one.
                 if let Err(cause) = replaced::put_back(&pins) {
                     warn!(%cause, "maps of the old size are not back in their places; the next start tries again");
@@ -291,15 +292,15 @@ fn existing(pins: &PinDir, spec: &MapSpec, capacity: &Capacity) -> Result<Existi
     }
 }
 
-/// Loads the programs, keeps them, and fills the maps of another size from those that they replace. Returns where they are kept.
-fn load_all(pins: &PinDir, capacity: &Capacity, resized: &[(MapSpec, OwnedFd)]) -> Result<PathBuf> {
+/// Loads the programs, keeps them, and fills the maps of another size from those that they replace, at a moment. Returns where they are kept.
+fn load_all(pins: &PinDir, capacity: &Capacity, (resized, moment): (&[(MapSpec, OwnedFd)], Moment)) -> Result<PathBuf> {
     // Where an agent has needed them before they are there again before the first link changes.
     let headerless = kept::has(pins, is_headerless)?;
     let programs = load(pins, capacity, |name| headerless || !is_headerless(name))?;
     if !resized.is_empty() {
         let seed = pins.mapped::<abi::Config>("config", READ_ONLY)?.get(0)?.hash_seed;
         for (spec, old) in resized {
-            resize::copy(pins, spec, old.as_fd(), Moment::Loaded, seed)?;
+            resize::copy(pins, spec, old.as_fd(), moment, seed)?;
         }
     }
     // Other programs, which noted nothing of what they wrote there, or other tables may have been here. Whoever finds these programs kept

@@ -342,7 +342,8 @@ impl Model {
                 }
             };
         if !keeps_client {
-            if is_local(&backend) && p.src == backend.addr {
+            // Who wraps has been asked who it is; what has a tag is another interface's.
+            if is_local(&backend) && p.src == backend.addr && p.endpoint.is_none() && !p.vlan {
                 self.may_come_from(p, place)?;
             }
             flow.tunnel = self.leaves_by_tunnel(p.family, &backend, place);

@@ -240,7 +240,7 @@ impl Model {
     pub(crate) fn promote(&mut self, key: &Key, flow: &Flow, p: &Packet) -> bool {
         if flow.direct {
             // A packet that made it may come to this twice, and what comes behind a first piece is no other packet.
-            if flow.bytes == 0 || p.piece == Piece::Later || key.protocol != TCP && !self.may_move_beside_tcp() {
+            if flow.bytes == 0 || p.piece == Piece::Later || key.protocol != TCP && !self.may_move_beside_tcp(false) {
                 return false;
             }
             let left = if flow.names_left() { flow.held } else { 0 };
@@ -259,7 +259,7 @@ impl Model {
         {
             return false;
         }
-        if key.protocol != TCP && !self.may_move_beside_tcp() {
+        if key.protocol != TCP && !self.may_move_beside_tcp(false) {
             return false;
         }
         let reply = self.count_failover(reply);

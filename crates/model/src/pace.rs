@@ -54,9 +54,9 @@ impl Model {
         may
     }
 
-    /// Whether one more flow of datagrams, or an association, may move to those that go on. Counts it.
-    pub(crate) fn may_move_beside_tcp(&mut self) -> bool {
-        let most = self.moved_each_tick().max(MOVED_LEAST);
+    /// Whether one more flow of datagrams, or an association, may move to those that go on, or one of the host's own begin there. Counts it.
+    pub(crate) fn may_move_beside_tcp(&mut self, hosts: bool) -> bool {
+        let most = self.moved_each_tick().max(MOVED_LEAST) << u32::from(hosts);
         let pace = self.pace_now();
         let may = pace.moved < most;
         pace.moved += u32::from(may);

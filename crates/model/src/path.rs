@@ -193,7 +193,7 @@ impl Model {
         let frontend = self.control.frontend_at(p.family, key.to, p.protocol);
         let is_hosts = |at: abi::Frontend| at.kind == abi::KIND_NODE_PORT || p.src == self.node(p.family);
         let is_known = self.tables.flows.find(&key).is_some();
-        if !is_clients && frontend.is_some_and(is_hosts) && (is_known || self.may_move_beside_tcp()) {
+        if !is_clients && frontend.is_some_and(is_hosts) && (is_known || self.may_move_beside_tcp(true)) {
             let own = Flow { hosts: true, generation: u32::MAX, opening: false, ..self.new_flow(0, 0) };
             self.tables.flows.put(Stage::Going, key, own);
         }

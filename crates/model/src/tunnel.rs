@@ -20,8 +20,9 @@ impl Model {
         if place.is_xdp() {
             return Err(abi::REASON_LEFT_TO_TC);
         }
-        let way = place.network.route(ip_of(p.family, p.src)).map(|route| route.device);
-        let is_elsewhere = way.is_some_and(|way| way != place.device && self.shortcuts.contains_key(&way));
+        let is_known = |device: &u32| self.shortcuts.contains_key(device);
+        let way = place.network.route(ip_of(p.family, p.src)).filter(|way| way.device != place.device && !way.is_nic);
+        let is_elsewhere = way.is_some_and(|way| is_known(&way.device)) && is_known(&place.device);
         if is_elsewhere { Err(abi::REASON_NO_ROUTE) } else { Ok(()) }
     }
 

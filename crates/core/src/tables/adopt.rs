@@ -56,7 +56,7 @@ impl Tables {
 
     fn adopt_nodes(&mut self, dump: &Dump) {
         let used = dump.node_names.iter().map(|(number, _)| *number).collect();
-        self.nodes = NodeNumbers::new(Pool::new(1, self.capacity.nodes.saturating_add(1), &used));
+        self.nodes = NodeNumbers::new(self.capacity.nodes, &used);
         for (number, name) in &dump.node_names {
             self.nodes.adopt(*number, *name);
         }

@@ -21,7 +21,16 @@ impl TablesError {
 impl Tables {
     /// The plans with the endpoints that have slots, and as many new ones as there are slots for: those that new flows go to.
     pub(super) fn with_slots(&self, service: &ObjectName, plans: &[ServicePlan]) -> Vec<ServicePlan> {
-        let mut free = self.backend_pool.free();
+        self.with_slots_and(service, plans, self.backend_pool.free())
+    }
+
+    /// The plans with the endpoints alone that have slots.
+    #[must_use]
+    pub fn held(&self, service: &ObjectName, plans: &[ServicePlan]) -> Vec<ServicePlan> {
+        self.with_slots_and(service, plans, 0)
+    }
+
+    fn with_slots_and(&self, service: &ObjectName, plans: &[ServicePlan], mut free: u32) -> Vec<ServicePlan> {
         let fitting = |plan| self.plan_with_slots(service, (plan, plans), &mut free);
         plans.iter().map(fitting).collect()
     }

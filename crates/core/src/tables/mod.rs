@@ -205,7 +205,7 @@ impl Tables {
             backend_pool: Pool::new(1, capacity.backends, &none),
             lines: HashMap::new(),
             line_pool: Pool::new(0, capacity.lines, &none),
-            nodes: NodeNumbers::new(Pool::new(1, capacity.nodes.saturating_add(1), &none)),
+            nodes: NodeNumbers::new(capacity.nodes, &none),
             direct: direct::Direct::default(),
             frontends: Frontends::new(capacity.frontends),
             source_ranges: 0,

@@ -1,6 +1,6 @@
 //! Names as the maps hold them, and the numbers that stand for nodes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use weir_abi as abi;
@@ -33,11 +33,15 @@ pub(super) struct NodeNumbers {
     entries: HashMap<u32, Entry>,
     numbers: HashMap<Arc<abi::NodeName>, u32>,
     pool: Pool,
+    /// Names that the map has room for. What an agent before has left there may have higher numbers.
+    most: u32,
 }
 
 impl NodeNumbers {
-    pub(super) fn new(pool: Pool) -> Self {
-        Self { entries: HashMap::new(), numbers: HashMap::new(), pool }
+    /// Numbers of a map with room for so many names, some of which are used.
+    pub(super) fn new(most: u32, used: &BTreeSet<u32>) -> Self {
+        let pool = Pool::new(1, most.saturating_add(1), used);
+        Self { entries: HashMap::new(), numbers: HashMap::new(), pool, most }
     }
 
     /// Takes in what a map already says; the pool knows the number as used.
@@ -65,6 +69,9 @@ impl NodeNumbers {
         if let Some(number) = self.numbers.get(&name).copied() {
             self.count(number);
             return Some((number, false));
+        }
+        if self.entries.len() >= self.most as usize {
+            return None;
         }
         let number = self.pool.take()?;
         self.adopt(number, name);

@@ -37,7 +37,8 @@ pub(super) fn keep_spill_alone(tiers: &mut [TierPlan; abi::CLASS_COUNT], plan: &
 
 impl TablesError {
     /// Whether a service can be written in spite of it, with fewer endpoints in its tiers.
-    pub(super) fn is_of_lines(&self) -> bool {
+    #[must_use]
+    pub fn is_of_lines(&self) -> bool {
         match self {
             Self::Full { map, size: _, option: _ } => *map == MAP,
             Self::TooManySourceRanges { .. } | Self::TooManyEndpoints { .. } => false,

@@ -142,6 +142,35 @@ fn a_node_whose_name_was_lost_takes_no_service_along_at_a_restart() {
     assert_eq!(world.maps.meaning().nodes.len(), 3);
 }
 
+/// A table that became smaller keeps as many names as it holds, whatever their numbers are.
+#[test]
+fn no_more_names_of_nodes_are_written_than_there_is_room_for() {
+    let mut world = World::sized(for_endpoints(4));
+    world.replace("a", &[on_three_nodes()]);
+    for (number, higher) in [(1, 21), (2, 22), (3, 23)] {
+        let name = world.maps.node_names.remove(&number).unwrap();
+        world.maps.node_names.insert(higher, name);
+        world.maps.backends.values_mut().filter(|backend| backend.node == number).for_each(|b| b.node = higher);
+    }
+    world.restart_sized(Capacity { nodes: 3, ..for_endpoints(4) });
+    let mut plan = on_three_nodes();
+    plan.backends.push(crate::tables::backend("10.0.0.4", "four"));
+    let update = world.update("a", &[plan]).unwrap();
+    assert!(update.unnumbered.is_some());
+    assert_eq!(world.maps.meaning().nodes.len(), 3);
+}
+
+#[test]
+fn what_steers_is_told_of_the_endpoints_that_have_slots() {
+    let mut world = World::sized(for_endpoints(2));
+    world.replace("a", &[web("a", "10.96.0.1", &["10.0.0.1", "10.0.0.2"])]);
+    let next = [web("a", "10.96.0.1", &["10.0.0.2", "10.0.0.3"])];
+    world.update("a", &next).unwrap();
+    let held = world.tables.held(&crate::build::name("a"), &next);
+    assert_eq!(held[0].backends, [crate::tables::backend("10.0.0.2", "far")]);
+    assert!(held[0].tiers.iter().all(|tier| tier.remote == [(0, 1)]));
+}
+
 /// Who has a slot that a smaller map had lost must not look like the one that had it before.
 #[test]
 fn a_slot_that_seems_to_be_new_begins_with_a_generation_that_nobody_had() {

@@ -9,6 +9,7 @@ use weir_testbed::packet::Packet;
 
 use crate::case::{CASES, CLUSTER_IP, Case, NODE_PORT, PORT};
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, XDP_PASS, web};
+use crate::unwrap::by_entry;
 
 /// What the programs are told of interfaces: of which kind each is, and of what bridge it is a port.
 type Known<'a> = &'a [(&'a str, u32, &'a str)];
@@ -69,10 +70,26 @@ fn a_pod_behind_a_port_of_the_bridge_that_leads_to_it_meets_itself() {
 
 #[test]
 fn where_nothing_is_known_of_what_leads_to_a_pod_it_meets_itself() {
-    let Some(node) = node("a pod behind a switch of its own", &[("eth0", abi::SHORTCUT_NEIGHBOUR, "")]) else { return };
+    let way: Known<'_> = &[("eth0", abi::SHORTCUT_NEIGHBOUR, "")];
+    let own: Known<'_> = &[("pod1", abi::SHORTCUT_NEIGHBOUR, "")];
+    for (known, hook) in [(way, Hook::NicIn), (own, Hook::PodIn)] {
+        let Some(node) = node("a pod behind a switch of its own", known) else { return };
+        for case in CASES {
+            for packet in in_its_name(&node, case) {
+                node.send(hook, Device::Eth0, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
+            }
+        }
+    }
+}
+
+/// The node that wraps has been asked by whatever interface, and is a node of the cluster.
+#[test]
+fn a_pod_that_asks_another_node_which_sends_it_back_wrapped_meets_itself() {
+    let Some(mut node) = node("a pod that meets itself by way of another node", APART) else { return };
+    node.direct(&[]);
     for case in CASES {
         for packet in in_its_name(&node, case) {
-            node.send(Hook::NicIn, Device::Eth0, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
+            node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &packet)).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
         }
     }
 }

@@ -9,10 +9,16 @@ use weir_core::ops::Capacity;
 use weir_datapath::{Datapath, MapStore};
 
 use crate::pins::{Pins, SMALL};
-use crate::resized::{clients, directories};
+use crate::resized::{Flows, clients, directories, flags, flows_at, going, put};
 use crate::store::{open_flow, open_flow_by, put_all};
 
 const LARGER: Capacity = Capacity { flows: SMALL.flows * 2, openings: SMALL.openings * 2, ..SMALL };
+
+/// The same of those maps that are replaced.
+fn former_going(pins: &Pins) -> Flows {
+    let replaced = directories(pins).into_iter().find(|name| name.starts_with("switched-")).unwrap();
+    flows_at(&pins.dir.root().join(replaced).join("flows4"))
+}
 
 /// So long after that what it has held back is let in.
 fn end_hold(pins: &Pins) {
@@ -47,14 +53,34 @@ fn ended(what: &str) -> Option<(Pins, [OwnedFd; 2], Vec<String>)> {
 
 #[test]
 fn the_next_agent_goes_on_with_the_switch_and_knows_what_has_begun_by_either_link() {
+    goes_on_with(|_| ());
+}
+
+/// As by another version of the agent, whose programs are others.
+#[test]
+fn so_does_one_that_has_to_load_its_programs() {
+    goes_on_with(|pins| {
+        let kept = pins.dir.entries().unwrap().into_iter().find(|name| name.to_string_lossy().starts_with("programs-"));
+        std::fs::remove_dir_all(pins.dir.root().join(kept.unwrap())).unwrap();
+    });
+}
+
+fn goes_on_with(meanwhile: impl Fn(&Pins)) {
     let Some((pins, [former, _], before)) = ended("a switch that another agent ends") else { return };
+    // What the links that were switched know is newer than what the former maps say.
+    let mut flow = going(&pins);
+    put(&mut flow, 1, 1);
+    put(&mut former_going(&pins), 1, 2);
+    meanwhile(&pins);
     let mut datapath = pins.open_with(&LARGER).unwrap();
     assert!(clients(&pins).contains(&40003), "{:?}: what the links that were switched know stays", clients(&pins));
+    assert_eq!(flags(&flow, 1), Some(1));
     datapath.begin_switch().unwrap();
     end_hold(&pins);
     open_flow_by(former.as_fd(), 40004);
     datapath.finish_switch().unwrap();
-    assert_eq!(clients(&pins), (40000..=40004).collect::<Vec<_>>());
+    let all: Vec<_> = clients(&pins).into_iter().filter(|client| *client >= 40000).collect();
+    assert_eq!(all, (40000..=40004).collect::<Vec<_>>());
     drop(datapath);
     assert_eq!(directories(&pins), before, "nothing is left of the former ones");
 }

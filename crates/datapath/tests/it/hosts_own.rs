@@ -13,6 +13,7 @@ use weir_testbed::packet::Packet;
 use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases, tcp};
 use crate::entries::{age, calm, evict};
 use crate::node::{Device, Node, TC_UNSPEC, XDP_PASS, web};
+use crate::openings::stay_on_one_cpu;
 
 /// Of a server that the host asks.
 const SERVED: u16 = 443;
@@ -80,6 +81,7 @@ fn who_asks_everybody_from_a_frontends_port_takes_no_places_of_connections() {
     const ASKED: u16 = 300;
     let Some(mut node) = Node::new("a pod that asks everybody") else { return };
     node.serve(web(), &[(1, 1)]);
+    stay_on_one_cpu();
     for case in CASES {
         calm(&node);
         for port in 0..ASKED {

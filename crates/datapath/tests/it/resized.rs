@@ -2,6 +2,7 @@
 
 use std::mem::offset_of;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -109,20 +110,24 @@ fn what_serves_is_still_there_where_an_agent_ends_before_its_new_maps_are_in_for
     assert_eq!(clients(&pins), (40000..=40003).collect::<Vec<_>>(), "the new ones are in force");
 }
 
-type Flows = HashMap<MapData, [u8; size_of::<abi::FlowKey4>()], [u8; size_of::<abi::Flow>()]>;
+pub(crate) type Flows = HashMap<MapData, [u8; size_of::<abi::FlowKey4>()], [u8; size_of::<abi::Flow>()]>;
 
 /// Flows of IPv4 that go on.
-fn going(pins: &Pins) -> Flows {
-    Map::from_map_data(MapData::from_pin(pins.dir.maps().join("flows4")).unwrap()).unwrap().try_into().unwrap()
+pub(crate) fn going(pins: &Pins) -> Flows {
+    flows_at(&pins.dir.maps().join("flows4"))
 }
 
-fn put(flows: &mut Flows, port: u8, flags: u8) {
+pub(crate) fn flows_at(pin: &Path) -> Flows {
+    Map::from_map_data(MapData::from_pin(pin).unwrap()).unwrap().try_into().unwrap()
+}
+
+pub(crate) fn put(flows: &mut Flows, port: u8, flags: u8) {
     let mut flow = [0; size_of::<abi::Flow>()];
     flow[offset_of!(abi::Flow, flags)] = flags;
     flows.insert([port; size_of::<abi::FlowKey4>()], flow, 0).unwrap();
 }
 
-fn flags(flows: &Flows, port: u8) -> Option<u8> {
+pub(crate) fn flags(flows: &Flows, port: u8) -> Option<u8> {
     let flow = flows.get(&[port; size_of::<abi::FlowKey4>()], 0).ok()?;
     Some(flow[offset_of!(abi::Flow, flags)])
 }

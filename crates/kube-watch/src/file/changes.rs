@@ -35,8 +35,7 @@ pub enum FollowError {
 /// Changes of one file from now on.
 pub(crate) struct Changes {
     path: PathBuf,
-    /// None where the directory is gone.
-    watcher: Option<RecommendedWatcher>,
+    watcher: RecommendedWatcher,
     sender: mpsc::Sender<()>,
     changed: mpsc::Receiver<()>,
 }
@@ -45,7 +44,7 @@ impl Changes {
     /// Those of the file at `path`, which need not exist.
     pub(crate) fn of(path: &Path) -> Result<Self, FollowError> {
         let (sender, changed) = mpsc::channel(1);
-        Ok(Self { path: path.to_owned(), watcher: Some(watch(path, sender.clone())?), sender, changed })
+        Ok(Self { path: path.to_owned(), watcher: watch(path, sender.clone())?, sender, changed })
     }
 
     /// Waits for a change, and until changes pause, or until it is time to look. No change is lost if nobody waits at the moment.
@@ -63,13 +62,11 @@ impl Changes {
 
     /// Watches what stands at the path now: the directory may be another one by that name, and a link lead elsewhere. To be asked before each reading.
     pub(crate) fn renew(&mut self) {
-        self.watcher = match watch(&self.path, self.sender.clone()) {
-            Ok(watcher) => Some(watcher),
-            Err(cause) => {
-                tracing::debug!(%cause, "the file is looked at now and then");
-                None
-            }
-        };
+        match watch(&self.path, self.sender.clone()) {
+            Ok(watcher) => self.watcher = watcher,
+            // The former one may be as good: there may be too many for one more beside it.
+            Err(cause) => tracing::debug!(%cause, "the file is looked at now and then"),
+        }
     }
 }
 
@@ -92,7 +89,8 @@ fn watch(path: &Path, changed: mpsc::Sender<()>) -> Result<RecommendedWatcher, F
         && std::fs::canonicalize(&directory).is_ok_and(|directory| directory != target)
         && let Err(cause) = watcher.watch(target, RecursiveMode::NonRecursive)
     {
-        tracing::warn!(file = ?name, directory = %target.display(), %cause, "cannot watch what the file links to");
+        // It is looked at every few seconds.
+        tracing::debug!(file = ?name, directory = %target.display(), %cause, "cannot watch what the file links to");
     }
     Ok(watcher)
 }

@@ -100,7 +100,13 @@ impl Source {
 
     /// Reads the file. The log hears of a mistake once, and that it is gone.
     pub(crate) async fn read<T>(&mut self, parse: impl FnOnce(&str) -> Result<T, FileError>) -> Reading<T> {
-        let (text, read) = match load(&self.path, parse).await {
+        let known = self.text.as_ref();
+        let read = text_of(&self.path).await.and_then(|text| {
+            // It is looked at every few seconds, and may be long.
+            let said = if known == Some(&text) { None } else { Some(meaning(&self.path, &text, parse)?) };
+            Ok((text, said))
+        });
+        let (text, said) = match read {
             Ok(read) => read,
             Err(error) => {
                 if self.told.as_ref() != Some(&error) {
@@ -114,11 +120,9 @@ impl Source {
         if self.told.take().is_some() {
             tracing::info!(file = %self.path.display(), "the file of {} is good again", self.what);
         }
-        if self.text.as_ref() == Some(&text) {
-            return Reading::Known;
-        }
+        let Some(said) = said else { return Reading::Known };
         self.text = Some(text);
-        Reading::New(read)
+        Reading::New(said)
     }
 }
 
@@ -127,10 +131,17 @@ pub(crate) async fn load<T>(
     path: &Path,
     parse: impl FnOnce(&str) -> Result<T, FileError>,
 ) -> Result<(String, T), String> {
+    let text = text_of(path).await?;
+    let said = meaning(path, &text, parse)?;
+    Ok((text, said))
+}
+
+async fn text_of(path: &Path) -> Result<String, String> {
     let (file, shown) = (path.to_owned(), path.display());
     let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(file)).await;
-    let text =
-        read.unwrap_or_else(|cause| Err(io::Error::other(cause))).map_err(|cause| format!("{shown}: {cause}"))?;
-    let read = parse(&text).map_err(|cause| format!("{shown}: {cause}"))?;
-    Ok((text, read))
+    read.unwrap_or_else(|cause| Err(io::Error::other(cause))).map_err(|cause| format!("{shown}: {cause}"))
+}
+
+fn meaning<T>(path: &Path, text: &str, parse: impl FnOnce(&str) -> Result<T, FileError>) -> Result<T, String> {
+    parse(text).map_err(|cause| format!("{}: {cause}", path.display()))
 }

@@ -48,7 +48,10 @@ impl Writer {
             pods: self.attached.values().filter(|(_, kind)| *kind == Attachment::Pod).count(),
             unattached: self.unattached.values().next().cloned(),
             failed: self.complaints.without_room(),
-            failure: failed.iter().next().map(|(name, cause)| format!("{name}: {cause}")),
+            failure: failed
+                .iter()
+                .max_by_key(|(_, cause)| cause.is_of_room())
+                .map(|(name, cause)| format!("{name}: {cause}")),
             refused,
             refusal: refusal.map(str::to_owned),
             unsteered: unsteered.len(),

@@ -69,11 +69,15 @@ impl Writer {
         left.extend(update.ops.extract_if(.., |op| matches!(op, MapOp::ForgetFlows { .. })));
         self.apply(&update.ops)?;
         self.write_bases_of(name)?;
+        if update.thinned.is_some() {
+            // What steers knows of endpoints that have slots.
+            plans = self.tables.held(name, &plans);
+        }
         let has_table = plans.iter().any(|plan| plan.selector == Selector::Maglev);
         match (update.shortage, update.thinned) {
             // Tried again like a service that was not written at all.
             (Some(cause), _) => self.complaints.closed(name, cause),
-            (None, Some(cause)) if has_table => self.complaints.without_table(name, cause),
+            (None, Some(cause)) if has_table && cause.is_of_lines() => self.complaints.without_table(name, cause),
             (None, Some(cause)) => self.complaints.thinned(name, cause),
             (None, None) => self.complaints.written(name),
         }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use weir_abi as abi;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::ask::PATIENCE;
 use weir_testbed::connection::LongConnection;
@@ -107,8 +108,9 @@ impl Standalone {
         }
         self.agent.start_again(&self.world);
         self.agent.await_ready(&self.world);
-        let shortcuts = || self.agent.view().shortcuts().unwrap();
-        wait::until("shortcuts", PATIENCE, || shortcuts().is_empty() != bypass).unwrap();
+        let view = self.agent.view();
+        let is_on = || view.config().unwrap().flags & abi::CONFIG_HOST_BYPASS != 0;
+        wait::until("shortcuts", PATIENCE, || is_on() == bypass && !view.shortcuts().unwrap().is_empty()).unwrap();
     }
 
     /// Whom `pod` sees when somebody asks there.

@@ -160,7 +160,8 @@ fn bpftool_prints_maps_with_the_names_of_their_fields() {
             assert!(backend[name].is_u64(), "{name} in {backend}");
         }
         assert_eq!(backend["addr"]["word"].as_array().map(Vec::len), Some(4), "{backend}");
-        assert_eq!([&backend["proto"], &backend["generation"]], [6, 1], "{backend}");
+        assert_eq!(backend["proto"], 6, "{backend}");
+        assert_ne!(backend["generation"], 0, "{backend}");
     }
 }
 
