@@ -30,6 +30,7 @@ mod socket;
 mod tables;
 mod tunnel;
 mod unwrap;
+mod ways;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

@@ -37,6 +37,7 @@ mod kept_ports;
 mod masquerade;
 mod model;
 mod network;
+mod no_port_left;
 mod node;
 mod one_way;
 mod openings;
