@@ -72,7 +72,7 @@ pub(crate) fn half_switched(pins: &PinDir) -> Result<Vec<(MapSpec, OwnedFd)>> {
 /// # Errors
 /// Those of the file system.
 pub(crate) fn forget(pins: &PinDir) -> Result<()> {
-    // Where nothing could be copied they were not noted as switched.
+    // Where that could not be noted they are where they were.
     let switched = if pins.switched_maps().is_dir() { pins.switched_maps() } else { pins.replaced_maps() };
     rename(&switched, &pins.unused_maps())?;
     remove_all(&pins.unused_maps())

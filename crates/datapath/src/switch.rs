@@ -35,8 +35,10 @@ impl Datapath {
             return Ok(());
         }
         // What an agent before has switched writes to the new maps.
-        self.copy_flows(if self.half_switched { Moment::BehindLinks } else { Moment::BeforeLinks })?;
-        replaced::switch(&self.pins)
+        let copied = self.copy_flows(if self.half_switched { Moment::BehindLinks } else { Moment::BeforeLinks });
+        // Whatever could be copied, the links change.
+        replaced::switch(&self.pins)?;
+        copied
     }
 
     /// To be called when every link runs the new programs: flows that are on their way follow, and new ones are let in.

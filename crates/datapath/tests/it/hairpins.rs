@@ -47,39 +47,34 @@ fn what_comes_by_another_interface_in_an_endpoints_name_is_dropped_and_leaves_no
     assert!(node.view.flows().unwrap().is_empty() && node.view.replies4().unwrap().is_empty());
 }
 
-#[test]
-fn a_pod_behind_an_interface_of_its_own_meets_itself() {
-    let Some(node) = node("a pod that is known", APART) else { return };
+/// What comes by an interface in the pod's name gets there in the node's.
+#[track_caller]
+fn meets_itself(what: &str, known: Known<'_>, hook: Hook, device: Device) {
+    let Some(node) = node(what, known) else { return };
     for case in CASES {
         for packet in in_its_name(&node, case) {
-            node.send(Hook::PodIn, Device::Pod1, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
+            node.send(hook, device, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
         }
     }
 }
 
 #[test]
+fn a_pod_behind_an_interface_of_its_own_meets_itself() {
+    meets_itself("a pod that is known", APART, Hook::PodIn, Device::Pod1);
+}
+
+#[test]
 fn a_pod_behind_a_port_of_the_bridge_that_leads_to_it_meets_itself() {
     let bridged: Known<'_> = &[("eth0", abi::SHORTCUT_PEER, "pod1"), ("pod1", abi::SHORTCUT_BRIDGE, "")];
-    let Some(node) = node("a pod behind a bridge", bridged) else { return };
-    for case in CASES {
-        for packet in in_its_name(&node, case) {
-            node.send(Hook::PodIn, Device::Eth0, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
-        }
-    }
+    meets_itself("a pod behind a bridge", bridged, Hook::PodIn, Device::Eth0);
 }
 
 #[test]
 fn where_nothing_is_known_of_what_leads_to_a_pod_it_meets_itself() {
     let way: Known<'_> = &[("eth0", abi::SHORTCUT_NEIGHBOUR, "")];
     let own: Known<'_> = &[("pod1", abi::SHORTCUT_NEIGHBOUR, "")];
-    for (known, hook) in [(way, Hook::NicIn), (own, Hook::PodIn)] {
-        let Some(node) = node("a pod behind a switch of its own", known) else { return };
-        for case in CASES {
-            for packet in in_its_name(&node, case) {
-                node.send(hook, Device::Eth0, &packet).is_for(TC_REDIRECT, abi::REASON_HAIRPIN);
-            }
-        }
-    }
+    meets_itself("a pod that no interface is known to lead to", way, Hook::NicIn, Device::Eth0);
+    meets_itself("a pod behind a switch of its own", own, Hook::PodIn, Device::Eth0);
 }
 
 /// The node that wraps has been asked by whatever interface, and is a node of the cluster.
