@@ -24,23 +24,23 @@ fn await_served(node: &Standalone, service: &Web) {
         .unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
 }
 
-/// A map with room for `fit` services: one more is refused, and gets its place when another goes.
-fn one_too_many(option: &str, map: &str, fit: u8) {
+/// A map of `size` entries, which `fit` services fill to the last one: one more is refused, and gets its place when another goes.
+fn one_too_many(option: &str, (map, size): (&str, u32), fit: u8) {
     let what = format!("a full map {map}");
     if !standalone::can_run(&what) {
         return;
     }
     let all = webs(fit + 1);
     let (more, fitting) = all.split_last().unwrap();
-    let node = Standalone::start(1, &yaml(fitting), &[&format!("{option}=16")]);
+    let node = Standalone::start(1, &yaml(fitting), &[&format!("{option}={size}")]);
     fitting.iter().for_each(|service| node.assert_served(service));
 
     node.write(&yaml(&all));
     let complaint = node.agent.await_complaint(&node.world, "maps", "full");
-    assert_eq!(complaint, format!("default/{}: map {map} is full (16 entries): raise {option}", more.name));
+    assert_eq!(complaint, format!("default/{}: map {map} is full ({size} entries): raise {option}", more.name));
     let log = node.agent.log();
     let told = log.lines().find(|line| line.contains("ERROR")).unwrap();
-    assert!([map, "16", option, &more.name].iter().all(|word| told.contains(word)), "{told}");
+    assert!([map, &size.to_string(), option, &more.name].iter().all(|word| told.contains(word)), "{told}");
     fitting.iter().for_each(|service| node.assert_served(service));
     assert!(node.ask(more.sockets()[0]).is_err());
 
@@ -54,18 +54,18 @@ fn one_too_many(option: &str, map: &str, fit: u8) {
 #[test]
 fn a_service_for_which_there_is_no_backend_left_waits_for_one_and_the_others_are_served() {
     // Slot 0 is never used, and a service has a backend in each family.
-    one_too_many("--max-backends", "backends", 7);
+    one_too_many("--max-backends", ("backends", 17), 8);
 }
 
 #[test]
 fn a_service_for_which_there_is_no_slot_left_waits_for_one_and_the_others_are_served() {
-    one_too_many("--max-services", "services", 7);
+    one_too_many("--max-services", ("services", 17), 8);
 }
 
 #[test]
 fn a_service_for_which_there_is_no_frontend_left_waits_for_one_and_the_others_are_served() {
     // A cluster IP has one for the ports that are not used, too.
-    one_too_many("--max-frontends", "frontends4", 8);
+    one_too_many("--max-frontends", ("frontends4", 16), 8);
 }
 
 #[test]
@@ -73,13 +73,14 @@ fn a_service_that_grows_beyond_a_full_map_keeps_its_old_endpoints() {
     if !standalone::can_run("a service that does not fit any more") {
         return;
     }
-    let mut services = webs(7);
-    let node = Standalone::start(2, &yaml(&services), &["--max-backends=16"]);
-    services[6] = Web::new("web07", 7, &[1, 2]);
+    // Not a slot is left: the slices of both families are written one by one, or together.
+    let mut services = webs(8);
+    let node = Standalone::start(2, &yaml(&services), &["--max-backends=17"]);
+    services[7] = Web::new("web08", 8, &[1, 2]);
     node.write(&yaml(&services));
     let complaint = node.agent.await_complaint(&node.world, "maps", "full");
-    assert!(complaint.starts_with("default/web07: map backends is full"), "{complaint}");
-    for target in services[6].sockets() {
+    assert!(complaint.starts_with("default/web08: map backends is full"), "{complaint}");
+    for target in services[7].sockets() {
         assert_eq!(node.ask(target).unwrap().name, "node1-pod1");
     }
     services.iter().for_each(|service| node.assert_served(service));
@@ -88,7 +89,7 @@ fn a_service_that_grows_beyond_a_full_map_keeps_its_old_endpoints() {
     node.write(&yaml(&services));
     node.agent.await_log("written after all");
     let both = [1, 2].map(|pod| address::pod(1, pod).both()).concat();
-    node.agent.await_backends("web07", both);
+    node.agent.await_backends("web08", both);
 }
 
 #[test]
