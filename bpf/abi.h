@@ -14,7 +14,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 10,
+	ABI_VERSION = 11,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -246,10 +246,11 @@ struct source_range {
  * another tick.
  */
 struct backend_counters {
-	__u64 flows;	   /* HOST, flows that have begun here, or were to in place of another backend */
-	__u64 answered;	   /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
-	__u64 delay;	   /* HOST, from the last SYN or the first datagram to that answer, all together */
-	__u64 refused;	   /* HOST, flows whose first answer was a reset */
+	__u64 flows;	/* HOST, flows that have begun here, or were to in place of another backend */
+	__u64 answered; /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
+	__u64 delay;	/* HOST, from the last SYN or the first datagram to that answer, all together */
+	__u32 refused;	/* HOST, wraps: flows whose first answer was a reset */
+	__u32 gone_on; /* HOST, wraps: flows that went on after the answer; those of datagrams and sockets count as they begin */
 	__u32 unanswered;  /* HOST, wraps: SYNs sent again for want of any answer */
 	__u32 failed_over; /* HOST, wraps: connections of these that another backend has taken since */
 	__u64 bytes_to;	   /* HOST, from clients */
@@ -299,6 +300,12 @@ struct service_counters {
 	__u64 remote;	/* HOST, those that have left it */
 	__u64 rejected; /* HOST, refused for want of endpoints */
 	__u64 dropped;	/* HOST, dropped: no endpoint is allowed here, or the client, or nothing could be noted of it */
+	/*
+	 * HOST: connections of these whose client went on after the answer, which nobody does who sends in another's name. Flows of datagrams and of sockets
+	 * count as they begin.
+	 */
+	__u64 local_gone_on;
+	__u64 remote_gone_on;
 };
 
 #include "abi/flows.h"
@@ -364,7 +371,7 @@ ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
 ABI_SIZE(snat_kept, 64);
 ABI_SIZE(displaced, 384);
-ABI_SIZE(service_counters, 32);
+ABI_SIZE(service_counters, 48);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);

@@ -173,7 +173,7 @@ static __always_inline void remember(ctx_t *ctx, const struct socket_key *key, _
 				     const struct backend *backend, const struct chosen *chosen, bool is_new)
 {
 	if (is_new) {
-		count_selection(service, backend);
+		count_selection(service, backend, true);
 		count_flow(chosen->backend, backend, true);
 	}
 	if (key->proto == IPPROTO_TCP) {

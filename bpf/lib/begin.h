@@ -275,15 +275,18 @@ __noinline int flow_open_snat6(const struct packet *p, struct flow *flow)
 }
 
 /*
- * Lets the client of a flow that goes on keep its backend: of a connection this is not noted before, as anybody may send its first
- * packet. A function of its own: few services ask. Returns 0.
+ * Counts a flow that goes on, and lets its client keep its backend: of a connection neither is done before, as anybody may send its first packet. The
+ * service's own counters are of what this node's clients ask for. A function of its own: a connection asks once. Returns 0.
  */
-__noinline int keep_backend(const struct packet *p, const struct flow *flow)
+__noinline int note_gone_on(const struct packet *p, const struct flow *flow)
 {
 	const struct service *service;
 	struct affinity_key key = {};
 
-	if (!p || !flow || is_unwrapped(p))
+	if (!p || !flow)
+		return 0;
+	count_gone_on(flow, !is_unwrapped(p));
+	if (is_unwrapped(p))
 		return 0;
 	service = lookup_by(&services, flow->service);
 	if (!service || !service->affinity || !backend_at(flow->backend, flow->generation))

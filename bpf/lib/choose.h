@@ -34,6 +34,12 @@ enum unsure {
 	UNSURE_KEEP_NOTHING = 2, /* its client may not be there: what it keeps is noted when the flow goes on */
 };
 
+/* Whether a flow of a backend counts among those that have gone on as soon as it begins: no packet will tell that it does. */
+static __always_inline bool goes_on_at_once(const struct backend *backend, bool by_socket)
+{
+	return backend->proto == IPPROTO_UDP || by_socket;
+}
+
 /* Counts a new flow of a backend. Of one that begins at a socket no packet will tell that it ends. */
 static __always_inline void count_flow(__u32 id, const struct backend *backend, bool by_socket)
 {
@@ -42,17 +48,41 @@ static __always_inline void count_flow(__u32 id, const struct backend *backend, 
 	if (!counters)
 		return;
 	__sync_fetch_and_add(&counters->flows, 1);
-	if (backend->proto != IPPROTO_UDP && !by_socket)
+	if (goes_on_at_once(backend, by_socket))
+		__sync_fetch_and_add(&counters->gone_on, 1);
+	else
 		__sync_fetch_and_add(&counters->balance, 1);
 }
 
 /* Counts a new flow of a service. */
-static __always_inline void count_selection(__u32 service, const struct backend *backend)
+static __always_inline void count_selection(__u32 service, const struct backend *backend, bool by_socket)
 {
 	struct service_counters *counters = bpf_map_lookup_elem(&service_counters, &service);
+	const bool local = backend->flags & BACKEND_LOCAL;
 
+	if (!counters)
+		return;
+	__sync_fetch_and_add(local ? &counters->local : &counters->remote, 1);
+	if (goes_on_at_once(backend, by_socket))
+		__sync_fetch_and_add(local ? &counters->local_gone_on : &counters->remote_gone_on, 1);
+}
+
+/* Counts that a flow goes on, of its service if that is asked for. One whose backend is gone by now was another's. */
+static __always_inline void count_gone_on(const struct flow *flow, bool of_service)
+{
+	const struct backend *backend = backend_at(flow->backend, flow->generation);
+	struct backend_counters *counters;
+	struct service_counters *service;
+
+	if (!backend || backend->proto == IPPROTO_UDP)
+		return;
+	counters = lookup_by(&backend_counters, flow->backend);
 	if (counters)
-		__sync_fetch_and_add(backend->flags & BACKEND_LOCAL ? &counters->local : &counters->remote, 1);
+		__sync_fetch_and_add(&counters->gone_on, 1);
+	service = of_service ? lookup_by(&service_counters, flow->service) : NULL;
+	if (service)
+		__sync_fetch_and_add(
+			backend->flags & BACKEND_LOCAL ? &service->local_gone_on : &service->remote_gone_on, 1);
 }
 
 /* Not counted by choose(): XDP leaves some refusals to tc. */

@@ -225,7 +225,7 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 		flow = flow_lookup(p, STAGE_GOING, v6);
 	/* Of one that had settled it was noted then. */
 	if (flow && step != PROMOTED_NOT && !settled)
-		(void)keep_backend(p, flow);
+		(void)note_gone_on(p, flow);
 	return flow;
 }
 

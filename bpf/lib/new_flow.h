@@ -30,7 +30,7 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 		if (error == PROMOTED_NOT)
 			return 0;
 		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
-		(void)keep_backend(p, flow);
+		(void)note_gone_on(p, flow);
 		return 0;
 	}
 	error = v6 ? snat_source6(ctx, p, flow) : snat_source4(ctx, p, flow);
@@ -59,7 +59,7 @@ static __always_inline void count_begun(const struct packet *p, const struct flo
 	if (!backend)
 		return;
 	if (!is_unwrapped(p))
-		count_selection(flow->service, backend);
+		count_selection(flow->service, backend, false);
 	count_flow(flow->backend, backend, false);
 }
 

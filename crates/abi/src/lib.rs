@@ -210,8 +210,10 @@ pub struct BackendCounters {
     pub answered: u64,
     /// From the last SYN or the first datagram to that answer, all together, in units of `2^DELAY_SHIFT` nanoseconds.
     pub delay: u64,
-    /// Flows whose first answer was a reset.
-    pub refused: u64,
+    /// Flows whose first answer was a reset. Wraps.
+    pub refused: u32,
+    /// Flows that went on after the answer; those of datagrams and sockets count as they begin. Wraps.
+    pub gone_on: u32,
     /// SYNs sent again for want of any answer. Wraps.
     pub unanswered: u32,
     /// Connections of these that another backend has taken since: their client is there, and is let in. Wraps.
@@ -229,7 +231,7 @@ pub struct BackendCounters {
 
 /// See `struct service_counters` in `bpf/abi.h`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct ServiceCounters {
     /// Flows that have begun and stayed on the node.
     pub local: u64,
@@ -239,6 +241,11 @@ pub struct ServiceCounters {
     pub rejected: u64,
     /// Dropped: no endpoint is allowed here, or the client, or nothing could be noted of it.
     pub dropped: u64,
+    /// Connections of `local` whose client went on after the answer, which nobody does who sends in another's name. Flows of
+    /// datagrams and of sockets count as they begin.
+    pub local_gone_on: u64,
+    /// The same of `remote`.
+    pub remote_gone_on: u64,
 }
 
 /// Addresses that equal `addr` in the bits of `mask`.

@@ -165,12 +165,14 @@ impl Facts for World {
     }
 
     fn service(&self, slot: u32) -> ServiceCounts {
-        ServiceCounts { local: if slot <= self.in_use { self.flows } else { 0 }, remote: 0 }
+        let local = if slot <= self.in_use { self.flows } else { 0 };
+        ServiceCounts { begun: local, local, remote: 0 }
     }
 
     fn backend(&self, slot: u32) -> BackendCounts {
         let flows = if slot <= self.in_use * ENDPOINTS { self.flows } else { 0 };
-        BackendCounts { flows, answered: u32::try_from(flows).expect("they are few"), ..BackendCounts::default() }
+        let gone_on = u32::try_from(flows).expect("they are few");
+        BackendCounts { flows, gone_on, answered: gone_on, ..BackendCounts::default() }
     }
 
     fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {

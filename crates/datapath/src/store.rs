@@ -77,7 +77,7 @@ impl KernelStore {
 
     fn apply_one(&mut self, op: &MapOp) -> Result<()> {
         let counters = abi::BackendCounters::default();
-        let service_counters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+        let service_counters = abi::ServiceCounters::default();
         match op {
             MapOp::PutBackend { id, backend } => self.put_backend(*id, backend),
             MapOp::ResetBackendCounters { id } => self.backend_counters.set(*id, &counters),

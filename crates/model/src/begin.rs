@@ -116,9 +116,9 @@ impl Model {
     /// Counts a flow that has begun. The service's own counters are of what this node's clients ask for: who wraps has counted it.
     fn count_begun(&mut self, p: &Packet, flow: &Flow) {
         if p.endpoint.is_none() {
-            self.count_selection(flow.service, flow.backend);
+            self.count_selection(flow.service, flow.backend, false);
         }
-        self.count_flow(flow.backend);
+        self.count_flow(flow.backend, false);
     }
 
     /// The same of one that was drawn for in another's place, and has not begun: it is not open.

@@ -276,19 +276,41 @@ impl Model {
         Choice { backend: id, generation: self.control.backend(id).generation }
     }
 
-    /// Counts a new flow of a service.
-    pub(crate) fn count_selection(&mut self, service: u32, backend: u32) {
-        let local = is_local(&self.control.backend(backend));
+    /// Counts a new flow of a service. No packet will tell that one goes on which begins at a socket, or one of datagrams.
+    pub(crate) fn count_selection(&mut self, service: u32, id: u32, by_socket: bool) {
+        let backend = self.control.backend(id);
         let counters = self.tables.service_counters(service);
-        *(if local { &mut counters.local } else { &mut counters.remote }) += 1;
+        *(if is_local(&backend) { &mut counters.local } else { &mut counters.remote }) += 1;
+        if goes_on_at_once(&backend, by_socket) {
+            self.count_gone_on_of(service, &backend);
+        }
     }
 
-    /// Counts a new flow of a backend.
-    pub(crate) fn count_flow(&mut self, id: u32) {
-        let connection = self.control.backend(id).proto != UDP;
+    /// Counts a new flow of a backend. Nor will any tell that it ends.
+    pub(crate) fn count_flow(&mut self, id: u32, by_socket: bool) {
+        let at_once = goes_on_at_once(&self.control.backend(id), by_socket);
         let counters = self.tables.backend_counters(id);
         counters.flows += 1;
-        counters.balance = counters.balance.wrapping_add(connection.into());
+        let count = if at_once { &mut counters.gone_on } else { &mut counters.balance };
+        *count = count.wrapping_add(1);
+    }
+
+    /// Counts a flow that goes on, once it is a connection's.
+    pub(crate) fn count_gone_on(&mut self, p: &Packet, flow: &Flow) {
+        let backend = self.control.backend(flow.backend);
+        if !self.is_alive(flow) || goes_on_at_once(&backend, false) {
+            return;
+        }
+        let counters = self.tables.backend_counters(flow.backend);
+        counters.gone_on = counters.gone_on.wrapping_add(1);
+        if p.endpoint.is_none() {
+            self.count_gone_on_of(flow.service, &backend);
+        }
+    }
+
+    fn count_gone_on_of(&mut self, service: u32, backend: &abi::Backend) {
+        let counters = self.tables.service_counters(service);
+        *(if is_local(backend) { &mut counters.local_gone_on } else { &mut counters.remote_gone_on }) += 1;
     }
 
     pub(crate) fn count_refusal(&mut self, service: u32, reason: Reason) {
@@ -301,4 +323,8 @@ impl Model {
         let counters = self.tables.backend_counters.get(&id).copied().unwrap_or_default();
         u32::try_from(counters.balance.wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
     }
+}
+
+fn goes_on_at_once(backend: &abi::Backend, by_socket: bool) -> bool {
+    by_socket || backend.proto == UDP
 }

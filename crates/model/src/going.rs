@@ -76,8 +76,9 @@ impl Model {
         } else {
             return (Stage::Opening, flow);
         };
-        // Of one that had settled it was noted then.
+        // Of one that had settled both were noted then.
         if !flow.settled {
+            self.count_gone_on(p, &flow);
             self.keep_backend(p, &flow);
         }
         known

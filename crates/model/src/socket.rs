@@ -181,9 +181,8 @@ impl Model {
         let request =
             Request::of_socket(self.config.hash_seed, socket.cookie, (family, socket.protocol, to), client, frontend);
         let choice = self.choose(request, drawn).inspect_err(|reason| self.count_refusal(frontend.service, *reason))?;
-        self.count_selection(frontend.service, choice.backend);
-        // Nobody will hear that it ends.
-        self.tables.backend_counters(choice.backend).flows += 1;
+        self.count_selection(frontend.service, choice.backend, true);
+        self.count_flow(choice.backend, true);
         Ok(choice.backend)
     }
 

@@ -319,7 +319,6 @@ impl Tables {
     }
 
     pub(crate) fn service_counters(&mut self, slot: u32) -> &mut abi::ServiceCounters {
-        const NONE: abi::ServiceCounters = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
-        self.service_counters.entry(slot).or_insert(NONE)
+        self.service_counters.entry(slot).or_default()
     }
 }

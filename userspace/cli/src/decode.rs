@@ -216,8 +216,15 @@ pub(crate) fn line(line: &abi::Line) -> Value {
 
 /// Of `service_counters`.
 pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
-    let abi::ServiceCounters { local, remote, rejected, dropped } = counters;
-    let fields = [("local", local), ("remote", remote), ("rejected", rejected), ("dropped", dropped)];
+    let abi::ServiceCounters { local, remote, rejected, dropped, local_gone_on, remote_gone_on } = counters;
+    let fields = [
+        ("local", local),
+        ("remote", remote),
+        ("rejected", rejected),
+        ("dropped", dropped),
+        ("localGoneOn", local_gone_on),
+        ("remoteGoneOn", remote_gone_on),
+    ];
     Value::Fields(fields.map(|(name, count)| (name, number(*count))).into())
 }
 
@@ -228,6 +235,7 @@ pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
         answered,
         delay,
         refused,
+        gone_on,
         unanswered,
         failed_over,
         bytes_to,
@@ -235,13 +243,14 @@ pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
         balance,
         base,
     } = counters;
-    let [unanswered, failed_over, balance, base] =
-        [unanswered, failed_over, balance, base].map(|count| u64::from(*count));
+    let [refused, gone_on, unanswered, failed_over, balance, base] =
+        [refused, gone_on, unanswered, failed_over, balance, base].map(|count| u64::from(*count));
     let fields = [
         ("flows", flows),
         ("answered", answered),
         ("delayUnits", delay),
-        ("refused", refused),
+        ("refused", &refused),
+        ("goneOn", &gone_on),
         ("unanswered", &unanswered),
         ("failedOver", &failed_over),
         ("bytesTo", bytes_to),

@@ -165,8 +165,9 @@ fn rows(
         let mut frontends = index.frontends.get(&id).cloned().unwrap_or_default();
         // Nothing to connect to: these are about addresses as such.
         frontends.retain(|(_, kind)| !matches!(*kind, abi::KIND_UNUSED_PORT | abi::KIND_ADDRESS));
-        let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
-        let abi::ServiceCounters { local: to_local, remote, rejected, dropped } = *counters.get(&id).unwrap_or(&none);
+        let none = abi::ServiceCounters::default();
+        let abi::ServiceCounters { local: to_local, remote, rejected, dropped, .. } =
+            *counters.get(&id).unwrap_or(&none);
         let mut kinds: Vec<u32> = frontends.iter().map(|(_, kind)| *kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
@@ -230,7 +231,10 @@ mod tests {
     fn shown(format: Format, namespace: Option<&str>) -> String {
         let dump = sample::dump();
         let index = Index::new(&dump);
-        let counters = HashMap::from([(1, abi::ServiceCounters { local: 90, remote: 10, rejected: 2, dropped: 1 })]);
+        let counters = HashMap::from([(
+            1,
+            abi::ServiceCounters { local: 90, remote: 10, rejected: 2, dropped: 1, ..Default::default() },
+        )]);
         let rows = rows(&index, &sample::filter(namespace, None), &counters, sample::now());
         anstream::adapter::strip_str(&plain(format).list(&rows).unwrap()).to_string()
     }

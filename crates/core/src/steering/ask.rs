@@ -78,11 +78,10 @@ impl Steered {
         }
         self.sent.resize(self.target.members.len(), 0.0);
         let part = 1.0 - (-self.waited.div_duration_f64(SENT_SMOOTHING)).exp();
-        let new = counts.iter().zip(&self.seen).map(|(now, seen)| now.since(*seen).flows);
+        let new = counts.iter().zip(&self.seen).map(|(now, seen)| now.since(*seen).gone_on);
         for ((sent, new), member) in self.sent.iter_mut().zip(new).zip(&self.target.members) {
             if !member.local && !self.waited.is_zero() {
-                #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
-                let rate = new as f64 / self.waited.as_secs_f64();
+                let rate = f64::from(new) / self.waited.as_secs_f64();
                 *sent += (rate - *sent) * part;
             }
         }

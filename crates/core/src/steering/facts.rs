@@ -39,12 +39,14 @@ pub trait Facts {
     fn inbound(&self, service: ServiceId) -> Inbound;
 }
 
-/// New flows of a service's slot since it was taken. They may begin anew.
+/// Flows of a service's slot since it was taken. They may begin anew.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ServiceCounts {
-    /// Stayed on the node.
+    /// All that began, whoever sent their first packets.
+    pub begun: u64,
+    /// Those that stayed on the node and went on: of connections forged first packets load no endpoint.
     pub local: u64,
-    /// Left it.
+    /// Those that left it and went on.
     pub remote: u64,
 }
 
@@ -52,7 +54,7 @@ impl ServiceCounts {
     /// Per second since `before`, `elapsed` ago. A slot that began anew has all of them since then.
     #[must_use]
     pub fn rates(self, before: Self, elapsed: Duration) -> FlowRates {
-        let Self { local, remote } = self;
+        let Self { begun: _, local, remote } = self;
         let began = local < before.local || remote < before.remote;
         let before = if began { Self::default() } else { before };
         #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
@@ -61,7 +63,7 @@ impl ServiceCounts {
     }
 }
 
-/// New flows per second of a service port from clients of this node, wherever the flows went.
+/// New flows per second of a service port from clients of this node that went on, wherever they went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FlowRates {
     /// Stayed on the node.
@@ -83,7 +85,9 @@ impl FlowRates {
 pub struct BackendCounts {
     /// New flows sent there.
     pub flows: u64,
-    /// Flows that it answered. This and what follows are modulo 2^32: there is one of these for each endpoint of each node.
+    /// Those that went on after the answer. This and what follows are modulo 2^32: there is one of these for each endpoint of each node.
+    pub gone_on: u32,
+    /// Flows that it answered.
     pub answered: u32,
     /// SYNs that it answered with a reset.
     pub refused: u32,
@@ -102,6 +106,7 @@ impl BackendCounts {
         let since = || {
             Some(Self {
                 flows: self.flows.checked_sub(before.flows)?,
+                gone_on: grown(self.gone_on, before.gone_on)?,
                 answered: grown(self.answered, before.answered)?,
                 refused: grown(self.refused, before.refused)?,
                 unanswered: grown(self.unanswered, before.unanswered)?,

@@ -47,6 +47,7 @@ impl World {
         let mut selected = self.selected.borrow_mut();
         selected.local += (local * TICK.as_secs_f64()) as u64;
         selected.remote += (remote * TICK.as_secs_f64()) as u64;
+        selected.begun += ((local + remote) * TICK.as_secs_f64()) as u64;
     }
 
     pub(crate) fn flows(&self, backend: u32, new: u64, failed: u32) {
@@ -54,6 +55,7 @@ impl World {
         let count = counts.entry(backend).or_default();
         count.flows += new;
         count.answered += u32::try_from(new).unwrap() - failed;
+        count.gone_on += u32::try_from(new).unwrap() - failed;
         count.failed_over += failed;
     }
 }

@@ -51,7 +51,7 @@ fn first(node: &Node, case: Case, frontend: Pair, port: u16) -> Packet {
 }
 
 /// The next packet of a client.
-fn later(case: Case, first: &Packet) -> Packet {
+pub(crate) fn later(case: Case, first: &Packet) -> Packet {
     case.later(first.source_socket(), first.destination_socket())
 }
 

@@ -25,6 +25,7 @@ mod forward;
 mod fragments;
 mod fuzz;
 mod going;
+mod gone_on;
 mod hairpins;
 mod half_switched;
 mod headers;

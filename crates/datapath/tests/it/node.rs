@@ -18,7 +18,7 @@ use weir_abi as abi;
 use weir_abi::ticks::TickClock;
 use weir_core::cluster::{Cluster, Event};
 use weir_core::model::{Family, Node as ClusterNode, NodeCapacity, ObjectName, Protocol, Service, ServicePort};
-use weir_core::ops::{Capacity, FrontendKey};
+use weir_core::ops::{Capacity, FrontendKey, MapOp};
 use weir_core::plan::{self, PlanConfig, ServicePlan, Spread};
 use weir_core::tables::{DirectNodes, Tables};
 use weir_datapath::{AttachOptions, Attachment, Datapath, FlowEntry, GoingFilter, Hook, MapStore, PinDir, View};
@@ -247,12 +247,15 @@ impl Node {
         self.view.flows().unwrap().into_iter().find(is_it).unwrap_or_else(|| panic!("no flow of {sent:?}")).flow
     }
 
-    /// Serves a service with endpoints that nobody has been sent to: what was known of them before is past.
+    /// Serves a service with endpoints that nobody has been sent to: what was counted of either before is past.
     pub(crate) fn serve_anew(&mut self, service: Service, endpoints: &[(u8, u8)]) {
         self.serve(service.clone(), &[]);
         self.release();
         self.release();
         self.serve(service, endpoints);
+        let services = self.view.dump().unwrap().services;
+        let counted: Vec<_> = services.iter().map(|(id, _)| MapOp::ResetServiceCounters { id: *id }).collect();
+        self.datapath.store().apply(&counted).unwrap();
     }
 
     /// A grace period passes.

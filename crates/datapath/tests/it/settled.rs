@@ -37,7 +37,7 @@ fn has_settled(talk: &Talk<'_>) -> bool {
 }
 
 /// As if it had begun a tick earlier.
-fn wait_for_a_tick(talk: &Talk<'_>) {
+pub(crate) fn wait_for_a_tick(talk: &Talk<'_>) {
     age(talk.node, talk.flows(), offset_of!(abi::Flow, created), 1);
 }
 
@@ -54,7 +54,7 @@ fn established(node: &Node, case: Case, way: Way) -> Talk<'_> {
     }
 }
 
-fn each_settled_way(what: &str, test: impl Fn(&Talk<'_>)) {
+pub(crate) fn each_settled_way(what: &str, test: impl Fn(&Talk<'_>)) {
     each_way(what, Protocol::Tcp, |talk| {
         talk.node.settle();
         await_the_better_part_of_a_tick();

@@ -24,7 +24,8 @@ fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::Back
         flows: after.flows - before.flows,
         answered: after.answered - before.answered,
         delay: after.delay - before.delay,
-        refused: after.refused - before.refused,
+        refused: after.refused.wrapping_sub(before.refused),
+        gone_on: after.gone_on.wrapping_sub(before.gone_on),
         unanswered: after.unanswered - before.unanswered,
         failed_over: after.failed_over - before.failed_over,
         bytes_to: after.bytes_to - before.bytes_to,
@@ -42,6 +43,7 @@ fn assert_told_of_one_answered(talk: &Talk<'_>) {
         flows: 1,
         answered: 1,
         delay: counters.delay,
+        gone_on: 1,
         bytes_to: talk.bytes_to.get(),
         bytes_from: talk.bytes_from.get(),
         ..abi::BackendCounters::default()

@@ -286,7 +286,7 @@ fn a_node_port_at_a_loopback_address_is_for_sockets() {
 }
 
 #[test]
-fn what_a_process_connects_to_is_told_as_a_new_flow_and_nothing_else() {
+fn what_a_process_connects_to_is_told_as_a_new_flow_that_goes_on_and_nothing_else() {
     let Some(mut host) = Host::new("signals of sockets") else { return };
     host.node.serve(web(), &[(1, 1)]);
     for case in cases(Protocol::Udp) {
@@ -294,7 +294,7 @@ fn what_a_process_connects_to_is_told_as_a_new_flow_and_nothing_else() {
         let (_, frontend) = host.node.frontend(case.at(CLUSTER_IP, PORT), case.protocol);
         let backends = host.node.view.dump().unwrap().backends;
         let (slot, _) = backends.iter().find(|(_, backend)| backend.service == frontend.service).unwrap();
-        let expected = abi::BackendCounters { flows: 1, ..abi::BackendCounters::default() };
+        let expected = abi::BackendCounters { flows: 1, gone_on: 1, ..abi::BackendCounters::default() };
         assert_eq!(host.node.view.backend_counters(*slot).unwrap(), expected, "{case:?}");
     }
 }

@@ -18,10 +18,10 @@ impl DatapathCounters {
     /// What was counted of a backend's slot; nothing of one that does not exist.
     pub(super) fn counts(&self, slot: u32) -> BackendCounts {
         let Ok(counters) = self.0.backend_counters(slot) else { return BackendCounts::default() };
-        let abi::BackendCounters { flows, answered, refused, unanswered, failed_over, .. } = counters;
+        let abi::BackendCounters { flows, answered, refused, gone_on, unanswered, failed_over, .. } = counters;
         #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        let [answered, refused] = [answered, refused].map(|count| count as u32);
-        BackendCounts { flows, answered, refused, unanswered, failed_over }
+        let answered = answered as u32;
+        BackendCounts { flows, gone_on, answered, refused, unanswered, failed_over }
     }
 
     /// The balance of a backend's connections; 0 of a slot that does not exist.
@@ -32,7 +32,7 @@ impl DatapathCounters {
     /// What was counted of a service's slot.
     pub(super) fn service(&self, slot: u32) -> ServiceCounts {
         let Ok(counters) = self.0.service_counters(slot) else { return ServiceCounts::default() };
-        let abi::ServiceCounters { local, remote, rejected: _, dropped: _ } = counters;
-        ServiceCounts { local, remote }
+        let abi::ServiceCounters { local, remote, local_gone_on, remote_gone_on, rejected: _, dropped: _ } = counters;
+        ServiceCounts { begun: local.wrapping_add(remote), local: local_gone_on, remote: remote_gone_on }
     }
 }

@@ -121,7 +121,7 @@ fn by_name(
 /// The slots that Services have, with the new flows that were counted of each.
 fn slots(view: &View) -> impl Iterator<Item = (u32, ObjectName, u64)> {
     view.service_names().unwrap_or_default().into_iter().filter_map(|(slot, name)| {
-        let abi::ServiceCounters { local, remote, rejected: _, dropped: _ } = view.service_counters(slot).ok()?;
+        let abi::ServiceCounters { local, remote, .. } = view.service_counters(slot).ok()?;
         Some((slot, ObjectName::new(text(&name.namespace), text(&name.name)), local + remote))
     })
 }

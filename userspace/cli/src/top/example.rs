@@ -12,7 +12,13 @@ use crate::weights;
 /// After so many seconds.
 pub(crate) fn sample(seconds: u32) -> Sample {
     let count = u64::from(seconds);
-    let web = abi::ServiceCounters { local: 900 + 70 * count, remote: 100 + 10 * count, rejected: 2, dropped: count };
+    let web = abi::ServiceCounters {
+        local: 900 + 70 * count,
+        remote: 100 + 10 * count,
+        rejected: 2,
+        dropped: count,
+        ..Default::default()
+    };
     let counts = Counts {
         services: HashMap::from([(1, web)]),
         failures: HashMap::from([(1, 5), (2, 3 * count / 2)]),

@@ -73,7 +73,7 @@ impl Counts {
         }
         for id in index.backends.keys() {
             let abi::BackendCounters { refused, unanswered, .. } = view.backend_counters(*id)?;
-            counts.failures.insert(*id, refused + u64::from(unanswered));
+            counts.failures.insert(*id, u64::from(refused) + u64::from(unanswered));
         }
         let (limits, tick) = (view.idle_limits()?, Now::read()?.tick());
         view.visit_flows(|protocol, flow| {
@@ -127,7 +127,7 @@ fn service(id: u32, index: &Index<'_>, own: &[(u32, &abi::Backend)], counts: &Co
         let node = index.backends.get(backend).map_or("", |backend| index.node(backend.node));
         *shares.entry(node.to_owned()).or_default() += share.fraction();
     }
-    let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+    let none = abi::ServiceCounters::default();
     Some(ServiceSample {
         name: format!("{}/{}", port.namespace, port.name),
         port: if port.family == 6 { format!("{} v6", port.number()) } else { port.number() },

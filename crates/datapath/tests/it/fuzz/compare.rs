@@ -149,7 +149,7 @@ pub(super) fn tables(node: &Node, model: &Model, tick: u32) -> Result<(), String
     let none = abi::BackendCounters::default();
     let known = (0..BACKENDS).map(|slot| (slot, ours.backend_counters.get(&slot).copied().unwrap_or(none)));
     differences("counters of backend", &backends.collect(), &known.collect(), &mut wrong);
-    let none = abi::ServiceCounters { local: 0, remote: 0, rejected: 0, dropped: 0 };
+    let none = abi::ServiceCounters::default();
     let services = (0..SERVICES).map(|slot| (slot, node.view.service_counters(slot).unwrap()));
     let known = (0..SERVICES).map(|slot| (slot, ours.service_counters.get(&slot).copied().unwrap_or(none)));
     differences("counters of service", &services.collect(), &known.collect(), &mut wrong);
