@@ -69,6 +69,42 @@ fn a_step_of_the_load_is_followed_after_two_ticks_though_the_cpu_does_not_show_i
     assert!(steering.states().next().unwrap().sets[0].spill > 0.2);
 }
 
+/// Somebody forges first packets of 40,000 connections a second, half of them to the backend at slot 12.
+fn forge(world: &World) {
+    world.selected.borrow_mut().begun += 10_000;
+    world.counts.borrow_mut().entry(12).or_default().flows += 5000;
+}
+
+#[test]
+fn flows_that_never_go_on_are_no_load() {
+    let mut world = World { cores: Some(0.6), ..World::new(0.3) };
+    world.rates = FlowRates { local: 40.0, remote: 0.0 };
+    let mut steering = steering(&scene(|_| {}), Kind::Waterfill, &world);
+    run(&mut steering, &world, 30);
+    for _ in 0..30 {
+        forge(&world);
+        assert_eq!(run_tick(&mut steering, &world), []);
+        let state = steering.states().next().unwrap();
+        assert_eq!((state.rates, state.sets[0].spill), (world.rates, 0.0));
+        assert_eq!(*steering.spilled(), BTreeMap::new(), "peers are told of none");
+    }
+}
+
+#[test]
+fn a_failure_is_seen_at_once_where_no_flow_goes_on() {
+    let world = World::new(0.1);
+    let mut steering = steering(&scene(|_| {}), Kind::Random, &world);
+    drop(steering.tick(TICK, &world));
+    for _ in 0..200 {
+        forge(&world);
+        assert_eq!(steering.tick(TICK, &world), []);
+    }
+    world.flows(12, 3, 3);
+    forge(&world);
+    let writes = steering.tick(TICK, &world);
+    assert_eq!(slots(&writes[0], 0), (vec![11], vec![13]));
+}
+
 #[test]
 fn what_a_local_policy_forbids_is_never_asked_about() {
     let mut world = World::new(0.95);
