@@ -10,6 +10,7 @@ mod above_the_level;
 mod bed;
 mod ejection;
 mod events;
+mod forged;
 mod pods;
 mod restart;
 mod selectors;
