@@ -118,7 +118,7 @@ pub struct Service {
     pub max_spill: f64,
     /// Round-trip time beyond which nothing goes.
     pub max_rtt: Option<f64>,
-    /// What clients of this node ask for.
+    /// What clients of this node ask for: connections that went on after the answer, and flows of datagrams.
     pub offered: f64,
     /// Stayed here.
     pub local: f64,
