@@ -240,17 +240,18 @@ struct source_range {
 };
 
 /*
- * What became of a backend's flows since the slot was taken; one cache line. All but the first is about packets, so
- * connections that are translated at sockets are among the flows alone. Bytes are those of frames; the flow tables hold some
+ * What became of a backend's flows since the slot was taken; one cache line. All but flows and gone_on is about packets, so
+ * connections that are translated at sockets are among these alone. Bytes are those of frames; the flow tables hold some
  * of them back, of a connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of
  * another tick.
  */
 struct backend_counters {
-	__u64 flows;	/* HOST, flows that have begun here, or were to in place of another backend */
-	__u64 answered; /* HOST, flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
-	__u64 delay;	/* HOST, from the last SYN or the first datagram to that answer, all together */
+	__u64 flows; /* HOST, flows that have begun here, or were to in place of another backend */
+	__u64 delay; /* HOST, from the last SYN or the first datagram to the first answer, of all that are answered together */
+	__u32 answered; /* HOST, wraps: flows whose first answer was a SYN-ACK, an INIT ACK or a datagram */
 	__u32 refused;	/* HOST, wraps: flows whose first answer was a reset */
 	__u32 gone_on; /* HOST, wraps: flows that went on after the answer; those of datagrams and sockets count as they begin */
+	__u32 going; /* HOST, wraps: connections of these (FLOW_GONE_ON), less those that ended: as balance is of all */
 	__u32 unanswered;  /* HOST, wraps: SYNs sent again for want of any answer */
 	__u32 failed_over; /* HOST, wraps: connections of these that another backend has taken since */
 	__u64 bytes_to;	   /* HOST, from clients */
@@ -306,6 +307,7 @@ struct service_counters {
 	 */
 	__u64 local_gone_on;
 	__u64 remote_gone_on;
+	__u64 pad[2]; /* a cache line each */
 };
 
 #include "abi/flows.h"
@@ -371,7 +373,7 @@ ABI_SIZE(snat_next, 8);
 ABI_SIZE(snat_ports, 16);
 ABI_SIZE(snat_kept, 64);
 ABI_SIZE(displaced, 384);
-ABI_SIZE(service_counters, 48);
+ABI_SIZE(service_counters, 64);
 ABI_SIZE(flow_key4, 16);
 ABI_SIZE(flow_key6, 40);
 ABI_SIZE(flow, 32);

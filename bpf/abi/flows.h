@@ -42,6 +42,7 @@ enum flow_flags {
 	FLOW_ALONE = 256,  /* in a reply: no other backend could have its SYN, which came again */
 	/* In a reply: asked is of a SYN for what was answered before; whatever the backend says shows that it is there. */
 	FLOW_ASKED_AGAIN = 512,
+	FLOW_GONE_ON = 512, /* in a flow: its client went on after the answer, once at least */
 	/* In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike. */
 	FLOW_BY_HASH = 1024,
 	/* In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago. */

@@ -301,4 +301,11 @@ __noinline int note_gone_on(const struct packet *p, const struct flow *flow)
 	return 0;
 }
 
+/* Notes that the flow of an entry goes on, once: one that had settled moves later, and one that seemed to have ended comes back. */
+static __always_inline void flow_goes_on(const struct packet *p, struct flow *flow)
+{
+	if (!(set_bits(&flow->flags, FLOW_GONE_ON) & FLOW_GONE_ON))
+		(void)note_gone_on(p, flow);
+}
+
 #endif

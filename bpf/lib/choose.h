@@ -67,7 +67,7 @@ static __always_inline void count_selection(__u32 service, const struct backend 
 		__sync_fetch_and_add(local ? &counters->local_gone_on : &counters->remote_gone_on, 1);
 }
 
-/* Counts that a flow goes on, of its service if that is asked for. One whose backend is gone by now was another's. */
+/* Counts a connection that goes on, of its service if that is asked for. One whose backend is gone by now was another's. */
 static __always_inline void count_gone_on(const struct flow *flow, bool of_service)
 {
 	const struct backend *backend = backend_at(flow->backend, flow->generation);
@@ -77,8 +77,10 @@ static __always_inline void count_gone_on(const struct flow *flow, bool of_servi
 	if (!backend || backend->proto == IPPROTO_UDP)
 		return;
 	counters = lookup_by(&backend_counters, flow->backend);
-	if (counters)
+	if (counters) {
 		__sync_fetch_and_add(&counters->gone_on, 1);
+		__sync_fetch_and_add(&counters->going, 1);
+	}
 	service = of_service ? lookup_by(&service_counters, flow->service) : NULL;
 	if (service)
 		__sync_fetch_and_add(

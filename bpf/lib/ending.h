@@ -12,13 +12,16 @@
 _Static_assert(offsetof(struct flow, flags) % sizeof(word) == 0, "flags begin a word");
 _Static_assert(offsetof(struct reply, flags) % sizeof(word) == 0, "flags begin a word");
 
-/* Adds to the balance of a flow's backend, whose slot may be another's by now. */
+/* Adds to the balance of a flow's backend, whose slot may be another's by now, and to that of those that go on if it is one. */
 static __always_inline void balance_add(const struct flow *flow, const int change)
 {
 	struct backend_counters *counters = lookup_by(&backend_counters, flow->backend);
 
-	if (counters && backend_at(flow->backend, flow->generation))
-		__sync_fetch_and_add(&counters->balance, change);
+	if (!counters || !backend_at(flow->backend, flow->generation))
+		return;
+	__sync_fetch_and_add(&counters->balance, change);
+	if (flow->flags & FLOW_GONE_ON)
+		__sync_fetch_and_add(&counters->going, change);
 }
 
 /* Who says the last word of a connection, which acknowledges the end that came second: FLOW_LAST is noted on that side. */

@@ -207,7 +207,6 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 {
 	struct flow *flow = flow_lookup(p, STAGE_OPENING, v6);
 	const __u16 reset = FLOW_ENDED | FLOW_CLOSING;
-	bool settled;
 	int step;
 
 	/* Another CPU may have moved it between the two questions. */
@@ -217,15 +216,13 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 		(void)(v6 ? revive6(p, flow) : revive4(p, flow));
 	if (!flow || p->syn || p->ending || (flow->flags & (FLOW_REPLIED | FLOW_ENDED)) != FLOW_REPLIED)
 		return flow;
-	settled = flow->flags & FLOW_SETTLED;
-	if (settled && is_young(flow))
+	if (flow->flags & FLOW_SETTLED && is_young(flow))
 		return flow;
 	step = v6 ? promote6(p) : promote4(p);
 	if (step == PROMOTED)
 		flow = flow_lookup(p, STAGE_GOING, v6);
-	/* Of one that had settled it was noted then. */
-	if (flow && step != PROMOTED_NOT && !settled)
-		(void)note_gone_on(p, flow);
+	if (flow && step != PROMOTED_NOT)
+		flow_goes_on(p, flow);
 	return flow;
 }
 

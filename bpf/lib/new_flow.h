@@ -17,6 +17,7 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 				      const bool v6)
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
+	struct flow *known;
 
 	if (error == BEGUN_ELSE)
 		return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
@@ -30,7 +31,9 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 		if (error == PROMOTED_NOT)
 			return 0;
 		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
-		(void)note_gone_on(p, flow);
+		known = flow_lookup(p, stage_of(flow->flags), v6);
+		if (known)
+			flow_goes_on(p, known);
 		return 0;
 	}
 	error = v6 ? snat_source6(ctx, p, flow) : snat_source4(ctx, p, flow);

@@ -151,6 +151,8 @@ pub const FLOW_RETRY: u16 = 16;
 pub const FLOW_RETRIES: u16 = 48;
 /// In a reply: `asked` is of a SYN for what was answered before.
 pub const FLOW_ASKED_AGAIN: u16 = 512;
+/// In a flow: its client went on after the answer, once at least.
+pub const FLOW_GONE_ON: u16 = 512;
 /// In a reply: a flood has left no flow beside it, as the client's next packet is hashed alike.
 pub const FLOW_BY_HASH: u16 = 1024;
 /// In a reply: its source port is the one that the client's port had before, and not the one that was taken longest ago.

@@ -198,22 +198,25 @@ pub struct SourceRange {
     pub allowed: u32,
 }
 
-/// What became of a backend's flows since the slot was taken. All but the first is about packets, so connections that
-/// are translated at sockets are among the flows alone. Bytes are those of frames; the flow tables hold some of them back, of a
+/// What became of a backend's flows since the slot was taken. All but `flows` and `gone_on` is about packets, so connections that
+/// are translated at sockets are among these alone. Bytes are those of frames; the flow tables hold some of them back, of a
 /// connection at most 2^20 and until it ends, of datagrams a 16th; of both until the first packet of another tick.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct BackendCounters {
     /// Flows that have begun here, or were to in place of another backend.
     pub flows: u64,
-    /// Flows whose first answer was a SYN-ACK, an INIT ACK or a datagram.
-    pub answered: u64,
-    /// From the last SYN or the first datagram to that answer, all together, in units of `2^DELAY_SHIFT` nanoseconds.
+    /// From the last SYN or the first datagram to the first answer, of all that are answered together, in units of
+    /// `2^DELAY_SHIFT` nanoseconds.
     pub delay: u64,
+    /// Flows whose first answer was a SYN-ACK, an INIT ACK or a datagram. Wraps.
+    pub answered: u32,
     /// Flows whose first answer was a reset. Wraps.
     pub refused: u32,
     /// Flows that went on after the answer; those of datagrams and sockets count as they begin. Wraps.
     pub gone_on: u32,
+    /// Connections of these ([`FLOW_GONE_ON`]), less those that ended: as `balance` is of all. Wraps.
+    pub going: u32,
     /// SYNs sent again for want of any answer. Wraps.
     pub unanswered: u32,
     /// Connections of these that another backend has taken since: their client is there, and is let in. Wraps.
@@ -246,6 +249,8 @@ pub struct ServiceCounters {
     pub local_gone_on: u64,
     /// The same of `remote`.
     pub remote_gone_on: u64,
+    /// A cache line each.
+    pub pad: [u64; 2],
 }
 
 /// Addresses that equal `addr` in the bits of `mask`.

@@ -63,13 +63,13 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Affinity = "affinity" { backend, generation, last_seen }
         SourceRangeKey = "source_range_key" { prefixlen, service, client }
         SourceRange = "source_range" { allowed }
-        BackendCounters = "backend_counters" { flows, answered, delay, refused, gone_on, unanswered, failed_over, bytes_to, bytes_from, balance, base }
+        BackendCounters = "backend_counters" { flows, delay, answered, refused, gone_on, going, unanswered, failed_over, bytes_to, bytes_from, balance, base }
         SnatCounter = "snat_counter" { next, pressed, long_search, pad }
         SnatNext = "snat_next" { port }
         SnatPorts = "snat_ports" { answers, left }
         SnatKept = "snat_kept" { entry }
         Displaced = "displaced" { entry, answers }
-        ServiceCounters = "service_counters" { local, remote, rejected, dropped, local_gone_on, remote_gone_on }
+        ServiceCounters = "service_counters" { local, remote, rejected, dropped, local_gone_on, remote_gone_on, pad }
         FlowKey4 = "flow_key4" { src, dst, sport, dport, proto, pad }
         FlowKey6 = "flow_key6" { src, dst, sport, dport, proto, pad }
         Flow = "flow" { backend, generation, service, flags, snat_port, created, last_seen, bytes, held }
@@ -175,6 +175,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         FLOW_RETRIES,
         FLOW_OPENING,
         FLOW_ASKED_AGAIN,
+        FLOW_GONE_ON,
         FLOW_BY_HASH,
         FLOW_KEPT,
         FLOW_SETTLED,

@@ -13,7 +13,7 @@ const ENOUGH: u64 = 80;
 const REPEAT: Duration = Duration::from_secs(600);
 
 /// IP protocol number of UDP.
-const UDP: u8 = 17;
+pub const UDP: u8 = 17;
 
 /// Ticks without a packet after which a flow is over, as the programs judge it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -47,6 +47,16 @@ impl IdleLimits {
             self.tcp
         };
         flow.flags & (abi::FLOW_ENDED | abi::FLOW_OWN) == 0 && is_recent(flow.last_seen, limit, tick)
+    }
+}
+
+impl IdleLimits {
+    /// Whether an open flow keeps its place from others at a tick: a flood leaves many that begin, of datagrams too, and of those only the latest
+    /// are not the first to go.
+    #[must_use]
+    pub const fn keeps_its_place(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
+        let is_left = flow.is_opening() && !is_recent(flow.last_seen, abi::OPENING_IDLE, tick);
+        self.is_open(protocol, flow, tick) && !is_left
     }
 }
 

@@ -222,7 +222,10 @@ impl View {
             uses.insert(name, TableUse { capacity: entries * spec(name).ways, ..TableUse::default() });
         }
         self.store.flows.visit(|table, Client { protocol, .. }, flow| {
-            uses.entry(table).or_default().count(limits.is_open(protocol, flow, tick));
+            // Of an endpoint that is gone nobody needs it.
+            let backend = self.store.backends.get(flow.backend);
+            let is_there = backend.is_ok_and(|backend| backend.generation == flow.generation);
+            uses.entry(table).or_default().count(is_there && limits.keeps_its_place(protocol, flow, tick));
         })?;
         Ok(uses)
     }

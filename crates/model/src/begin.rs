@@ -229,6 +229,7 @@ impl Model {
             retries: 0,
             opening: true,
             settled: false,
+            gone_on: false,
             created: self.now.ticks,
             last_seen: self.now.ticks,
             bytes: 0,

@@ -303,6 +303,7 @@ impl Model {
         }
         let counters = self.tables.backend_counters(flow.backend);
         counters.gone_on = counters.gone_on.wrapping_add(1);
+        counters.going = counters.going.wrapping_add(1);
         if p.endpoint.is_none() {
             self.count_gone_on_of(flow.service, &backend);
         }

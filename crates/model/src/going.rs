@@ -67,7 +67,7 @@ impl Model {
     /// Has a flow that begins go on with a client's packet, if it was answered and its client has heard of that.
     pub(crate) fn let_go_on(&mut self, p: &Packet, flow: Flow) -> (Stage, Flow) {
         let key = p.key();
-        let known = if self.settle(&key, &flow, p.heard) {
+        let (stage, mut known) = if self.settle(&key, &flow, p.heard) {
             (Stage::Opening, Flow { settled: true, replied: true, ..flow })
         } else if self.promote(&key, &flow, p)
             && let Some(going) = self.tables.flows.at(Stage::Going, &key)
@@ -76,12 +76,14 @@ impl Model {
         } else {
             return (Stage::Opening, flow);
         };
-        // Of one that had settled both were noted then.
-        if !flow.settled {
+        // One that had settled moves later, and one that seemed to have ended comes back.
+        if !flow.gone_on {
+            known.gone_on = true;
+            self.tables.flows.put(stage, key, known);
             self.count_gone_on(p, &flow);
             self.keep_backend(p, &flow);
         }
-        known
+        (stage, known)
     }
 
     /// Whether the endpoint of a flow is still the one that was chosen.

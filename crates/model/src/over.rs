@@ -199,6 +199,7 @@ impl Model {
         if self.is_alive(flow) {
             let counters = self.tables.backend_counters(flow.backend);
             counters.balance = counters.balance.wrapping_add(1);
+            counters.going = counters.going.wrapping_add(flow.gone_on.into());
         }
         self.tables.flows.put(Stage::Opening, p.key(), *flow);
     }
@@ -268,6 +269,7 @@ impl Model {
         if !again && self.is_alive(flow) {
             let counters = self.tables.backend_counters(flow.backend);
             counters.balance = counters.balance.wrapping_sub(1);
+            counters.going = counters.going.wrapping_sub(flow.gone_on.into());
         }
     }
 

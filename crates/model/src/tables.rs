@@ -65,6 +65,8 @@ pub struct Flow {
     pub opening: bool,
     /// It goes on, and stays among those that begin for this tick.
     pub settled: bool,
+    /// Its client went on after the answer, once at least.
+    pub gone_on: bool,
     /// Tick.
     pub created: u32,
     /// Tick.

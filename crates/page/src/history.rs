@@ -101,9 +101,10 @@ impl Series {
         self.0.is_empty()
     }
 
-    /// New flows in all of them.
-    fn flows(&self) -> f64 {
-        self.0.iter().map(|point| f64::from(point.flows)).filter(|flows| flows.is_finite()).sum()
+    /// New flows in all of them, and failures.
+    fn asked(&self) -> f64 {
+        let numbers = self.0.iter().flat_map(|point| [point.flows, point.failures]);
+        numbers.map(f64::from).filter(|number| number.is_finite()).sum()
     }
 }
 
@@ -153,19 +154,19 @@ impl History {
     /// Gives places to services that have none: first the free ones, then those of services that are far less busy.
     fn admit(&mut self, sample: &Sample) {
         // Nobody used it for ten minutes.
-        self.services.retain(|_, series| series.len() < LENGTH || series.flows() > 0.0);
+        self.services.retain(|_, series| series.len() < LENGTH || series.asked() > 0.0);
         let mut newcomers: Vec<_> =
             sample.services.iter().filter(|service| !self.services.contains_key(&service.name)).collect();
-        newcomers.sort_by(|one, other| other.offered().total_cmp(&one.offered()).then(one.name.cmp(&other.name)));
+        newcomers.sort_by(|one, other| other.asked().total_cmp(&one.asked()).then(one.name.cmp(&other.name)));
         for newcomer in newcomers {
             if self.services.len() >= SERVICES {
-                let average = |series: &Series| series.flows() / series.len() as f64;
+                let average = |series: &Series| series.asked() / series.len() as f64;
                 // Who has just come has no flows to be judged by.
                 let known = self.services.iter().filter(|(_, series)| !series.is_empty());
                 let least = known.map(|(name, series)| (average(series), Arc::clone(name)));
-                let Some((flows, name)) = least.min_by(|one, other| one.0.total_cmp(&other.0)) else { return };
+                let Some((asked, name)) = least.min_by(|one, other| one.0.total_cmp(&other.0)) else { return };
                 // Those behind it are less busy still.
-                if newcomer.offered() <= flows * BUSIER {
+                if newcomer.asked() <= asked * BUSIER {
                     return;
                 }
                 self.services.remove(&name);

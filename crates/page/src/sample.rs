@@ -99,6 +99,12 @@ impl ServiceSample {
         self.local + self.remote
     }
 
+    /// All that they asked for, be it in vain.
+    #[must_use]
+    pub fn asked(&self) -> f64 {
+        self.offered() + self.failures
+    }
+
     /// All that it had to do with this node.
     #[must_use]
     pub fn traffic(&self) -> f64 {

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use weir_abi as abi;
-use weir_core::flow_pressure::{IdleLimits, is_recent};
+use weir_core::flow_pressure::{IdleLimits, UDP};
 
 use crate::source::{Failure, Source};
 
@@ -30,11 +30,20 @@ pub trait FlowTable {
     /// When a table cannot be read.
     fn visit(&self, visit: &mut dyn FnMut(u8, &abi::Flow)) -> Result<(), Self::Error>;
 
-    /// Calls `visit` with the slot, the generation and the [`abi::BackendCounters::balance`] of every endpoint.
+    /// Calls `visit` with the slot and the generation of every endpoint, and what has begun there and not ended.
     ///
     /// # Errors
     /// When a table cannot be read.
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), Self::Error>;
+    fn balances(&self, visit: &mut dyn FnMut((u32, u32), Balance)) -> Result<(), Self::Error>;
+}
+
+/// Connections of an endpoint that began, less those that ended. Only changes mean something.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Balance {
+    /// [`abi::BackendCounters::balance`].
+    pub all: u32,
+    /// [`abi::BackendCounters::going`].
+    pub going: u32,
 }
 
 /// Open flows of an endpoint when they were counted. Of one that was not there yet, the default.
@@ -42,21 +51,23 @@ pub trait FlowTable {
 pub struct Open {
     /// How many.
     pub flows: u32,
-    /// [`abi::BackendCounters::balance`] then.
-    pub balance: u32,
+    /// Those of them that are no connections whose clients may be forged: they went on after the answer, or are of datagrams.
+    pub going: u32,
+    /// The balance then.
+    pub balance: Balance,
 }
 
 impl Open {
-    /// Open flows when the balance is this one. Those of UDP stay as they were counted: nobody says when they end.
+    /// Open flows that go on, when the balance of those is this one. Those of UDP stay as they were counted: nobody says when they end.
     #[must_use]
-    pub fn at(self, balance: u32) -> u32 {
-        self.flows.saturating_add_signed(balance.wrapping_sub(self.balance).cast_signed())
+    pub fn at(self, going: u32) -> u32 {
+        self.going.saturating_add_signed(going.wrapping_sub(self.balance.going).cast_signed())
     }
 
     /// The balance without an open flow: [`abi::BackendCounters::base`].
     #[must_use]
     pub const fn base(self) -> u32 {
-        self.balance.wrapping_sub(self.flows)
+        self.balance.all.wrapping_sub(self.flows)
     }
 }
 
@@ -81,14 +92,14 @@ impl<T: FlowTable> OpenFlows<T> {
         let (tick, limits) = (self.table.tick(), self.table.limits()?);
         let mut open = OpenByBackend::new();
         // What begins or ends while the table is read may count twice, until it is read again.
-        self.table.balances(&mut |slot, generation, balance| {
-            open.insert((slot, generation), Open { flows: 0, balance });
+        self.table.balances(&mut |backend, balance| {
+            open.insert(backend, Open { flows: 0, going: 0, balance });
         })?;
         self.table.visit(&mut |protocol, flow| {
-            // A flood leaves many that begin, of datagrams too: of those only what nobody else will be asked for.
-            let is_left = flow.is_opening() && !is_recent(flow.last_seen, abi::OPENING_IDLE, tick);
-            if limits.is_open(protocol, flow, tick) && !is_left {
-                open.entry((flow.backend, flow.generation)).or_default().flows += 1;
+            if limits.keeps_its_place(protocol, flow, tick) {
+                let counted = open.entry((flow.backend, flow.generation)).or_default();
+                counted.flows += 1;
+                counted.going += u32::from(protocol == UDP || flow.flags & abi::FLOW_GONE_ON != 0);
             }
         })?;
         Ok(open)

@@ -104,6 +104,7 @@ impl Brain {
             own: &Own { load: own, pods: Some(pods) },
             offered: Offered {
                 flows_per_second: offered / seconds,
+                begun_per_second: offered / seconds,
                 local_flows_per_second: local / seconds,
                 open_flows: whole(open),
             },

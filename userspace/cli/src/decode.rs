@@ -216,7 +216,7 @@ pub(crate) fn line(line: &abi::Line) -> Value {
 
 /// Of `service_counters`.
 pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
-    let abi::ServiceCounters { local, remote, rejected, dropped, local_gone_on, remote_gone_on } = counters;
+    let abi::ServiceCounters { local, remote, rejected, dropped, local_gone_on, remote_gone_on, pad: _ } = counters;
     let fields = [
         ("local", local),
         ("remote", remote),
@@ -232,10 +232,11 @@ pub(crate) fn service_counters(counters: &abi::ServiceCounters) -> Value {
 pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
     let abi::BackendCounters {
         flows,
-        answered,
         delay,
+        answered,
         refused,
         gone_on,
+        going,
         unanswered,
         failed_over,
         bytes_to,
@@ -243,14 +244,15 @@ pub(crate) fn backend_counters(counters: &abi::BackendCounters) -> Value {
         balance,
         base,
     } = counters;
-    let [refused, gone_on, unanswered, failed_over, balance, base] =
-        [refused, gone_on, unanswered, failed_over, balance, base].map(|count| u64::from(*count));
+    let [answered, refused, gone_on, going, unanswered, failed_over, balance, base] =
+        [answered, refused, gone_on, going, unanswered, failed_over, balance, base].map(|count| u64::from(*count));
     let fields = [
         ("flows", flows),
-        ("answered", answered),
+        ("answered", &answered),
         ("delayUnits", delay),
         ("refused", &refused),
         ("goneOn", &gone_on),
+        ("going", &going),
         ("unanswered", &unanswered),
         ("failedOver", &failed_over),
         ("bytesTo", bytes_to),

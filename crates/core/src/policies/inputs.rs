@@ -54,7 +54,7 @@ pub struct Endpoint {
     pub load: EndpointLoad,
     /// Flows from this node that it has open.
     pub open_flows: u32,
-    /// New flows from this node that it ever got.
+    /// New flows from this node that it ever got, whether they went on or not: one that refuses all must not seem unused.
     pub flows: u64,
 }
 
@@ -90,8 +90,10 @@ pub struct PodsLoad {
 /// A service's flows on this node, counted by the datapath: they have no age.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Offered {
-    /// New flows per second from clients of this node, wherever they went.
+    /// New flows per second from clients of this node that went on, wherever they went.
     pub flows_per_second: f64,
+    /// All that began, be their first packets forged: what [`Endpoint::flows`] grow by together.
+    pub begun_per_second: f64,
     /// New flows per second that the node's own endpoints got, from clients of any node.
     pub local_flows_per_second: f64,
     /// Flows that the node's own endpoints have open.

@@ -42,7 +42,7 @@ impl Policy for NearestHalf {
         nearest.sort_by(|a, b| by_rtt(inputs, *a, *b));
         nearest.truncate(half(of));
         // What the next tick brings is levelled out; at least one request, or nobody would get the next.
-        let expected = (inputs.offered.flows_per_second * inputs.elapsed.as_secs_f64()).max(1.0);
+        let expected = (inputs.offered.begun_per_second * inputs.elapsed.as_secs_f64()).max(1.0);
         let fewest = nearest.iter().map(|endpoint| inputs.endpoints[*endpoint].flows).min().unwrap_or(0);
         let counts: Vec<f64> =
             nearest.iter().map(|endpoint| (inputs.endpoints[*endpoint].flows - fewest) as f64).collect();

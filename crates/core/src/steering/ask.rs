@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::facts::{BackendCounts, Facts, FlowRates, PodUse};
+use super::facts::{BackendCounts, Facts, FlowRates, Outcomes, PodUse};
 use super::target::{Member, Set};
 use super::{Steered, Write};
 use crate::controller::{Controller, Tick, WORTH_WRITING};
@@ -34,6 +34,7 @@ impl Steered {
     pub(super) fn ask(&mut self, here: &Arc<str>, relies_on: Option<NodeLoad>, facts: &impl Facts) -> Option<Write> {
         let counts = facts.service(self.target.slot);
         self.rates = counts.rates(self.counted, self.recent);
+        let begun = counts.begun_rate(self.counted, self.recent);
         self.counted = counts;
         let local = self.target.members.iter().filter(|member| member.local);
         self.inbound = self.inbound_of(facts).flows_per_second;
@@ -41,7 +42,7 @@ impl Steered {
         let moment = Moment {
             here,
             facts,
-            offered: offered(self.rates, self.inbound, self.open_local),
+            offered: offered(begun, self.rates, self.inbound, self.open_local),
             relies_on,
             parameters: self.target.settings.parameters,
             counts: self.target.members.iter().map(|member| facts.backend(member.slot)).collect(),
@@ -64,7 +65,7 @@ impl Steered {
             self.last[index] = Some(tick);
         }
         self.count_sent(&moment.counts);
-        self.seen = moment.counts.into();
+        self.seen = moment.counts.iter().map(|counts| counts.outcomes()).collect();
         (self.waited, self.recent, self.due) = (Duration::ZERO, Duration::ZERO, false);
         let target = &self.target;
         moved.then(|| Write { key: target.key.clone(), slot: target.slot, revision: target.revision, shares })
@@ -78,7 +79,7 @@ impl Steered {
         }
         self.sent.resize(self.target.members.len(), 0.0);
         let part = 1.0 - (-self.waited.div_duration_f64(SENT_SMOOTHING)).exp();
-        let new = counts.iter().zip(&self.seen).map(|(now, seen)| now.since(*seen).gone_on);
+        let new = counts.iter().zip(&self.seen).map(|(now, seen)| now.outcomes().since(*seen).gone_on);
         for ((sent, new), member) in self.sent.iter_mut().zip(new).zip(&self.target.members) {
             if !member.local && !self.waited.is_zero() {
                 let rate = f64::from(new) / self.waited.as_secs_f64();
@@ -109,7 +110,7 @@ impl Steered {
         for ((index, member), place) in members.iter().zip(places) {
             let counts = moment.counts[*index];
             endpoints.push(endpoint(member, place, counts, moment));
-            outcomes.push(outcome(member, counts.since(self.seen[*index]), moment));
+            outcomes.push(outcome(member, counts.outcomes().since(self.seen[*index]), moment));
         }
         let own = Own { load: moment.facts.own(), pods: pods(set, &self.target.members, moment) };
         let inputs = Inputs {
@@ -144,9 +145,14 @@ fn merged<T, const N: usize>(before: [Option<T>; N], write: impl Fn(usize) -> Op
 
 /// What other nodes send straight to the endpoints here is in their counters alone, so that they tell it. Of those flows
 /// nobody here knows how long they stay open.
-const fn offered(rates: FlowRates, inbound: f64, open_flows: u32) -> Offered {
+const fn offered(begun: f64, rates: FlowRates, inbound: f64, open_flows: u32) -> Offered {
     let FlowRates { local, remote } = rates;
-    Offered { flows_per_second: local + remote, local_flows_per_second: local + inbound, open_flows }
+    Offered {
+        flows_per_second: local + remote,
+        begun_per_second: begun,
+        local_flows_per_second: local + inbound,
+        open_flows,
+    }
 }
 
 /// The nodes of the members, each once, in the members' order; and of each member the place of its node among them.
@@ -180,7 +186,7 @@ fn endpoint<F: Facts>(member: &Member, node: usize, counts: BackendCounts, momen
     }
 }
 
-fn outcome<F: Facts>(member: &Member, new: BackendCounts, moment: &Moment<'_, F>) -> Outcome {
+fn outcome<F: Facts>(member: &Member, new: Outcomes, moment: &Moment<'_, F>) -> Outcome {
     Outcome {
         answered: new.answered,
         refused: new.refused,

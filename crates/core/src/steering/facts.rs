@@ -54,13 +54,32 @@ impl ServiceCounts {
     /// Per second since `before`, `elapsed` ago. A slot that began anew has all of them since then.
     #[must_use]
     pub fn rates(self, before: Self, elapsed: Duration) -> FlowRates {
-        let Self { begun: _, local, remote } = self;
-        let began = local < before.local || remote < before.remote;
-        let before = if began { Self::default() } else { before };
-        #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
-        let rate = |new: u64| if elapsed.is_zero() { 0.0 } else { new as f64 / elapsed.as_secs_f64() };
-        FlowRates { local: rate(local - before.local), remote: rate(remote - before.remote) }
+        let Self { begun: _, local, remote } = self.since(before);
+        FlowRates { local: rate(local, elapsed), remote: rate(remote, elapsed) }
     }
+
+    /// All that began, per second since `before`, `elapsed` ago.
+    #[must_use]
+    pub fn begun_rate(self, before: Self, elapsed: Duration) -> f64 {
+        rate(self.since(before).begun, elapsed)
+    }
+
+    fn since(self, before: Self) -> Self {
+        let since = || {
+            Some(Self {
+                begun: self.begun.checked_sub(before.begun)?,
+                local: self.local.checked_sub(before.local)?,
+                remote: self.remote.checked_sub(before.remote)?,
+            })
+        };
+        since().unwrap_or(self)
+    }
+}
+
+fn rate(new: u64, elapsed: Duration) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "flows of seconds")]
+    let new = new as f64;
+    if elapsed.is_zero() { 0.0 } else { new / elapsed.as_secs_f64() }
 }
 
 /// New flows per second of a service port from clients of this node that went on, wherever they went.
@@ -101,8 +120,6 @@ impl BackendCounts {
     /// What came since `before`. A slot that began anew has all of it since then.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
-        // What went back is not what came round.
-        let grown = |now: u32, before: u32| Some(now.wrapping_sub(before)).filter(|grown| *grown <= u32::MAX / 2);
         let since = || {
             Some(Self {
                 flows: self.flows.checked_sub(before.flows)?,
@@ -121,6 +138,45 @@ impl BackendCounts {
     pub fn failed(self) -> u64 {
         u64::from(self.refused) + u64::from(self.unanswered)
     }
+
+    pub(super) const fn outcomes(self) -> Outcomes {
+        let Self { flows: _, gone_on, answered, refused, unanswered: _, failed_over } = self;
+        Outcomes { gone_on, answered, refused, failed_over }
+    }
+}
+
+/// What of [`BackendCounts`] decisions compare with the last look: half as large, and there is one for each endpoint.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Outcomes {
+    pub(super) gone_on: u32,
+    pub(super) answered: u32,
+    pub(super) refused: u32,
+    pub(super) failed_over: u32,
+}
+
+impl Outcomes {
+    /// As [`BackendCounts::since`].
+    pub(super) fn since(self, before: Self) -> Self {
+        let since = || {
+            Some(Self {
+                gone_on: grown(self.gone_on, before.gone_on)?,
+                answered: grown(self.answered, before.answered)?,
+                refused: grown(self.refused, before.refused)?,
+                failed_over: grown(self.failed_over, before.failed_over)?,
+            })
+        };
+        since().unwrap_or(self)
+    }
+
+    /// What must not wait when it grows.
+    pub(super) const fn failures(self) -> (u32, u32) {
+        (self.refused, self.failed_over)
+    }
+}
+
+/// By how much a counter has grown that wraps: what went back is not what came round.
+fn grown(now: u32, before: u32) -> Option<u32> {
+    Some(now.wrapping_sub(before)).filter(|grown| *grown <= u32::MAX / 2)
 }
 
 /// What a pod uses.

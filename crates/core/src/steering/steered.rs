@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::facts::{BackendCounts, Facts, FlowRates, ServiceCounts};
+use super::facts::{Facts, FlowRates, Outcomes, ServiceCounts};
 use super::target::{Member, Set, Target};
 use crate::controller::{Controller, Tick};
 use crate::load::Inbound;
@@ -39,7 +39,7 @@ pub(super) struct Steered {
     /// Endpoints that are ejected.
     pub(super) out: BTreeSet<SocketAddr>,
     /// Of each backend when it was last looked at.
-    pub(super) seen: Box<[BackendCounts]>,
+    pub(super) seen: Box<[Outcomes]>,
     /// The maps may hold something else than what was decided: to be asked at the next tick.
     pub(super) due: bool,
     /// Counts of the service at the last look, and when the controllers were last asked.
@@ -149,8 +149,8 @@ impl Steered {
             (self.counted, self.recent) = (before, elapsed);
         }
         let mut members = self.target.members.iter().zip(&self.seen);
-        let failures = |counts: BackendCounts| (counts.refused, counts.failed_over);
-        self.urgent = jumped || members.any(|(member, seen)| failures(facts.backend(member.slot)) != failures(*seen));
+        let fails = |slot: u32, seen: Outcomes| facts.backend(slot).outcomes().failures() != seen.failures();
+        self.urgent = jumped || members.any(|(member, seen)| fails(member.slot, *seen));
     }
 
     /// Whether it is to be asked now. Each service has its own turn.
@@ -179,7 +179,7 @@ impl Steered {
 }
 
 /// What was counted of the members that stay, as if no new plan had come; of the others from now on.
-fn carried(old: Option<&Steered>, target: &Target, facts: &impl Facts) -> (Box<[BackendCounts]>, Vec<f64>) {
+fn carried(old: Option<&Steered>, target: &Target, facts: &impl Facts) -> (Box<[Outcomes]>, Vec<f64>) {
     let identity = |member: &Member| (member.slot, member.generation);
     let known: BTreeMap<_, _> = old.map_or_else(BTreeMap::new, |old| {
         let members = old.target.members.iter().map(identity).zip(&old.seen).enumerate();
@@ -187,7 +187,7 @@ fn carried(old: Option<&Steered>, target: &Target, facts: &impl Facts) -> (Box<[
     });
     let count = |member: &Member| match known.get(&identity(member)) {
         Some(counted) => *counted,
-        None => (facts.backend(member.slot), 0.0),
+        None => (facts.backend(member.slot).outcomes(), 0.0),
     };
     let (seen, sent): (Vec<_>, Vec<_>) = target.members.iter().map(count).unzip();
     (seen.into(), sent)

@@ -39,7 +39,8 @@ impl Scene {
 
     /// New flows per second from clients of this node, of which the node's endpoints get some.
     pub(crate) fn offers(mut self, flows: f64, local: f64) -> Self {
-        self.offered = Offered { flows_per_second: flows, local_flows_per_second: local, open_flows: 0 };
+        self.offered =
+            Offered { flows_per_second: flows, begun_per_second: flows, local_flows_per_second: local, open_flows: 0 };
         self
     }
 

@@ -83,7 +83,12 @@ fn decide(
     scene.own.load.cpu = Some(Sample { value: Share::clamped(seen.used), age });
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a short queue")]
     let open_flows = now.queue as u32;
-    scene.offered = Offered { flows_per_second: offered, local_flows_per_second: now.arrived, open_flows };
+    scene.offered = Offered {
+        flows_per_second: offered,
+        begun_per_second: offered,
+        local_flows_per_second: now.arrived,
+        open_flows,
+    };
     scene.parameters.report_interval = age;
     scene.ask(|inputs| policy.decide(inputs).shares)
 }

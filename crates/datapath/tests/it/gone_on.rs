@@ -45,6 +45,7 @@ fn a_connection_counts_once_when_its_client_goes_on_after_the_answer() {
         talk.endpoint_goes_on();
         talk.client_goes_on();
         assert_gone_on(talk, 1);
+        assert_eq!(talk.flow().flags & abi::FLOW_GONE_ON, abi::FLOW_GONE_ON);
         let next = Talk::open(talk.node, talk.case, talk.way);
         next.accept();
         assert_gone_on(&next, 1);
@@ -61,6 +62,30 @@ fn a_connection_that_settled_where_it_began_counts_once_when_it_moves_later() {
         talk.client_goes_on();
         assert!(!begins(talk));
         assert_gone_on(talk, 1);
+    });
+}
+
+#[test]
+fn what_goes_on_is_open_until_it_ends_and_again_where_it_had_only_seemed_to() {
+    each_way("the balance of what goes on", Protocol::Tcp, |talk| {
+        let going = || {
+            let abi::BackendCounters { balance, going, gone_on, .. } = talk.counters();
+            (balance, going, gone_on)
+        };
+        let other = Talk::open(talk.node, talk.case, talk.way);
+        talk.accept();
+        assert_eq!(going(), (2, 0, 0));
+        talk.client_goes_on();
+        assert_eq!(going(), (2, 1, 1));
+        talk.client_sends(&talk.client_tcp(reset()));
+        assert_eq!(going(), (1, 0, 1));
+        talk.client_goes_on();
+        assert_eq!(going(), (2, 1, 1), "somebody else has sent that, as it goes on");
+        talk.client_sends(&talk.client_tcp(fin()));
+        talk.endpoint_sends(&talk.endpoint_tcp(fin()));
+        assert_eq!(going(), (1, 0, 1));
+        other.refuse();
+        assert_eq!(going(), (0, 0, 1));
     });
 }
 

@@ -22,10 +22,11 @@ const SYN_AGAIN: Duration = Duration::from_millis(100);
 fn grown(before: abi::BackendCounters, after: abi::BackendCounters) -> abi::BackendCounters {
     abi::BackendCounters {
         flows: after.flows - before.flows,
-        answered: after.answered - before.answered,
+        answered: after.answered.wrapping_sub(before.answered),
         delay: after.delay - before.delay,
         refused: after.refused.wrapping_sub(before.refused),
         gone_on: after.gone_on.wrapping_sub(before.gone_on),
+        going: after.going.wrapping_sub(before.going),
         unanswered: after.unanswered - before.unanswered,
         failed_over: after.failed_over - before.failed_over,
         bytes_to: after.bytes_to - before.bytes_to,

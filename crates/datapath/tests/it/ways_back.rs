@@ -58,7 +58,7 @@ fn an_entry_of_answers_that_was_lost_is_back_with_the_clients_first_packet_of_an
             age(talk.node, talk.flows(), offset_of!(abi::Flow, last_seen), 1);
             assert_goes_on(talk);
             let answered = talk.counters().answered;
-            assert_eq!(answered, u64::from(protocol == Protocol::Udp), "nothing new is awaited");
+            assert_eq!(answered, u32::from(protocol == Protocol::Udp), "nothing new is awaited");
         });
     }
 }

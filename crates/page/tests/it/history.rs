@@ -75,6 +75,22 @@ fn a_service_that_is_far_busier_gets_the_place_of_the_least_busy_one_and_one_tha
 }
 
 #[test]
+fn a_service_that_is_asked_in_vain_is_as_busy_as_one_that_answers() {
+    let mut all: Vec<_> = (0..SERVICES).map(|index| service(&format!("shop/{index:03}"), 10.0)).collect();
+    all[7] = ServiceSample { failures: 10.0, ..service("shop/refuses", 0.0) };
+    let mut history = History::default();
+    for _ in 0..=LENGTH {
+        history.record(&sample(all.clone()));
+    }
+    all.push(service("shop/alike", 15.0));
+    history.record(&sample(all.clone()));
+    assert!(history.services().contains_key("shop/refuses"));
+    all.push(ServiceSample { failures: 30.0, ..service("shop/refuses-more", 0.0) });
+    history.record(&sample(all));
+    assert!(history.services().contains_key("shop/refuses-more"));
+}
+
+#[test]
 fn of_very_many_nodes_this_one_those_with_flows_and_the_near_ones_are_remembered() {
     let far = |index: usize| NodeSample { rtt: Some(index as f64), ..node(&format!("far{index:04}")) };
     let mut nodes: Vec<_> = (0..5000).map(far).collect();

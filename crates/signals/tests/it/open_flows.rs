@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use weir_abi::{Be16, FLOW_CLOSING, FLOW_ENDED, FLOW_OPENING, FLOW_SETTLED, Flow, OPENING_IDLE};
+use weir_abi::{Be16, FLOW_CLOSING, FLOW_ENDED, FLOW_GONE_ON, FLOW_OPENING, FLOW_SETTLED, Flow, OPENING_IDLE};
 use weir_core::flow_pressure::IdleLimits;
 use weir_signals::FailureKind;
-use weir_signals::open_flows::{FlowTable, Open, OpenFlows};
+use weir_signals::open_flows::{Balance, FlowTable, Open, OpenFlows};
 
 use crate::build::{at, kind, value};
 
@@ -16,7 +16,7 @@ const UDP: u8 = 17;
 struct Table {
     tick: u32,
     flows: Result<Vec<(u8, Flow)>, std::io::ErrorKind>,
-    balances: Vec<(u32, u32, u32)>,
+    balances: Vec<((u32, u32), Balance)>,
 }
 
 impl FlowTable for Table {
@@ -36,8 +36,8 @@ impl FlowTable for Table {
         Ok(())
     }
 
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), std::io::Error> {
-        self.balances.iter().for_each(|(slot, generation, balance)| visit(*slot, *generation, *balance));
+    fn balances(&self, visit: &mut dyn FnMut((u32, u32), Balance)) -> Result<(), std::io::Error> {
+        self.balances.iter().for_each(|(backend, balance)| visit(*backend, *balance));
         Ok(())
     }
 }
@@ -107,8 +107,9 @@ fn a_table_that_cannot_be_read_is_missing() {
 
 #[test]
 fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
-    let flows = vec![(TCP, flow(5, 1, 0, 1000)), (TCP, flow(5, 1, 0, 1000))];
-    let table = Table { tick: 1000, flows: Ok(flows), balances: vec![(5, 1, 40), (6, 3, u32::MAX)] };
+    let flows = vec![(TCP, flow(5, 1, FLOW_GONE_ON, 1000)), (TCP, flow(5, 1, FLOW_GONE_ON, 1000))];
+    let balances = [((5, 1), 40), ((6, 3), u32::MAX)].map(|(backend, going)| (backend, Balance { all: 9, going }));
+    let table = Table { tick: 1000, flows: Ok(flows), balances: balances.into() };
     let open = value(&mut OpenFlows::new(table), at(0));
     let five = open[&(5, 1)];
     assert_eq!([40, 47, 39, 38, 30].map(|balance| five.at(balance)), [2, 9, 1, 0, 0]);
@@ -117,7 +118,17 @@ fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
 }
 
 #[test]
+fn of_connections_those_alone_go_on_whose_clients_did_and_of_datagrams_all() {
+    let [begins, goes_on] = [FLOW_OPENING, FLOW_GONE_ON].map(|flags| flow(5, 1, flags, 1000));
+    let flows = vec![(TCP, begins), (TCP, goes_on), (UDP, begins), (UDP, goes_on)];
+    let table = Table { tick: 1000, flows: Ok(flows), balances: Vec::new() };
+    let open = value(&mut OpenFlows::new(table), at(0))[&(5, 1)];
+    assert_eq!((open.flows, open.going), (4, 3));
+}
+
+#[test]
 fn the_base_is_the_balance_without_an_open_flow() {
-    assert_eq!(Open { flows: 7, balance: 9 }.base(), 2);
-    assert_eq!(Open { flows: 7, balance: 2 }.base(), u32::MAX - 4, "it wraps");
+    let open = |all| Open { flows: 7, going: 1, balance: Balance { all, going: 0 } };
+    assert_eq!(open(9).base(), 2);
+    assert_eq!(open(2).base(), u32::MAX - 4, "it wraps");
 }

@@ -109,7 +109,7 @@ metrics! {
         Gauge ATTACHED_INTERFACES = "weir_attached_interfaces", "Interfaces with programs attached";
         Gauge UNATTACHED_INTERFACES = "weir_unattached_interfaces", "Interfaces that programs could not be attached to: their clients are not served";
         Gauge ATTACHED_LINKS = "weir_attached_links" ["hook"] Most(LINKS), "Links of programs; without those of kernels before 6.6, whose tc has filters in their place";
-        Counter PROGRAM_RUN_SECONDS = "weir_program_run_seconds_total" ["program"] Most(PROGRAMS), "Time in which a program ran since the agent's start, while the kernel measures it: `sysctl kernel.bpf_stats_enabled=1`";
+        Counter PROGRAM_RUN_SECONDS = "weir_program_run_seconds_total" ["program"] Most(PROGRAMS), "Time in which a program ran since it was loaded, which may have been by an agent before, while the kernel measures it: `sysctl kernel.bpf_stats_enabled=1`";
         Counter PROGRAM_RUNS = "weir_program_runs_total" ["program"] Most(PROGRAMS), "How often it ran meanwhile";
         Counter EVENTS_DROPPED = "weir_events_dropped_total", "Kubernetes events that were lost because too many waited";
         Counter SOCKETS_DESTROYED = "weir_sockets_destroyed_total", "Connected UDP sockets of processes on the host that were destroyed: their endpoint was gone, or they had none";
@@ -119,7 +119,7 @@ metrics! {
         Counter PACKETS = "weir_packets_total" ["hook", "verdict", "reason"] Most(HOOKS * REASONS), "Packets by hook and by the reason why they left it; told once there was one";
         Counter BYTES = "weir_bytes_total" ["hook", "verdict", "reason"] Most(HOOKS * REASONS), "Bytes of those packets";
         Counter DROPS = "weir_drops_total" ["hook", "reason"] Most(HOOKS * DROP_REASONS), "Those of the packets that were dropped; told from the start";
-        Counter SELECTIONS = "weir_selections_total" ["tier"] Most(3), "New flows by how far they went";
+        Counter SELECTIONS = "weir_selections_total" ["tier"] Most(3), "New flows by how far they went, each time that an endpoint was asked, be it in vain or in another's name";
         Gauge FLOW_ENTRIES = "weir_flow_entries" ["map", "state"] Most(8), "Entries of the flow tables, counted every 30 s to 5 min: open flows, and those that are over, whose place is free; weir_map_max_entries is the room";
         Gauge AFFINITY_ENTRIES = "weir_affinity_entries" ["state"] Most(2), "Entries of session affinity, counted every 30 s to 5 min: clients that keep an endpoint (open), and those whose time or endpoint is gone (over); weir_map_max_entries of affinities is the room for both, in which those go first whose last new flow was longest ago";
         Counter FLOW_EVICTIONS_SEEN = "weir_flow_evictions_seen_total", "Entries for answers of open flows that a full table had evicted and a client's packet brought back: for want of room, of which weir_flow_entries tells";
@@ -127,8 +127,8 @@ metrics! {
         Counter FLOWS_ADOPTED = "weir_flows_adopted_total", "Connections that were met in their middle, of which no table knew, and got an endpoint by their hash, or by what a flood had left of them: another one than before resets them. In a flood of SYNs, for which no flow is written, all that begin";
         Gauge FLOODED_CPUS = "weir_flooded_cpus", "CPUs that within the last 8 ticks had more new flows in one than `--flood-rate` allows: no flow is written there for a SYN whose client keeps its address";
         Gauge SOURCE_PORTS = "weir_source_ports", "Ports that new connections to an endpoint on another node may take as their source";
-        Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went";
-        Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s";
+        Counter SERVICE_FLOWS = "weir_service_flows_total" ["service_namespace", "service_name"] PerService, "New flows of a Service from clients of this node, wherever they went; connections count when the client goes on after the answer, so no forged ones";
+        Gauge SERVICE_OPEN_FLOWS = "weir_service_open_flows" ["service_namespace", "service_name"] PerService, "Flows of a Service that clients of this node have open, counted every 5 s to 30 s; connections as in weir_service_flows_total";
     }
     "Maps and what is written" {
         Gauge MAP_ENTRIES = "weir_map_entries" ["map"] Most(FILLED), "Entries of a map that the agent fills; slots that rest before somebody else may have them count";
@@ -149,7 +149,7 @@ metrics! {
     }
     "Decisions" {
         Gauge STEERED_PORTS = "weir_steered_ports", "Service ports whose shares follow the load";
-        Gauge WEIGHT = "weir_weight" ["peer"] Most(NODES), "Part of the new flows of steered services that is to go to a node";
+        Gauge WEIGHT = "weir_weight" ["peer"] Most(NODES), "Part of the new flows of steered services that is to go to a node; nothing as long as there are none";
         Counter WEIGHT_UPDATES = "weir_weight_updates_total", "Decisions that moved shares";
         Gauge WEIGHT_STALENESS = "weir_weight_staleness_seconds", "Age of what is known of this node's own load: of its signals the one whose last good reading is longest ago; not told while nothing is steered";
         Gauge WEIGHT_INPUTS = "weir_weight_inputs" ["peer", "signal"] Most(NODES * SIGNALS), "How busy a node is, of what it has, as this agent knows it: 0 to 1; of `other` the mean";

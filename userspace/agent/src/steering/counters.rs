@@ -19,20 +19,19 @@ impl DatapathCounters {
     pub(super) fn counts(&self, slot: u32) -> BackendCounts {
         let Ok(counters) = self.0.backend_counters(slot) else { return BackendCounts::default() };
         let abi::BackendCounters { flows, answered, refused, gone_on, unanswered, failed_over, .. } = counters;
-        #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        let answered = answered as u32;
         BackendCounts { flows, gone_on, answered, refused, unanswered, failed_over }
     }
 
-    /// The balance of a backend's connections; 0 of a slot that does not exist.
-    pub(super) fn balance(&self, slot: u32) -> u32 {
-        self.0.backend_counters(slot).map_or(0, |counters| counters.balance)
+    /// The balance of a backend's connections that go on; 0 of a slot that does not exist.
+    pub(super) fn going(&self, slot: u32) -> u32 {
+        self.0.backend_counters(slot).map_or(0, |counters| counters.going)
     }
 
     /// What was counted of a service's slot.
     pub(super) fn service(&self, slot: u32) -> ServiceCounts {
         let Ok(counters) = self.0.service_counters(slot) else { return ServiceCounts::default() };
-        let abi::ServiceCounters { local, remote, local_gone_on, remote_gone_on, rejected: _, dropped: _ } = counters;
+        let abi::ServiceCounters { local, remote, local_gone_on, remote_gone_on, rejected: _, dropped: _, pad: _ } =
+            counters;
         ServiceCounts { begun: local.wrapping_add(remote), local: local_gone_on, remote: remote_gone_on }
     }
 }

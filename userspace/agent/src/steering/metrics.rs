@@ -161,7 +161,8 @@ fn decisions(brain: &Brain, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     let ratio = |part: f64| if offered > 0.0 { part / offered } else { 0.0 };
     catalogue::SPILL.encode(encoder, &ConstGauge::new(ratio(spilled)))?;
     let family = Family::<PerPeer, Number>::default();
-    for (node, weight) in weights {
+    // Without flows no part of them is known.
+    for (node, weight) in weights.into_iter().filter(|_| offered > 0.0) {
         family.get_or_create(&PerPeer { peer: node }).set(ratio(weight));
     }
     catalogue::WEIGHT.encode(encoder, &family)?;

@@ -8,7 +8,7 @@ use weir_abi::ticks::TickClock;
 use weir_core::flow_pressure::IdleLimits;
 use weir_datapath::{Error, View};
 use weir_signals::Source;
-use weir_signals::open_flows::{FlowTable, OpenByBackend, OpenFlows};
+use weir_signals::open_flows::{Balance, FlowTable, OpenByBackend, OpenFlows};
 
 use crate::host;
 
@@ -41,8 +41,10 @@ impl FlowTable for Tables {
         self.view.visit_flows(visit)
     }
 
-    fn balances(&self, visit: &mut dyn FnMut(u32, u32, u32)) -> Result<(), Error> {
-        self.view.visit_endpoints(|slot, backend, counters| visit(slot, backend.generation, counters.balance))
+    fn balances(&self, visit: &mut dyn FnMut((u32, u32), Balance)) -> Result<(), Error> {
+        self.view.visit_endpoints(|slot, backend, &abi::BackendCounters { balance: all, going, .. }| {
+            visit((slot, backend.generation), Balance { all, going });
+        })
     }
 }
 

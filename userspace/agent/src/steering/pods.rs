@@ -58,7 +58,8 @@ impl PodReader {
             tick.tick().await;
             let uids = wanted.borrow_and_update().clone();
             if uids.is_empty() {
-                readings.send_replace(PodReadings::default());
+                // What was counted goes on.
+                readings.send_replace(PodReadings { counts: pods.counts(), ..PodReadings::default() });
                 if wanted.changed().await.is_err() {
                     return;
                 }

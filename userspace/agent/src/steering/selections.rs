@@ -79,7 +79,7 @@ impl Selections {
             if own.is_some()
                 && let Some(counted) = open.get(&(slot, backend.generation))
             {
-                *open_by_slot.entry(backend.service).or_default() += u64::from(counted.at(counters.balance));
+                *open_by_slot.entry(backend.service).or_default() += u64::from(counted.at(counters.going));
             }
             let seen = backends.get(&slot).filter(|(generation, _)| *generation == backend.generation);
             let new = since(counters.flows, seen.map_or(0, |(_, flows)| *flows));
@@ -118,11 +118,12 @@ fn by_name(
     ByService { flows: series.flows().clone(), open: series.split(&open) }
 }
 
-/// The slots that Services have, with the new flows that were counted of each.
+/// The slots that Services have, with the new flows of each that went on: what a flood forges, and what is tried again elsewhere, asks for no
+/// more endpoints.
 fn slots(view: &View) -> impl Iterator<Item = (u32, ObjectName, u64)> {
     view.service_names().unwrap_or_default().into_iter().filter_map(|(slot, name)| {
-        let abi::ServiceCounters { local, remote, .. } = view.service_counters(slot).ok()?;
-        Some((slot, ObjectName::new(text(&name.namespace), text(&name.name)), local + remote))
+        let abi::ServiceCounters { local_gone_on, remote_gone_on, .. } = view.service_counters(slot).ok()?;
+        Some((slot, ObjectName::new(text(&name.namespace), text(&name.name)), local_gone_on + remote_gone_on))
     })
 }
 

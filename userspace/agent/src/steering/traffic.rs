@@ -131,7 +131,7 @@ impl Port {
             let id = (member.slot, member.generation);
             let counts = counted.backend(member.slot);
             let new = counts.since(before.get(&id).copied().unwrap_or(counts));
-            let (flows, failed) = (new.flows, new.failed());
+            let (flows, failed) = (u64::from(new.gone_on), new.failed());
             self.backends.insert(id, counts);
             if flows == 0 && failed == 0 {
                 continue;
@@ -181,6 +181,7 @@ mod tests {
             for (slot, flows, failed) in backends {
                 let counts = self.backends.entry(slot).or_default();
                 counts.flows += flows;
+                counts.gone_on += u32::try_from(flows).unwrap();
                 counts.unanswered += failed;
             }
         }

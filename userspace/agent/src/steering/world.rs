@@ -189,7 +189,7 @@ impl Facts for World {
 
     fn open_flows(&self, slot: u32, generation: u32) -> u32 {
         let Some(counted) = &self.open_flows else { return 0 };
-        counted.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.balance(slot))
+        counted.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.going(slot))
     }
 
     fn pod(&self, pod: PodUid) -> Option<PodUse> {

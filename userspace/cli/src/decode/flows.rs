@@ -9,7 +9,7 @@ use super::{Value, address, end, flags, number, word};
 use crate::index::protocol_name;
 
 /// `own`: what the bits that mean something else of a flow than of its answers are.
-fn flow_flags(value: u16, own: [(u16, &'static str); 2]) -> Value {
+fn flow_flags(value: u16, own: [(u16, &'static str); 3]) -> Value {
     let names = [
         (abi::FLOW_SNAT, "snat"),
         (abi::FLOW_CLOSING, "closing"),
@@ -17,7 +17,6 @@ fn flow_flags(value: u16, own: [(u16, &'static str); 2]) -> Value {
         (abi::FLOW_MOVED, "moved"),
         (abi::FLOW_OPENING, "opening"),
         (abi::FLOW_ENDED, "ended"),
-        (abi::FLOW_ASKED_AGAIN, "asked-again"),
         (abi::FLOW_BY_HASH, "by-hash"),
         (abi::FLOW_KEPT, "kept"),
         (abi::FLOW_SETTLED, "settled"),
@@ -41,7 +40,10 @@ pub(crate) fn flow(entry: &FlowEntry) -> (Value, Value) {
         ("backend", number(*backend)),
         ("generation", number(*generation)),
         ("service", number(*service)),
-        ("flags", flow_flags(*bits, [(abi::FLOW_DIRECT, "direct"), (abi::FLOW_OWN, "own")])),
+        (
+            "flags",
+            flow_flags(*bits, [(abi::FLOW_DIRECT, "direct"), (abi::FLOW_OWN, "own"), (abi::FLOW_GONE_ON, "gone-on")]),
+        ),
         ("snatPort", number(snat_port.get())),
         ("createdTicks", number(*created)),
         ("lastSeenTicks", number(*last_seen)),
@@ -76,10 +78,11 @@ pub(crate) fn reply(reply: &abi::Reply) -> Value {
         bytes,
         held,
     } = reply;
+    let own = [(abi::FLOW_ALONE, "alone"), (abi::FLOW_LENT, "lent"), (abi::FLOW_ASKED_AGAIN, "asked-again")];
     Value::Fields(vec![
         ("frontend", end(frontend.ip(), frontend_port.get())),
         ("client", end(client.ip(), client_port.get())),
-        ("flags", flow_flags(*bits, [(abi::FLOW_ALONE, "alone"), (abi::FLOW_LENT, "lent")])),
+        ("flags", flow_flags(*bits, own)),
         ("backend", number(*backend)),
         ("generation", number(*generation)),
         ("lastSeenTicks", number(*last_seen)),

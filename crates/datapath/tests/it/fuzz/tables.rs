@@ -88,6 +88,7 @@ fn flow(bytes: &[u8], clocks: Clocks) -> Flow {
         retries: (flags & abi::FLOW_RETRIES) / abi::FLOW_RETRY,
         opening: flags & abi::FLOW_OPENING != 0,
         settled: flags & abi::FLOW_SETTLED != 0,
+        gone_on: flags & abi::FLOW_GONE_ON != 0,
         created: clocks.tick(f.u32()),
         last_seen: clocks.tick(f.u32()),
         bytes: f.u32(),
