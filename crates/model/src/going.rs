@@ -351,10 +351,12 @@ impl Model {
             Silence::Left => {
                 (reply.moved, reply.alone) = (true, false);
                 counters.balance = counters.balance.wrapping_sub(1);
+                counters.going = counters.going.wrapping_sub(flow.gone_on.into());
             }
             Silence::Back => {
                 reply.moved = false;
                 counters.balance = counters.balance.wrapping_add(1);
+                counters.going = counters.going.wrapping_add(flow.gone_on.into());
             }
             Silence::Stays => reply.alone = true,
         }
