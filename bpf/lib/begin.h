@@ -301,7 +301,7 @@ __noinline int note_gone_on(const struct packet *p, const struct flow *flow)
 	return 0;
 }
 
-/* Notes that the flow of an entry goes on, once: one that had settled moves later, and one that seemed to have ended comes back. */
+/* Notes that a flow which has moved goes on, once: it may have settled before, or seemed to have ended. */
 static __always_inline void flow_goes_on(const struct packet *p, struct flow *flow)
 {
 	if (!(set_bits(&flow->flags, FLOW_GONE_ON) & FLOW_GONE_ON))

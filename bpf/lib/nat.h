@@ -219,9 +219,12 @@ static __always_inline struct flow *flow_opening(const struct packet *p, const b
 	if (flow->flags & FLOW_SETTLED && is_young(flow))
 		return flow;
 	step = v6 ? promote6(p) : promote4(p);
-	if (step == PROMOTED)
-		flow = flow_lookup(p, STAGE_GOING, v6);
-	if (flow && step != PROMOTED_NOT)
+	if (step == PROMOTED_SOON)
+		(void)note_gone_on(p, flow);
+	if (step != PROMOTED)
+		return flow;
+	flow = flow_lookup(p, STAGE_GOING, v6);
+	if (flow)
 		flow_goes_on(p, flow);
 	return flow;
 }

@@ -17,7 +17,7 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 				      const bool v6)
 {
 	int error = v6 ? flow_open6(p, flow, from_outside) : flow_open4(p, flow, from_outside);
-	struct flow *known;
+	struct flow *moved;
 
 	if (error == BEGUN_ELSE)
 		return v6 ? flow_open_snat6(p, flow) : flow_open_snat4(p, flow);
@@ -31,9 +31,11 @@ static __always_inline int flow_write(ctx_t *ctx, const struct packet *p, struct
 		if (error == PROMOTED_NOT)
 			return 0;
 		flow->flags = error == PROMOTED ? flow->flags & ~FLOW_OPENING : flow->flags | FLOW_SETTLED;
-		known = flow_lookup(p, stage_of(flow->flags), v6);
-		if (known)
-			flow_goes_on(p, known);
+		if (error == PROMOTED_SOON)
+			(void)note_gone_on(p, flow);
+		moved = error == PROMOTED ? flow_lookup(p, STAGE_GOING, v6) : NULL;
+		if (moved)
+			flow_goes_on(p, moved);
 		return 0;
 	}
 	error = v6 ? snat_source6(ctx, p, flow) : snat_source4(ctx, p, flow);
@@ -70,7 +72,9 @@ static __always_inline void count_begun(const struct packet *p, const struct flo
 static __always_inline void count_asked(const struct packet *p, const struct flow *flow)
 {
 	count_begun(p, flow);
-	balance_add(flow, -1);
+	/* Of datagrams none is in the balance. */
+	if (p->proto != IPPROTO_UDP)
+		balance_add(flow, -1);
 }
 
 /* Both entries of a new flow, as flow_write(). It counts as one from then on. chosen: flow_choose() */

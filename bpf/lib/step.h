@@ -247,9 +247,10 @@ static __always_inline bool promote(const struct packet *p, struct flow *flow, c
 
 /* What has become of a flow whose client goes on. */
 enum promoted {
-	PROMOTED_NOT = 0, /* it begins: its client may not have heard of the answer */
-	PROMOTED = 1,	  /* it has moved */
-	PROMOTED_SOON = 2 /* it has settled where it is */
+	PROMOTED_NOT = 0,  /* it begins: its client may not have heard of the answer */
+	PROMOTED = 1,	   /* it has moved */
+	PROMOTED_SOON = 2, /* it has settled where it is, and goes on since now */
+	PROMOTED_STAYS = 3 /* it has settled where it is, and went on before */
 };
 
 /* Of a set so many places may be those of flows that have settled: the rest is for those that begin. */
@@ -265,9 +266,9 @@ static __always_inline bool is_young(const struct flow *flow)
  * Lets a connection that was answered and goes on stay where it is, if it has begun in this tick and few others of its sets have settled:
  * many are over before the next one, and moving there and back is what costs most of a short connection. No flow that begins takes its place.
  * One that was met in its middle may be over, as what is known of its answers says, or be the rest of a flood's: that answer was its first.
- * Returns whether it does.
+ * Returns enum promoted.
  */
-static __always_inline bool flow_settles(const struct packet *p, struct flow *flow, const bool v6)
+static __always_inline int flow_settles(const struct packet *p, struct flow *flow, const bool v6)
 {
 	const struct backend *backend = lookup_by(&backends, flow->backend);
 	const struct config *config = config_get();
@@ -276,25 +277,26 @@ static __always_inline bool flow_settles(const struct packet *p, struct flow *fl
 
 	if (!backend || !(config->flags & CONFIG_SETTLE) || p->proto != IPPROTO_TCP || flow->flags & FLOW_DIRECT ||
 	    !is_young(flow))
-		return false;
+		return PROMOTED_NOT;
 	/* Another CPU was sooner. */
 	if (flow->flags & FLOW_SETTLED)
-		return true;
+		return PROMOTED_STAYS;
 	packet_key(&key, p, v6);
 	if ((v6 ? openings6_settled(&key.v6) : openings4_settled(&key.v4)) >= SETTLED_MOST)
-		return false;
+		return PROMOTED_NOT;
 	answer_key(&key, p, flow, backend, config, v6);
 	reply = reply_at(&key, STAGE_OPENING, v6);
 	if (!reply || (reply->flags & (FLOW_REPLIED | FLOW_CLOSING | FLOW_ENDED)) != FLOW_REPLIED ||
 	    !reply_is_of(reply, p, flow, v6) || !has_heard(p, reply) ||
 	    (v6 ? awaited6_settled(&key.v6) : awaited4_settled(&key.v4)) >= SETTLED_MOST)
-		return false;
+		return PROMOTED_NOT;
 	if (reply->flags & FLOW_RETRIES)
 		count_failover(reply);
 	reply->heard = 0;
 	set_bits(&reply->flags, FLOW_SETTLED);
-	set_bits(&flow->flags, FLOW_SETTLED | FLOW_REPLIED);
-	return true;
+	if (set_bits(&flow->flags, FLOW_SETTLED | FLOW_REPLIED | FLOW_GONE_ON) & FLOW_GONE_ON)
+		return PROMOTED_STAYS;
+	return PROMOTED_SOON;
 }
 
 /* Lets a client's flow settle, or moves it. The next connection from its port gets the same source port. Returns enum promoted. */
@@ -307,7 +309,9 @@ static __always_inline int promote_and_keep(const struct packet *p, const bool v
 
 	if (!flow)
 		return PROMOTED_NOT;
-	step = flow_settles(p, flow, v6) ? PROMOTED_SOON : promote(p, flow, v6);
+	step = flow_settles(p, flow, v6);
+	if (step == PROMOTED_NOT && promote(p, flow, v6))
+		step = PROMOTED;
 	if (step != PROMOTED_NOT && port && p->proto == IPPROTO_TCP)
 		(void)(v6 ? snat_keep6(p, slot, port) : snat_keep4(p, slot, port));
 	return step;

@@ -13,7 +13,7 @@ const ENOUGH: u64 = 80;
 const REPEAT: Duration = Duration::from_secs(600);
 
 /// IP protocol number of UDP.
-pub const UDP: u8 = 17;
+const UDP: u8 = 17;
 
 /// Ticks without a packet after which a flow is over, as the programs judge it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -57,6 +57,12 @@ impl IdleLimits {
     pub const fn keeps_its_place(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
         let is_left = flow.is_opening() && !is_recent(flow.last_seen, abi::OPENING_IDLE, tick);
         self.is_open(protocol, flow, tick) && !is_left
+    }
+
+    /// Whether a flow that keeps its place is more than a first packet, which may be forged: its client went on after the answer, or it is of datagrams.
+    #[must_use]
+    pub const fn goes_on(&self, protocol: u8, flow: &abi::Flow, tick: u32) -> bool {
+        self.keeps_its_place(protocol, flow, tick) && (protocol == UDP || flow.flags & abi::FLOW_GONE_ON != 0)
     }
 }
 

@@ -15,7 +15,7 @@ use weir_core::model::{
 use weir_core::ops::Capacity;
 use weir_core::plan::{PlanConfig, Spread, plan};
 use weir_core::settings::Settings;
-use weir_core::steering::{BackendCounts, Facts, PodUse, ServiceCounts, Steering, Target};
+use weir_core::steering::{BackendCounts, Facts, OpenCounts, PodUse, ServiceCounts, Steering, Target};
 use weir_core::tables::Tables;
 
 const SERVICES: u32 = 10_000;
@@ -175,8 +175,8 @@ impl Facts for World {
         BackendCounts { flows, gone_on, answered: gone_on, ..BackendCounts::default() }
     }
 
-    fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {
-        0
+    fn open_flows(&self, _slot: u32, _generation: u32) -> OpenCounts {
+        OpenCounts::default()
     }
 
     fn pod(&self, _pod: PodUid) -> Option<PodUse> {

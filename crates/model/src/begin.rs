@@ -124,8 +124,11 @@ impl Model {
     /// The same of one that was drawn for in another's place, and has not begun: it is not open.
     fn count_asked(&mut self, p: &Packet, flow: &Flow) {
         self.count_begun(p, flow);
-        let counters = self.tables.backend_counters(flow.backend);
-        counters.balance = counters.balance.wrapping_sub(1);
+        // Of datagrams none is in the balance.
+        if p.protocol != UDP {
+            let counters = self.tables.backend_counters(flow.backend);
+            counters.balance = counters.balance.wrapping_sub(1);
+        }
     }
 
     /// A new flow in place of one that is known, at another backend.

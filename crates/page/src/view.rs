@@ -144,7 +144,9 @@ fn services(history: &History, sample: &Sample) -> Vec<ServiceSample> {
         None => ServiceSample { name: Arc::clone(name), ..ServiceSample::default() },
     });
     let mut kept: Vec<_> = kept.collect();
-    kept.sort_by(|one, other| other.traffic().total_cmp(&one.traffic()).then(one.name.cmp(&other.name)));
+    // As places are given: who only fails is busy, too.
+    let busy = |service: &ServiceSample| service.asked() + service.inbound;
+    kept.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.name.cmp(&other.name)));
     kept
 }
 

@@ -6,7 +6,8 @@ use std::error::Error;
 use std::time::Instant;
 
 use weir_abi as abi;
-use weir_core::flow_pressure::{IdleLimits, UDP};
+use weir_core::flow_pressure::IdleLimits;
+use weir_core::steering::OpenCounts;
 
 use crate::source::{Failure, Source};
 
@@ -58,10 +59,15 @@ pub struct Open {
 }
 
 impl Open {
-    /// Open flows that go on, when the balance of those is this one. Those of UDP stay as they were counted: nobody says when they end.
+    /// Open flows when the balance is this one. Those of UDP stay as they were counted: nobody says when they end.
     #[must_use]
-    pub fn at(self, going: u32) -> u32 {
-        self.going.saturating_add_signed(going.wrapping_sub(self.balance.going).cast_signed())
+    pub fn at(self, balance: Balance) -> OpenCounts {
+        let moved =
+            |counted: u32, now: u32, then: u32| counted.saturating_add_signed(now.wrapping_sub(then).cast_signed());
+        OpenCounts {
+            all: moved(self.flows, balance.all, self.balance.all),
+            going: moved(self.going, balance.going, self.balance.going),
+        }
     }
 
     /// The balance without an open flow: [`abi::BackendCounters::base`].
@@ -99,7 +105,7 @@ impl<T: FlowTable> OpenFlows<T> {
             if limits.keeps_its_place(protocol, flow, tick) {
                 let counted = open.entry((flow.backend, flow.generation)).or_default();
                 counted.flows += 1;
-                counted.going += u32::from(protocol == UDP || flow.flags & abi::FLOW_GONE_ON != 0);
+                counted.going += u32::from(limits.goes_on(protocol, flow, tick));
             }
         })?;
         Ok(open)

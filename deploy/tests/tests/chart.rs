@@ -133,6 +133,8 @@ fn a_wrong_value_is_refused_by_its_name_before_anything_is_installed() {
         ("mesh: {port: 0}", &["/mesh/port", "minimum"]),
         ("config: {defaults: {target: 80}}", &["/config/defaults/target", "maximum"]),
         ("maxUnavailable: 0", &["/maxUnavailable"]),
+        ("updateStrategy: Recreate", &["/updateStrategy", "OnDelete"]),
+        ("datapath: {maxFlows: 15}", &["/datapath/maxFlows"]),
         // Words.
         ("spread: local", &["/spread", "local-first"]),
         ("config: {namespaces: {shop: {policy: waterfal}}}", &["/config/namespaces/shop/policy", "waterfill"]),
@@ -297,6 +299,25 @@ fn agents_are_the_last_to_be_evicted_and_probed_at_loopback() {
     let default = pods(&helm.render(IN_PLACE).unwrap());
     assert_eq!(default["spec"]["priorityClassName"], "system-node-critical");
     assert_eq!(default["spec"]["tolerations"], json!([{"operator": "Exists"}]));
+}
+
+#[test]
+fn who_chooses_the_order_of_an_upgrade_and_leaves_the_tables_size_to_the_node_can() {
+    let Some(helm) = helm("updates by hand") else { return };
+    let manifest = helm.render(&format!("{IN_PLACE}\nupdateStrategy: OnDelete\ndatapath: {{maxFlows: 0}}\n")).unwrap();
+    let agents = only(&objects(&manifest).unwrap(), "DaemonSet").unwrap();
+    assert_eq!(agents["spec"]["updateStrategy"], json!({"type": "OnDelete"}));
+    let args = agents["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(!args.contains("--max-flows"), "{args}");
+}
+
+#[test]
+fn health_and_metrics_are_told_in_both_families_where_that_is_asked_for() {
+    let Some(helm) = helm("addresses of both families") else { return };
+    let values = format!("{IN_PLACE}\nhealth: {{host: \"*\"}}\nmetrics: {{host: \"*\"}}\n");
+    let args = pods(&helm.render(&values).unwrap())["spec"]["containers"][0]["args"].to_string();
+    assert!(args.contains("--health-address=0.0.0.0:10256,[::]:10256"), "{args}");
+    assert!(args.contains("--metrics-address=0.0.0.0:10249,[::]:10249"), "{args}");
 }
 
 #[test]

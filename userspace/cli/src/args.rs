@@ -296,6 +296,9 @@ pub(crate) struct CleanupArgs {
     /// Even while an agent runs; stop it first unless it hangs
     #[arg(long)]
     pub(crate) force: bool,
+    /// Whose stage is forgotten: an agent that is installed once more begins anew
+    #[command(flatten)]
+    pub(crate) state: crate::migrate::StateDir,
 }
 
 /// What users of the plug-in write.

@@ -1,7 +1,7 @@
 //! `weir cleanup`: leaves the node as if Weir had never been there.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use nix::net::if_::if_nameindex;
@@ -12,6 +12,7 @@ use weir_datapath::{Error, PinDir, detach_clsact};
 use crate::args::CleanupArgs;
 use crate::exit::{Answer, require_rights};
 use crate::links::{interface_name, parse};
+use crate::migrate::StageFile;
 use crate::output::{Kind, Output, Row};
 
 #[derive(Clone, Debug, Serialize)]
@@ -68,12 +69,27 @@ fn rows(pins: &PinDir, paths: Vec<PathBuf>, dry_run: bool, interface: impl Fn(u3
     paths.into_iter().map(row).collect()
 }
 
+/// What a migration has left for the next agent.
+fn stage_row(path: &Path, dry_run: bool) -> PinRow {
+    PinRow {
+        kind: "stage",
+        name: "migration".to_owned(),
+        interface: None,
+        path: path.to_owned(),
+        action: if dry_run { "would remove" } else { "removed" },
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(pins: &PinDir, args: &CleanupArgs, output: &Output) -> Result<Answer> {
     require_ours(pins)?;
     let planned = pins.remove_all(true)?;
+    let stage = StageFile::in_dir(&args.state.state_dir);
+    let stage_rows = |dry_run| stage.path().map(|path| stage_row(path, dry_run)).into_iter();
     if args.dry_run {
-        output.print(&output.list(&rows(pins, planned, true, interface_name))?)?;
+        let mut planned = rows(pins, planned, true, interface_name);
+        planned.extend(stage_rows(true));
+        output.print(&output.list(&planned)?)?;
         eprintln!("tc filters named weir_* would be removed from the interfaces of this network namespace, too");
         return Ok(Answer::Yes);
     }
@@ -96,6 +112,8 @@ pub(crate) fn run(pins: &PinDir, args: &CleanupArgs, output: &Output) -> Result<
     if done.is_empty() {
         eprintln!("nothing is pinned in {}", pins.root().display());
     }
+    done.extend(stage_rows(false));
+    stage.remove()?;
     output.print(&output.list(&done)?)?;
     Ok(Answer::Yes)
 }

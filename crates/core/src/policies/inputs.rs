@@ -52,7 +52,7 @@ pub struct Endpoint {
     pub node: usize,
     /// What it uses of its limits.
     pub load: EndpointLoad,
-    /// Flows from this node that it has open.
+    /// Flows from this node that it has open, whether they went on or not: one that answers nobody must not seem idle.
     pub open_flows: u32,
     /// New flows from this node that it ever got, whether they went on or not: one that refuses all must not seem unused.
     pub flows: u64,
@@ -96,7 +96,7 @@ pub struct Offered {
     pub begun_per_second: f64,
     /// New flows per second that the node's own endpoints got, from clients of any node.
     pub local_flows_per_second: f64,
-    /// Flows that the node's own endpoints have open.
+    /// Flows that went on, and that the node's own endpoints have open.
     pub open_flows: u32,
 }
 

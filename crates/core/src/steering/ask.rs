@@ -38,7 +38,7 @@ impl Steered {
         self.counted = counts;
         let local = self.target.members.iter().filter(|member| member.local);
         self.inbound = self.inbound_of(facts).flows_per_second;
-        self.open_local = local.map(|member| facts.open_flows(member.slot, member.generation)).sum();
+        self.open_local = local.map(|member| facts.open_flows(member.slot, member.generation).going).sum();
         let moment = Moment {
             here,
             facts,
@@ -181,7 +181,7 @@ fn endpoint<F: Facts>(member: &Member, node: usize, counts: BackendCounts, momen
         address: member.address,
         node,
         load,
-        open_flows: moment.facts.open_flows(member.slot, member.generation),
+        open_flows: moment.facts.open_flows(member.slot, member.generation).all,
         flows: counts.flows,
     }
 }

@@ -29,8 +29,8 @@ pub trait Facts {
     /// What was counted of a backend's slot.
     fn backend(&self, slot: u32) -> BackendCounts;
 
-    /// Flows that a backend has open from this node; 0 if unknown.
-    fn open_flows(&self, slot: u32, generation: u32) -> u32;
+    /// Flows that a backend has open from this node; none if unknown.
+    fn open_flows(&self, slot: u32, generation: u32) -> OpenCounts;
 
     /// What a pod of this node uses; None if unknown.
     fn pod(&self, pod: PodUid) -> Option<PodUse>;
@@ -177,6 +177,15 @@ impl Outcomes {
 /// By how much a counter has grown that wraps: what went back is not what came round.
 fn grown(now: u32, before: u32) -> Option<u32> {
     Some(now.wrapping_sub(before)).filter(|grown| *grown <= u32::MAX / 2)
+}
+
+/// Flows that a backend has open.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct OpenCounts {
+    /// All, those included that it has not answered, or whose first packets are forged.
+    pub all: u32,
+    /// Those that went on.
+    pub going: u32,
 }
 
 /// What a pod uses.

@@ -11,7 +11,9 @@ use weir_core::model::{Endpoint, PodUid, Service};
 use weir_core::plan::plan;
 use weir_core::policies::Kind;
 use weir_core::settings::Settings;
-use weir_core::steering::{BackendCounts, Facts, FlowRates, PodUse, ServiceCounts, Steering, Target, Write};
+use weir_core::steering::{
+    BackendCounts, Facts, FlowRates, OpenCounts, PodUse, ServiceCounts, Steering, Target, Write,
+};
 
 use crate::build::{cluster, config, endpoint, name, service, slice};
 use crate::policies_build::{TICK, node_load, peer};
@@ -89,8 +91,8 @@ impl Facts for World {
         self.counts.borrow().get(&slot).copied().unwrap_or_default()
     }
 
-    fn open_flows(&self, _slot: u32, _generation: u32) -> u32 {
-        0
+    fn open_flows(&self, _slot: u32, _generation: u32) -> OpenCounts {
+        OpenCounts::default()
     }
 
     fn pod(&self, _pod: PodUid) -> Option<PodUse> {

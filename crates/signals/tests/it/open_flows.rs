@@ -112,9 +112,12 @@ fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
     let table = Table { tick: 1000, flows: Ok(flows), balances: balances.into() };
     let open = value(&mut OpenFlows::new(table), at(0));
     let five = open[&(5, 1)];
-    assert_eq!([40, 47, 39, 38, 30].map(|balance| five.at(balance)), [2, 9, 1, 0, 0]);
-    assert_eq!(open[&(6, 3)].at(4), 5, "it wraps");
-    assert_eq!(Open::default().at(3), 3, "an endpoint that came since");
+    let all = |open: Open, all| open.at(Balance { all, going: 0 }).all;
+    let going = |open: Open, going| open.at(Balance { all: 0, going }).going;
+    assert_eq!([40, 47, 39, 38, 30].map(|balance| going(five, balance)), [2, 9, 1, 0, 0]);
+    assert_eq!([9, 19, 8, 7, 1].map(|balance| all(five, balance)), [2, 12, 1, 0, 0]);
+    assert_eq!(going(open[&(6, 3)], 4), 5, "it wraps");
+    assert_eq!(going(Open::default(), 3), 3, "an endpoint that came since");
 }
 
 #[test]

@@ -134,7 +134,7 @@ metrics! {
         Gauge MAP_ENTRIES = "weir_map_entries" ["map"] Most(FILLED), "Entries of a map that the agent fills; slots that rest before somebody else may have them count";
         Gauge MAP_MAX_ENTRIES = "weir_map_max_entries" ["map"] Most(MAPS), "Entries that a map can hold";
         Counter MAP_OPS = "weir_map_ops_total" ["map", "op"] Most(OPS), "Operations on maps; one that fails ends the agent, and the next one starts over from the maps";
-        Histogram PROGRAMMING_DURATION = "weir_programming_duration_seconds" [] Most(19), "From an event's arrival to the last map operation that it caused";
+        Histogram PROGRAMMING_DURATION = "weir_programming_duration_seconds" [] Most(19), "From an event's turn to the last map operation that it caused; how long it waited for others' is not in it";
         Gauge FULL_SYNC = "weir_full_sync_seconds", "What the first full sync took";
         Counter SERVICES_PROGRAMMED = "weir_services_programmed_total", "Services planned and written";
         Gauge UNWRITTEN_SERVICES = "weir_unwritten_services", "Services that could not be written as planned, most often since a map is full: what was served before goes on";

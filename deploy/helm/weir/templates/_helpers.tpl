@@ -67,8 +67,8 @@ app.kubernetes.io/part-of: weir
 {{- define "weir.healthAddresses" -}}
 {{- $port := include "weir.healthPort" . }}
 {{- $host := .Values.health.host | default (ternary "127.0.0.1" "0.0.0.0" (ne .Values.serviceProxyName "")) }}
-{{- $own := printf "%s:%s" (include "weir.bracketed" $host) $port }}
-{{- if has $host (list "0.0.0.0" "127.0.0.1") }}
+{{- $own := include "weir.sockets" (list $host $port) }}
+{{- if has $host (list "*" "0.0.0.0" "127.0.0.1") }}
 {{- $own }}
 {{- else }}
 {{- printf "127.0.0.1:%s,%s" $port $own }}
@@ -77,7 +77,18 @@ app.kubernetes.io/part-of: weir
 
 {{- define "weir.metricsAddress" -}}
 {{- $host := .Values.metrics.host | default (ternary "0.0.0.0" "127.0.0.1" .Values.monitoring.serviceMonitor.enabled) }}
-{{- printf "%s:%s" (include "weir.bracketed" $host) (include "weir.metricsPort" .) }}
+{{- include "weir.sockets" (list $host (include "weir.metricsPort" .)) }}
+{{- end }}
+
+{{/* An address and a port; `*` is all addresses of both families. */}}
+{{- define "weir.sockets" -}}
+{{- $host := first . }}
+{{- $port := last . }}
+{{- if eq $host "*" }}
+{{- printf "0.0.0.0:%s,[::]:%s" $port $port }}
+{{- else }}
+{{- printf "%s:%s" (include "weir.bracketed" $host) $port }}
+{{- end }}
 {{- end }}
 
 {{- define "weir.bracketed" -}}

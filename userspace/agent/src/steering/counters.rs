@@ -5,6 +5,7 @@ use std::sync::Arc;
 use weir_abi as abi;
 use weir_core::steering::{BackendCounts, ServiceCounts};
 use weir_datapath::View;
+use weir_signals::open_flows::Balance;
 
 /// The pinned counters.
 #[derive(Clone, Debug)]
@@ -22,9 +23,10 @@ impl DatapathCounters {
         BackendCounts { flows, gone_on, answered, refused, unanswered, failed_over }
     }
 
-    /// The balance of a backend's connections that go on; 0 of a slot that does not exist.
-    pub(super) fn going(&self, slot: u32) -> u32 {
-        self.0.backend_counters(slot).map_or(0, |counters| counters.going)
+    /// The balance of a backend's connections; 0 of a slot that does not exist.
+    pub(super) fn balance(&self, slot: u32) -> Balance {
+        let counters = self.0.backend_counters(slot).unwrap_or_default();
+        Balance { all: counters.balance, going: counters.going }
     }
 
     /// What was counted of a service's slot.

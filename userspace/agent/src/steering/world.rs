@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use weir_core::load::{Inbound, NodeLoad, PeerReport, ServiceId};
 use weir_core::model::PodUid;
 use weir_core::policies::Parameters;
-use weir_core::steering::{BackendCounts, Facts, PodUse, ServiceCounts};
+use weir_core::steering::{BackendCounts, Facts, OpenCounts, PodUse, ServiceCounts};
 use weir_datapath::View;
 use weir_mesh::{Link, PeerState};
 use weir_signals::open_flows::OpenByBackend;
@@ -187,9 +187,9 @@ impl Facts for World {
         self.counters.counts(slot)
     }
 
-    fn open_flows(&self, slot: u32, generation: u32) -> u32 {
-        let Some(counted) = &self.open_flows else { return 0 };
-        counted.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.going(slot))
+    fn open_flows(&self, slot: u32, generation: u32) -> OpenCounts {
+        let Some(counted) = &self.open_flows else { return OpenCounts::default() };
+        counted.get(&(slot, generation)).copied().unwrap_or_default().at(self.counters.balance(slot))
     }
 
     fn pod(&self, pod: PodUid) -> Option<PodUse> {

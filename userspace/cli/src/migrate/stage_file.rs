@@ -26,6 +26,21 @@ impl StageFile {
         }
     }
 
+    /// Where it is, if it is there.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        Some(self.0.as_path()).filter(|path| path.exists())
+    }
+
+    /// Has the next agent begin as if there had been none.
+    pub(crate) fn remove(&self) -> Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                Err(cause).with_context(|| format!("cannot remove {}", self.0.display()))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     /// Puts another stage in its place: whole, also if the machine dies meanwhile.
     pub(crate) fn write(&self, stage: Stage) -> Result<()> {
         let write = || {
@@ -56,5 +71,17 @@ mod tests {
             assert_eq!(file.read().unwrap(), stage);
         }
         assert_eq!(fs::read_dir(directory.path().join("weir")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_was_removed_is_the_usual_stage_and_may_be_removed_twice() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StageFile::in_dir(directory.path());
+        file.write(Stage::Drain).unwrap();
+        assert!(file.path().is_some());
+        for _ in 0..2 {
+            file.remove().unwrap();
+            assert_eq!((file.path(), file.read().unwrap()), (None, Stage::Usual));
+        }
     }
 }

@@ -77,7 +77,7 @@ impl Counts {
         }
         let (limits, tick) = (view.idle_limits()?, Now::read()?.tick());
         view.visit_flows(|protocol, flow| {
-            if limits.is_open(protocol, flow, tick) {
+            if limits.goes_on(protocol, flow, tick) {
                 *counts.open.entry(flow.service).or_default() += 1;
             }
         })?;

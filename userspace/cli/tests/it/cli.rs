@@ -177,9 +177,13 @@ fn absent_pins_are_exit_code_4_and_a_missing_service_is_1() {
 fn cleanup_tells_first_asks_for_consent_respects_an_agent_and_then_removes_everything() {
     let Some(pins) = Pins::new("cleanup") else { return };
     let agent = fill(&pins);
+    let stage = pins.state_dir().join("stage");
+    fs::create_dir(pins.state_dir()).unwrap();
+    fs::write(&stage, "drain\n").unwrap();
     let dry = pins.weir(&["cleanup", "--dry-run"]);
     assert_eq!(dry.status.code(), Some(0));
     assert!(text(&dry.stdout).contains("would remove"), "{dry:?}");
+    assert!(text(&dry.stdout).contains(stage.to_str().unwrap()) && stage.exists(), "{dry:?}");
     assert!(pins.dir().map("services").exists());
 
     let locked = pins.weir_alone(&["cleanup", "--yes"]);
@@ -190,6 +194,8 @@ fn cleanup_tells_first_asks_for_consent_respects_an_agent_and_then_removes_every
     let unasked = Command::new(env!("CARGO_BIN_EXE_weir"))
         .args(["cleanup", "--pin-dir"])
         .arg(&pins.0)
+        .arg("--state-dir")
+        .arg(pins.state_dir())
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();
@@ -199,7 +205,8 @@ fn cleanup_tells_first_asks_for_consent_respects_an_agent_and_then_removes_every
 
     let done = pins.weir_alone(&["cleanup", "--yes"]);
     assert_eq!(done.status.code(), Some(0), "{done:?}");
-    assert!(!pins.0.exists());
+    assert!(!pins.0.exists() && !stage.exists());
+    fs::remove_dir(pins.state_dir()).unwrap();
     assert_eq!(pins.weir_alone(&["cleanup", "--yes"]).status.code(), Some(0));
     assert_eq!(pins.weir(&["status"]).status.code(), Some(4));
 }

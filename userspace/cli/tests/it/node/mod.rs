@@ -78,13 +78,21 @@ impl Pins {
 
     /// Runs the binary.
     pub(crate) fn weir(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env("WEIR_PIN_DIR", &self.0).output().unwrap()
+        let mut weir = Command::new(env!("CARGO_BIN_EXE_weir"));
+        weir.args(args).env("WEIR_PIN_DIR", &self.0).env("WEIR_STATE_DIR", self.state_dir()).output().unwrap()
+    }
+
+    /// Where a migration's stage would be.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        std::env::temp_dir().join(self.0.file_name().unwrap())
     }
 
     /// In a network namespace of its own: cleanup takes tc filters from all interfaces, and others test here too.
     pub(crate) fn weir_alone(&self, args: &[&str]) -> Output {
         let weir = env!("CARGO_BIN_EXE_weir");
-        Command::new("unshare").args(["--net", weir]).args(args).env("WEIR_PIN_DIR", &self.0).output().unwrap()
+        let mut alone = Command::new("unshare");
+        alone.args(["--net", weir]).args(args).env("WEIR_PIN_DIR", &self.0).env("WEIR_STATE_DIR", self.state_dir());
+        alone.output().unwrap()
     }
 
     /// A command's JSON.
