@@ -305,7 +305,8 @@ fn agents_are_the_last_to_be_evicted_and_probed_at_loopback() {
 fn who_chooses_the_order_of_an_upgrade_and_leaves_the_tables_size_to_the_node_can() {
     let Some(helm) = helm("updates by hand") else { return };
     let manifest = helm.render(&format!("{IN_PLACE}\nupdateStrategy: OnDelete\ndatapath: {{maxFlows: 0}}\n")).unwrap();
-    let agents = only(&objects(&manifest).unwrap(), "DaemonSet").unwrap();
+    let all = objects(&manifest).unwrap();
+    let agents = only(&all, "DaemonSet").unwrap();
     assert_eq!(agents["spec"]["updateStrategy"], json!({"type": "OnDelete"}));
     let args = agents["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     assert!(!args.contains("--max-flows"), "{args}");
