@@ -1,9 +1,10 @@
 //! What counts as load: connections whose clients go on after the answer, which nobody does who sends in another's name; and all flows that no packet tells this of.
 
 use etherparse::TcpHeader;
+use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::model::Protocol;
-use weir_datapath::Hook;
+use weir_datapath::{Hook, tick_clock};
 use weir_testbed::address::{self, CLIENT};
 use weir_testbed::packet::Packet;
 
@@ -164,5 +165,31 @@ fn what_is_answered_directly_counts_at_the_clients_second_word_where_it_was_aske
         node.send(Hook::NicOut, Device::Eth0, &tcp(pod, sent.source_socket(), header));
         node.send(Hook::NicIn, Device::Eth0, &by_entry(case, &later(case, &sent)));
         assert_eq!(gone_on(&node, &node.flow_of(&sent)), (0, 0, 1), "{case:?}");
+    }
+}
+
+#[test]
+fn a_flow_takes_no_room_that_others_may_not_have_once_its_endpoint_is_gone_or_nobody_answers_its_datagrams() {
+    let Some(mut node) = Node::new("room that is taken") else { return };
+    let tick = || tick_clock().unwrap().at(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into());
+    let open = |node: &Node, later: u32| {
+        let uses = node.view.flow_uses(tick().wrapping_add(later)).unwrap();
+        uses.values().map(|used| used.open).sum::<u32>()
+    };
+    for case in cases(Protocol::Tcp) {
+        node.serve_anew(web(), &[(1, 1)]);
+        let before = open(&node, 0);
+        let talk = Talk::open(&node, case, WAYS[0]);
+        talk.accept();
+        talk.client_goes_on();
+        assert_eq!(open(&node, 0), before + 1, "{case:?}");
+        drop(talk);
+        node.serve_anew(web(), &[(1, 2)]);
+        assert_eq!(open(&node, 0), 0, "{case:?}");
+    }
+    for case in cases(Protocol::Udp) {
+        node.serve_anew(web(), &[(1, 1)]);
+        Talk::open(&node, case, WAYS[0]);
+        assert_eq!([0, abi::OPENING_IDLE + 2].map(|later| open(&node, later)), [1, 0], "{case:?}");
     }
 }
