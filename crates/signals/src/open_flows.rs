@@ -47,6 +47,12 @@ pub struct Balance {
     pub going: u32,
 }
 
+impl From<&abi::BackendCounters> for Balance {
+    fn from(counters: &abi::BackendCounters) -> Self {
+        Self { all: counters.balance, going: counters.going }
+    }
+}
+
 /// Open flows of an endpoint when they were counted. Of one that was not there yet, the default.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Open {

@@ -117,12 +117,35 @@ pub struct BackendCounts {
 }
 
 impl BackendCounts {
+    /// What two looks are compared by.
+    #[must_use]
+    pub const fn outcomes(self) -> Outcomes {
+        let Self { flows: _, gone_on, answered, refused, unanswered, failed_over } = self;
+        Outcomes { gone_on, answered, refused, unanswered, failed_over }
+    }
+}
+
+/// What of [`BackendCounts`] is compared with the last look. Small, as there is one for each endpoint. All are modulo 2^32.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Outcomes {
+    /// As there, and so are all others.
+    pub gone_on: u32,
+    /// Flows that it answered.
+    pub answered: u32,
+    /// SYNs that it answered with a reset.
+    pub refused: u32,
+    /// SYNs that it had not answered when they came again.
+    pub unanswered: u32,
+    /// Connections of these that another endpoint has taken since.
+    pub failed_over: u32,
+}
+
+impl Outcomes {
     /// What came since `before`. A slot that began anew has all of it since then.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         let since = || {
             Some(Self {
-                flows: self.flows.checked_sub(before.flows)?,
                 gone_on: grown(self.gone_on, before.gone_on)?,
                 answered: grown(self.answered, before.answered)?,
                 refused: grown(self.refused, before.refused)?,
@@ -137,35 +160,6 @@ impl BackendCounts {
     #[must_use]
     pub fn failed(self) -> u64 {
         u64::from(self.refused) + u64::from(self.unanswered)
-    }
-
-    pub(super) const fn outcomes(self) -> Outcomes {
-        let Self { flows: _, gone_on, answered, refused, unanswered: _, failed_over } = self;
-        Outcomes { gone_on, answered, refused, failed_over }
-    }
-}
-
-/// What of [`BackendCounts`] decisions compare with the last look: half as large, and there is one for each endpoint.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Outcomes {
-    pub(super) gone_on: u32,
-    pub(super) answered: u32,
-    pub(super) refused: u32,
-    pub(super) failed_over: u32,
-}
-
-impl Outcomes {
-    /// As [`BackendCounts::since`].
-    pub(super) fn since(self, before: Self) -> Self {
-        let since = || {
-            Some(Self {
-                gone_on: grown(self.gone_on, before.gone_on)?,
-                answered: grown(self.answered, before.answered)?,
-                refused: grown(self.refused, before.refused)?,
-                failed_over: grown(self.failed_over, before.failed_over)?,
-            })
-        };
-        since().unwrap_or(self)
     }
 
     /// What must not wait when it grows.

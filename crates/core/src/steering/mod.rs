@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use weir_abi as abi;
 
-pub use facts::{BackendCounts, Facts, FlowRates, OpenCounts, PodUse, ServiceCounts};
+pub use facts::{BackendCounts, Facts, FlowRates, OpenCounts, Outcomes, PodUse, ServiceCounts};
 pub use news::{Ejected, News, Reporter, Spill};
 pub use state::{EndpointState, PortState, SetState};
 use steered::Steered;

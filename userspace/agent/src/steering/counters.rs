@@ -25,8 +25,7 @@ impl DatapathCounters {
 
     /// The balance of a backend's connections; 0 of a slot that does not exist.
     pub(super) fn balance(&self, slot: u32) -> Balance {
-        let counters = self.0.backend_counters(slot).unwrap_or_default();
-        Balance { all: counters.balance, going: counters.going }
+        Balance::from(&self.0.backend_counters(slot).unwrap_or_default())
     }
 
     /// What was counted of a service's slot.

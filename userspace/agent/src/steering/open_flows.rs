@@ -42,8 +42,8 @@ impl FlowTable for Tables {
     }
 
     fn balances(&self, visit: &mut dyn FnMut((u32, u32), Balance)) -> Result<(), Error> {
-        self.view.visit_endpoints(|slot, backend, &abi::BackendCounters { balance: all, going, .. }| {
-            visit((slot, backend.generation), Balance { all, going });
+        self.view.visit_endpoints(|slot, backend, counters| {
+            visit((slot, backend.generation), counters.into());
         })
     }
 }

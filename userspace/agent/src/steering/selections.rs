@@ -8,7 +8,7 @@ use weir_abi as abi;
 use weir_core::model::ObjectName;
 use weir_core::service_series::{ServiceSeries, Split};
 use weir_datapath::View;
-use weir_signals::open_flows::{Balance, OpenByBackend};
+use weir_signals::open_flows::OpenByBackend;
 
 /// New flows by where they went.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -79,8 +79,7 @@ impl Selections {
             if own.is_some()
                 && let Some(counted) = open.get(&(slot, backend.generation))
             {
-                let balance = Balance { all: counters.balance, going: counters.going };
-                *open_by_slot.entry(backend.service).or_default() += u64::from(counted.at(balance).going);
+                *open_by_slot.entry(backend.service).or_default() += u64::from(counted.at(counters.into()).going);
             }
             let seen = backends.get(&slot).filter(|(generation, _)| *generation == backend.generation);
             let new = since(counters.flows, seen.map_or(0, |(_, flows)| *flows));

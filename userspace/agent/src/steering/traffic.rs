@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use weir_core::load::ServiceId;
 use weir_core::model::ObjectName;
-use weir_core::steering::{BackendCounts, Facts, ServiceCounts, Target};
+use weir_core::steering::{BackendCounts, Facts, Outcomes, ServiceCounts, Target};
 use weir_page::ServiceSample;
 
 /// Where counts come from: memory, no system calls.
@@ -44,7 +44,7 @@ struct Port {
     look: u64,
     counts: ServiceCounts,
     /// By slot and generation; of a port that was never in use since the first look none.
-    backends: HashMap<(u32, u32), BackendCounts>,
+    backends: HashMap<(u32, u32), Outcomes>,
 }
 
 /// What happened between two looks. Rates are new flows per second.
@@ -129,7 +129,7 @@ impl Port {
         let mut failures = 0.0;
         for member in &target.members {
             let id = (member.slot, member.generation);
-            let counts = counted.backend(member.slot);
+            let counts = counted.backend(member.slot).outcomes();
             let new = counts.since(before.get(&id).copied().unwrap_or(counts));
             let (flows, failed) = (u64::from(new.gone_on), new.failed());
             self.backends.insert(id, counts);

@@ -53,7 +53,7 @@ fn forged_first_packets_are_no_load_for_who_follows_it() {
         .unwrap_or_else(|e| panic!("{e}\n{}", node.agent.log()));
     let begun = || node.agent.metric(&node.world, r#"weir_selections_total{tier="node"}"#);
     let (before, mut round, mut most) = (begun(), 0, [0.0_f64; 2]);
-    wait::until("SYNs for a few decisions", SOON, || {
+    wait::until("SYNs for a few decisions", 4 * SOON, || {
         forge(&node, to, round);
         round += 1;
         let [offered, open] = load(&node, "web");
