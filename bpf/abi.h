@@ -48,7 +48,7 @@ enum abi {
 	IDLE_TAKEN_OUT = 352,
 	/* Bytes of its client's after which a connection need not be a short one: a few requests. */
 	SETTLED_BYTES = 4096,
-	/* ICMP errors that a CPU tells in a tick: what Linux sends in a second (icmp_msgs_per_sec). RFC 4443, 2.4: there must be a bound. */
+	/* ICMP errors of each kind that a node's CPUs together tell in a tick: what Linux sends in a second (icmp_msgs_per_sec). RFC 4443, 2.4: there must be a bound. */
 	ERRORS_TOLD = 1000,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
@@ -262,8 +262,9 @@ struct backend_counters {
 	 */
 	__u32 balance;
 	/*
-	 * HOST, by the agent, as it counts the flow tables, for backends of SERVICE_LEAST_CONN: what the balance would be without
-	 * an open flow. UDP's flows are open for so long as they were counted.
+	 * HOST, by the agent, as it counts the flow tables, for backends of SERVICE_LEAST_CONN: what balance, refused and unanswered
+	 * would be together without an open flow. UDP's flows are open for so long as they were counted, and what failed, too: who
+	 * answers nobody would be idle for ever.
 	 */
 	__u32 base;
 };

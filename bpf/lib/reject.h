@@ -245,6 +245,9 @@ static __always_inline long reject(ctx_t *ctx, const struct packet *p, const boo
 	}
 }
 
+/* Errors of each kind that a CPU tells in a tick; the loader says how many. */
+const volatile __u32 errors_told = ERRORS_TOLD;
+
 /*
  * Whether one more ICMP error may be told: whoever forges a client's address would have the node send him as many as he likes. Counts
  * it, those that say how big packets may be by themselves: a flood of what is refused keeps no sender from learning that. A function of
@@ -258,7 +261,7 @@ __noinline int may_tell(bool too_big)
 	if (!pace)
 		return false;
 	told = too_big ? &pace->too_big : &pace->told;
-	if (*told >= ERRORS_TOLD)
+	if (*told >= errors_told)
 		return false;
 	(*told)++;
 	return true;

@@ -139,11 +139,14 @@ static __always_inline __u64 elsewhere(part_t part, __u64 hash)
 	return (part_end(part) + 1 + ((hash_mix(hash, SECOND_DRAW) >> 32) * others >> 32)) << 32;
 }
 
-/* Flows that a backend has open: the agent's count, and the connections that began and ended since. */
+/*
+ * Flows that a backend has open: the agent's count, and the connections that began and ended since. Those that it refused or did not answer have not
+ * ended before the next count: it would be taken ever again.
+ */
 static __always_inline __u32 open_flows(const __u32 *id)
 {
 	const struct backend_counters *counters = bpf_map_lookup_elem(&backend_counters, id);
-	__u32 open = counters ? counters->balance - counters->base : 0;
+	__u32 open = counters ? counters->balance + counters->refused + counters->unanswered - counters->base : 0;
 
 	/* Some of those that were counted may have ended before the base was written. */
 	return open >> 31 ? 0 : open;

@@ -27,7 +27,7 @@ pub const OPENING_BUSY: u32 = 1;
 pub const IDLE_TAKEN_OUT: u32 = 352;
 /// Bytes of its client's after which a connection need not be a short one.
 pub const SETTLED_BYTES: u32 = 4096;
-/// ICMP errors that a CPU tells in a tick, at most.
+/// ICMP errors of each kind that a node's CPUs together tell in a tick, at most.
 pub const ERRORS_TOLD: u32 = 1000;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;

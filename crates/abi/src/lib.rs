@@ -232,6 +232,14 @@ pub struct BackendCounters {
     pub base: u32,
 }
 
+impl BackendCounters {
+    /// `open_flows()` in `bpf/lib/select.h`, before the base is taken off: what began and has not ended, and what the backend failed. Wraps.
+    #[must_use]
+    pub const fn begun_or_failed(&self) -> u32 {
+        self.balance.wrapping_add(self.refused).wrapping_add(self.unanswered)
+    }
+}
+
 /// See `struct service_counters` in `bpf/abi.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]

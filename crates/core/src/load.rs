@@ -9,6 +9,8 @@ use crate::model::{ObjectName, Protocol};
 
 /// How far above 1 a share may be before it is a lie: counters of time and of ticks are not read in the same instant.
 const ROUNDING: f64 = 1e-3;
+/// Flows per second above which a claim is a lie: more than any link carries.
+pub const MOST_FLOWS_PER_SECOND: f64 = 1e9;
 
 /// A number that cannot be true, with what it was claimed to be.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -16,8 +18,8 @@ pub enum Lie {
     /// Not a number, negative, or above one.
     #[error("a share of {0} is claimed, but shares are 0 to 1: ignore the source until it tells one")]
     Share(f64),
-    /// Not a number, negative, or infinite.
-    #[error("{what} of {claimed} is claimed, but it must be finite and not negative: ignore the source until it is")]
+    /// Not a number, negative, infinite, or more than can be.
+    #[error("{what} of {claimed} is claimed, but that cannot be: ignore the source until it tells what can")]
     Amount {
         /// What is counted, with its unit.
         what: &'static str,
@@ -138,10 +140,10 @@ impl ServiceLoad {
     /// The load itself, if its numbers can be true.
     ///
     /// # Errors
-    /// [`Lie::Amount`] for the first that is not a number, negative or infinite.
+    /// [`Lie::Amount`] for the first that is not a number, negative, or above [`MOST_FLOWS_PER_SECOND`].
     pub fn checked(self) -> Result<Self, Lie> {
-        amount("a rate in flows per second", self.flows_per_second)?;
-        amount("spare flows per second", self.spare)?;
+        rate("a rate in flows per second", self.flows_per_second)?;
+        rate("spare flows per second", self.spare)?;
         Ok(self)
     }
 }
@@ -154,6 +156,10 @@ pub struct Inbound {
     pub spillers: u32,
     /// New flows per second of all of them together.
     pub flows_per_second: f64,
+}
+
+fn rate(what: &'static str, claimed: f64) -> Result<f64, Lie> {
+    if claimed > MOST_FLOWS_PER_SECOND { Err(Lie::Amount { what, claimed }) } else { amount(what, claimed) }
 }
 
 fn amount(what: &'static str, claimed: f64) -> Result<f64, Lie> {

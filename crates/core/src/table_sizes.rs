@@ -15,6 +15,12 @@ const MOST_FLOWS: u32 = 1 << 19;
 /// processor's caches.
 const MOST_OPENINGS: u32 = 1 << 16;
 
+/// Katran's bound of new flows in a second on a CPU (`MAX_CONN_RATE` in katran/lib/bpf/balancer_consts.h), and far more than a node serves.
+const FLOOD_RATE: u32 = 125_000;
+/// So many times in a second new flows of all CPUs together may take all places of those that begin: a handshake through half the world is done
+/// before its place is another's.
+const TURNS: u32 = 4;
+
 /// What the kernel has before key and value of an entry of its LRU tables, and for each bucket, of which there are as many as
 /// entries, rounded up to a power of two (`struct htab_elem` and `struct bucket` in kernel/bpf/hashtab.c). All of it is taken when
 /// the table is made.
@@ -71,6 +77,13 @@ impl TableSizes {
             table::<abi::SocketKey, abi::SocketPeer>(sockets) + table::<abi::AffinityKey, abi::Affinity>(affinities);
         pair(flows) + sets(openings) + rest
     }
+}
+
+/// New flows in a second on each of so many CPUs above which they are a flood, where so many flows may begin at a time: less where
+/// CPUs are many or places few.
+#[must_use]
+pub fn flood_rate(openings: u32, cpus: u32) -> u32 {
+    (openings.saturating_mul(TURNS) / cpus.max(1)).clamp(1, FLOOD_RATE)
 }
 
 /// Bytes of the tables of flows that begin, each an array of sets.
@@ -139,6 +152,13 @@ mod tests {
             TableSizes::beside(1 << 19),
             TableSizes { flows: 1 << 19, openings: 1 << 16, sockets: 1 << 18, affinities: 1 << 18 }
         );
+    }
+
+    #[test]
+    fn however_many_cpus_are_flooded_a_flow_that_begins_has_its_place_for_a_quarter_of_a_second() {
+        assert_eq!([1, 2, 4, 64].map(|cpus| flood_rate(1 << 16, cpus)), [FLOOD_RATE, FLOOD_RATE, 65_536, 4096]);
+        assert_eq!([1, 4].map(|cpus| flood_rate(1 << 13, cpus)), [32_768, 8192]);
+        assert_eq!(flood_rate(1, 1024), 1, "0 is never");
     }
 
     #[test]

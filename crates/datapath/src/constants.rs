@@ -4,7 +4,7 @@ use aya::EbpfLoader;
 use weir_abi as abi;
 
 use crate::clock::tick_clock;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// By their names in `bpf/lib`.
 #[derive(Debug)]
@@ -13,33 +13,49 @@ pub(crate) struct Constants {
     opening_step: u32,
     reorders_reads: u32,
     room_beside_tcp: u32,
+    errors_told: u32,
     tick_shift: u32,
 }
 
+/// A CPU tells so many errors of each kind in a tick in any case: a few clients' worth.
+const LEAST_ERRORS_TOLD: u32 = 16;
+
 impl Constants {
     /// For so many sets of flows that begin, and entries of a table of those that go on. Of these each CPU may fill so many with others than TCP's until
-    /// they are idle and taken out that half of the table is for connections, which must not be lost.
+    /// they are idle and taken out that half of the table is for connections, which must not be lost. What a CPU may do is its part of what the node may, by the
+    /// CPUs that run: a machine may have room for many more.
     ///
     /// # Errors
-    /// When the kernel does not tell how long a jiffy is.
+    /// When the kernel does not tell how long a jiffy is, or which CPUs run.
     pub(crate) fn new(opening_sets: u32, flows: u32) -> Result<Self> {
-        let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
+        let cpus = running_cpus()?;
         let room_beside_tcp = (flows / 2 / cpus).max(1);
+        let errors_told = (abi::ERRORS_TOLD / cpus).max(LEAST_ERRORS_TOLD);
         let (opening_step, tick_shift) = (abi::opening_step(opening_sets), tick_clock()?.shift());
         // A processor of this kind reads memory in the order that a program says.
         let reorders_reads = (!cfg!(any(target_arch = "x86", target_arch = "x86_64"))).into();
-        Ok(Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, tick_shift })
+        Ok(Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, errors_told, tick_shift })
     }
 
     /// Has all objects of a loader have them. One that does not use a constant lacks it.
     pub(crate) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        let Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, tick_shift } = self;
+        let Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, errors_told, tick_shift } = self;
         loader.override_global("opening_sets", opening_sets, false);
         loader.override_global("opening_step", opening_step, false);
         loader.override_global("reorders_reads", reorders_reads, false);
         loader.override_global("room_beside_tcp", room_beside_tcp, false);
+        loader.override_global("errors_told", errors_told, false);
         loader.override_global("tick_shift", tick_shift, false);
     }
+}
+
+/// How many CPUs run.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn running_cpus() -> Result<u32> {
+    let online = aya::util::online_cpus().map_err(|(of, e)| Error::io(of, e))?;
+    Ok(u32::try_from(online.len()).unwrap_or(u32::MAX).max(1))
 }
 
 #[cfg(test)]

@@ -142,7 +142,8 @@ impl Link {
             if let Some(failed) = self.wires().failed.take() {
                 return failed;
             }
-            while self.is_flooded() {
+            // Keys are read and failures told in a flood, too: the next turn does not wait.
+            if self.is_flooded() {
                 sleep(FLOODED).await;
                 self.hear();
             }

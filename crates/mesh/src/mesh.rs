@@ -306,6 +306,7 @@ impl Mesh {
     /// [`Refusal::OverBudget`], which is counted, if its sender has had too much meanwhile.
     pub fn reply(&mut self, question: &Question, now: Now) -> Result<Transmit, Refusal> {
         let Question { sender: receiver, from: to, exchange, key, length, arrived } = *question;
+        self.remotes.entry(receiver, now.steady).answered();
         let length = self.reply_length(receiver, to, length, now);
         let length = self.counted(length)?;
         let body = self.body(receiver, length, now.wall.saturating_sub(arrived), now);
@@ -336,6 +337,7 @@ impl Mesh {
                 let Header { sender, exchange, .. } = header;
                 let (from, length) = (arrival.from, arrival.bytes.len());
                 self.reply_length(sender, from, length, now)?;
+                self.remotes.entry(sender, now.steady).asks()?;
                 self.learn(&header, &body, order, held, now);
                 self.schedule.probed_by(sender, now.steady.saturating_sub(held), &mut self.rng);
                 Ok(Some(Question { sender, from, exchange, key, length, arrived }))
@@ -367,10 +369,10 @@ impl Mesh {
             Order::Late => return,
             Order::Newest => {}
         }
+        let Some(peer) = self.peers.get_mut(&header.sender) else { return };
         let spilled = body.spilled.iter().copied();
         let remote = self.remotes.entry(header.sender, now.steady);
         remote.spilled.merge(spilled, body.spilled_is_complete(), SPILL_LIFE, now.steady);
-        let Some(peer) = self.peers.get_mut(&header.sender) else { return };
         peer.unwraps = body.unwraps;
         if let Some(report) = &body.report {
             peer.learn(report, waited, now.steady);

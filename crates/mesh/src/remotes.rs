@@ -15,6 +15,9 @@ use crate::services::{Cursor, Merged};
 
 /// More nodes than a cluster may have (5000, Kubernetes' own limit), so that only a misused key fills the table.
 const LIMIT: usize = 10_000;
+/// Probes of one node that wait for their replies at a time: more than it sends between two turns, even if one is late. What they tell is
+/// taken at once, and must not be more than the budget lets through by much.
+const MOST_WAITING: u8 = 4;
 /// For how long a peer is taken to spill what it told of.
 pub(crate) const SPILL_LIFE: Duration = Duration::from_secs(5);
 
@@ -26,6 +29,8 @@ pub(crate) struct Remote {
     heard: Duration,
     /// When it was heard or sent to.
     used: Duration,
+    /// Probes of it that wait for their replies.
+    waiting: u8,
     /// Of what is sent to it, probes and replies.
     pub(crate) budget: Budget,
     /// Services that it spills to this node, with new flows per second.
@@ -34,6 +39,25 @@ pub(crate) struct Remote {
     pub(crate) services: Cursor,
     /// Where the services spilled to it stand.
     pub(crate) spilling: Cursor,
+}
+
+impl Remote {
+    /// A probe of it begins to wait for its reply.
+    ///
+    /// # Errors
+    /// [`Refusal::OverBudget`] if too many do.
+    pub(crate) fn asks(&mut self) -> Result<(), Refusal> {
+        if self.waiting >= MOST_WAITING {
+            return Err(Refusal::OverBudget);
+        }
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// A probe of it waits no more.
+    pub(crate) const fn answered(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
+    }
 }
 
 /// All of them.
@@ -56,6 +80,7 @@ impl Remotes {
             window: None,
             heard: now,
             used: now,
+            waiting: 0,
             budget: Budget::new(config.bytes_per_second),
             spilled: Merged::default(),
             services: Cursor::default(),

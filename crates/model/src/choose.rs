@@ -319,10 +319,10 @@ impl Model {
         *(if reason == abi::REASON_NO_ENDPOINTS { &mut counters.rejected } else { &mut counters.dropped }) += 1;
     }
 
-    /// Flows that a backend has open; more ended than were counted: none.
+    /// Flows that a backend has open, and what it failed since they were counted; more ended than were counted: none.
     fn open_flows(&self, id: u32) -> u32 {
         let counters = self.tables.backend_counters.get(&id).copied().unwrap_or_default();
-        u32::try_from(counters.balance.wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
+        u32::try_from(counters.begun_or_failed().wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
     }
 }
 

@@ -163,22 +163,27 @@ pub struct Model {
     pub opening_sets: u32,
     /// Entries among those that go on that others than TCP may fill until they are idle.
     pub room_beside_tcp: u32,
+    /// ICMP errors of each kind that are told in a tick.
+    pub errors_told: u32,
     control: control::Control,
 }
 
-/// What depends on how large tables are.
+/// What depends on how large tables are, and on the number of CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// [`Model::opening_sets`].
     pub opening_sets: u32,
     /// [`Model::room_beside_tcp`].
     pub room_beside_tcp: u32,
+    /// [`Model::errors_told`].
+    pub errors_told: u32,
 }
 
 impl Model {
     /// A node of whose services nothing is known.
     #[must_use]
-    pub fn new(config: abi::Config, now: Now, Sizes { opening_sets, room_beside_tcp }: Sizes) -> Self {
+    pub fn new(config: abi::Config, now: Now, sizes: Sizes) -> Self {
+        let Sizes { opening_sets, room_beside_tcp, errors_told } = sizes;
         let (tables, control) = (Tables::default(), control::Control::default());
         let (other_nodes, hooked_pods, shortcuts) = (HashSet::new(), HashMap::new(), HashMap::new());
         Self {
@@ -191,6 +196,7 @@ impl Model {
             kernel_tick: now.ticks,
             opening_sets,
             room_beside_tcp,
+            errors_told,
             control,
         }
     }

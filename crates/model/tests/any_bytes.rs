@@ -23,7 +23,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const HOOKS: [Hook; 5] = [Hook::Xdp, Hook::NicIn, Hook::NicOut, Hook::PodIn, Hook::PodOut];
 
 fn node() -> Model {
-    Model::new(abi::Config::PLAIN, Now::default(), Sizes { opening_sets: 1, room_beside_tcp: 1 })
+    Model::new(abi::Config::PLAIN, Now::default(), Sizes { opening_sets: 1, room_beside_tcp: 1, errors_told: 1 })
 }
 
 #[test]

@@ -45,11 +45,13 @@ pub struct Balance {
     pub all: u32,
     /// [`abi::BackendCounters::going`].
     pub going: u32,
+    /// [`abi::BackendCounters::begun_or_failed`].
+    pub with_failed: u32,
 }
 
 impl From<&abi::BackendCounters> for Balance {
     fn from(counters: &abi::BackendCounters) -> Self {
-        Self { all: counters.balance, going: counters.going }
+        Self { all: counters.balance, going: counters.going, with_failed: counters.begun_or_failed() }
     }
 }
 
@@ -76,10 +78,10 @@ impl Open {
         }
     }
 
-    /// The balance without an open flow: [`abi::BackendCounters::base`].
+    /// The balance without an open flow, with those that failed so far: [`abi::BackendCounters::base`].
     #[must_use]
     pub const fn base(self) -> u32 {
-        self.balance.all.wrapping_sub(self.flows)
+        self.balance.with_failed.wrapping_sub(self.flows)
     }
 }
 

@@ -161,7 +161,7 @@ fn count(node: &Node, case: Case, endpoint: IpAddr, open: u32) -> MapOp {
     };
     let backends = node.view.dump().unwrap().backends;
     let id = backends.iter().find(|(_, backend)| is_it(backend)).unwrap().0;
-    MapOp::PutBase { id, base: node.view.backend_counters(id).unwrap().balance.wrapping_sub(open) }
+    MapOp::PutBase { id, base: node.view.backend_counters(id).unwrap().begun_or_failed().wrapping_sub(open) }
 }
 
 #[test]

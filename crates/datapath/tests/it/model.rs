@@ -123,8 +123,8 @@ fn install(node: &mut Node, table: &Table) {
     node.datapath.configure(&abi::Config { hash_seed: table.seed, ..config }).unwrap();
     let mut bases = Vec::new();
     for ((slot, _), open) in node.view.dump().unwrap().backends.iter().zip(table.open.iter().cycle()) {
-        let balance = node.view.backend_counters(*slot).unwrap().balance;
-        bases.push(MapOp::PutBase { id: *slot, base: balance.wrapping_sub(*open) });
+        let now = node.view.backend_counters(*slot).unwrap().begun_or_failed();
+        bases.push(MapOp::PutBase { id: *slot, base: now.wrapping_sub(*open) });
     }
     node.datapath.store().apply(&bases).unwrap();
 }
@@ -132,7 +132,7 @@ fn install(node: &mut Node, table: &Table) {
 /// Flows that a backend has open, as the kernel sees it.
 fn open_flows(node: &Node, slot: u32) -> u32 {
     let counters = node.view.backend_counters(slot).unwrap();
-    u32::try_from(counters.balance.wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
+    u32::try_from(counters.begun_or_failed().wrapping_sub(counters.base).cast_signed()).unwrap_or_default()
 }
 
 /// What the maps say, indexed for the model.

@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
-use weir_datapath::{FlowEntry, Hook, tick_clock};
+use weir_datapath::{FlowEntry, Hook, running_cpus, tick_clock};
 use weir_testbed::address::CLIENT;
 use weir_testbed::wait;
 
@@ -105,7 +105,7 @@ fn datagrams_that_go_on_faster_than_there_is_room_for_them_stay_where_they_began
     stay_on_one_cpu();
     // So many fill the half of the table that is not for connections, until they are idle and taken out.
     let config = node.datapath.config().unwrap();
-    let cpus = aya::util::nr_cpus().unwrap();
+    let cpus = running_cpus().unwrap() as usize;
     let idle = (config.udp_idle + abi::IDLE_TAKEN_OUT) as usize;
     let each_tick = (SMALL.flows as usize / 2 / cpus / idle).max(1);
     for case in cases(Protocol::Udp) {

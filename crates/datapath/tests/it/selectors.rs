@@ -11,7 +11,7 @@ use weir_core::ops::MapOp;
 use weir_core::plan::Selector;
 use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
-use weir_testbed::packet::{Packet, decode};
+use weir_testbed::packet::{Packet, TcpHeader, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, Case, PORT, cases};
@@ -162,12 +162,12 @@ fn slots(node: &Node, case: Case) -> BTreeMap<IpAddr, u32> {
 
 fn open_flows(node: &Node, slot: u32) -> u32 {
     let counters = node.view.backend_counters(slot).unwrap();
-    counters.balance.wrapping_sub(counters.base)
+    counters.begun_or_failed().wrapping_sub(counters.base)
 }
 
 /// The agent counted so many open flows of a backend.
 fn count(node: &mut Node, slot: u32, open: u32) {
-    let base = node.view.backend_counters(slot).unwrap().balance.wrapping_sub(open);
+    let base = node.view.backend_counters(slot).unwrap().begun_or_failed().wrapping_sub(open);
     node.datapath.store().apply(&[MapOp::PutBase { id: slot, base }]).unwrap();
 }
 
@@ -194,6 +194,36 @@ fn new_flows_go_past_a_backend_with_long_ones_until_all_have_as_many() {
         let open: Vec<u32> = slots.values().map(|slot| open_flows(&node, *slot)).collect();
         assert_eq!(open.iter().sum::<u32>(), 3 * LONG);
         assert!(open.iter().all(|open| open.abs_diff(LONG) <= 5), "{open:?}");
+    }
+}
+
+/// Who refuses has nothing open, nor has who is silent once its clients are elsewhere: they would get all that comes.
+#[test]
+fn an_endpoint_that_fails_gets_no_more_before_the_next_count_than_the_others_have_open() {
+    const OPEN: u32 = 10;
+    let Some(mut node) = Node::new("least-conn beside an endpoint that fails") else { return };
+    for endpoints in [[(1, 1), (1, 2)], [(2, 1), (2, 2)]] {
+        for (case, refuses) in cases(Protocol::Tcp).flat_map(|case| [(case, false), (case, true)]) {
+            serve(&mut node, web(), &endpoints, Selector::LeastConn);
+            let slots = slots(&node, case);
+            let [failing, busy] = endpoints.map(|(node, pod)| case.ip(address::pod(node, pod)));
+            count(&mut node, slots[&failing], 0);
+            count(&mut node, slots[&busy], OPEN);
+            let way = Way { client: CLIENT, endpoint: endpoints[0], to: NIC_IN, back: NIC_OUT };
+            let mut failed = 0;
+            for _ in 0..4 * OPEN {
+                let talk = Talk::open(&node, case, way);
+                if talk.seen.destination == busy {
+                    talk.accept();
+                    talk.client_goes_on();
+                    talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
+                } else {
+                    failed += 1;
+                    if refuses { talk.refuse() } else { drop(again(&talk)) }
+                }
+            }
+            assert!((OPEN..=2 * OPEN).contains(&failed), "{case:?} refuses {refuses}: {failed} of {}", 4 * OPEN);
+        }
     }
 }
 

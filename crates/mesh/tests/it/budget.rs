@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_mesh::{Budget, Config, MAX_PACKET, NodeId, Refusal, seal, size_on_wire};
+use weir_core::load::ServiceId;
+use weir_mesh::{Arrival, Budget, Config, MAX_PACKET, NodeId, Refusal, seal, size_on_wire};
 
 use crate::codec::header;
 use crate::world::{NEW, World, busy, keys, millis, name, service};
@@ -106,4 +107,30 @@ fn a_node_that_asks_too_often_is_not_answered() {
     }
     assert!((1..=Budget::STOCK / weir_mesh::MIN_PACKET).contains(&answered), "{answered}");
     assert_eq!(world.nodes[0].mesh.counters().refused(Refusal::OverBudget), refused);
+}
+
+/// What a probe tells is learnt at once; the budget is spent by its reply, which comes with the next turn.
+#[test]
+fn of_a_node_that_asks_too_often_no_more_is_learnt_before_the_next_turn_than_it_may_ask_in_one() {
+    let ring = keys(&[NEW]);
+    let mut world = World::new(2, Config::default(), &ring);
+    let (from, sender, me) = (world.nodes[1].address, NodeId::of(&name(1)), NodeId::of(&name(0)));
+    let mut ask = |world: &mut World, sequence: u64| {
+        let header = weir_mesh::Header { sender, sequence, time: world.now(0).wall, ..header(me) };
+        let spilled: Vec<_> = (0..90).map(|n| (ServiceId(90 * sequence + n), 1.0)).collect();
+        let body = weir_mesh::Body { spilled, spilled_in_all: u16::MAX, ..weir_mesh::Body::default() };
+        let bytes = seal(&header, &body.encode(), MAX_PACKET, &ring, 0);
+        let now = world.now(0);
+        world.nodes[0].mesh.hear(Arrival { from, bytes: &bytes, stamp: None }, now)
+    };
+    let heard: Vec<_> = (0..100).map(|sequence| ask(&mut world, sequence)).collect();
+    let questions: Vec<_> = heard.into_iter().filter_map(|heard| heard.ok().flatten()).collect();
+    let (learnt, now) = (world.nodes[0].mesh.inbound(world.now(0)).len(), world.now(0));
+    assert!((1..=4).contains(&questions.len()), "{}", questions.len());
+    assert_eq!(learnt, 90 * questions.len());
+    for question in &questions {
+        let _ = world.nodes[0].mesh.reply(question, now);
+    }
+    world.steady += Duration::from_secs(10);
+    assert!(ask(&mut world, 100).is_ok(), "they wait no more");
 }

@@ -25,6 +25,10 @@ fn amount() -> impl Strategy<Value = f64> {
     (0.0..f32::MAX).prop_map(f64::from)
 }
 
+fn rate() -> impl Strategy<Value = f64> {
+    (0.0..1e9_f32).prop_map(f64::from)
+}
+
 fn report() -> impl Strategy<Value = Report> {
     let load = (share(), share(), share(), share(), amount(), amount());
     let load = load.prop_map(|(cpu, memory, network, pressure, capacity, bandwidth)| NodeLoad {
@@ -35,7 +39,7 @@ fn report() -> impl Strategy<Value = Report> {
         capacity,
         bandwidth,
     });
-    let service = (any::<u64>(), amount(), any::<u32>(), amount());
+    let service = (any::<u64>(), rate(), any::<u32>(), rate());
     let service = service.prop_map(|(id, flows_per_second, open_flows, spare)| {
         (ServiceId(id), ServiceLoad { flows_per_second, open_flows, spare })
     });
@@ -49,7 +53,7 @@ fn report() -> impl Strategy<Value = Report> {
 }
 
 pub(crate) fn body() -> impl Strategy<Value = Body> {
-    let spilled = prop::collection::vec((any::<u64>().prop_map(ServiceId), amount()), 0..20);
+    let spilled = prop::collection::vec((any::<u64>().prop_map(ServiceId), rate()), 0..20);
     let fields = (any::<u32>(), spilled, 0..1000_u16, any::<bool>(), prop::option::of(report()));
     fields.prop_map(|(held, spilled, more, unwraps, report)| Body {
         held: Duration::from_micros(held.into()),
@@ -114,7 +118,9 @@ fn numbers_that_cannot_be_true_are_lies() {
     let bytes = Body { report: Some(report), ..Body::default() }.encode();
     let (capacity, bandwidth, flows, spare) = (22, 26, 44, 52);
     for place in [capacity, bandwidth, flows, spare] {
-        for lie in [f32::NAN, f32::INFINITY, -1.0] {
+        // Links are that fast, flows are not.
+        let too_many = if place == bandwidth || place == capacity { f32::NAN } else { 1.1e9 };
+        for lie in [f32::NAN, f32::INFINITY, -1.0, too_many] {
             let mut bytes = bytes.clone();
             bytes[place..place + 4].copy_from_slice(&lie.to_be_bytes());
             assert_eq!(Body::decode(&bytes), Err(Refusal::Lie), "{lie} at {place}");
@@ -122,8 +128,10 @@ fn numbers_that_cannot_be_true_are_lies() {
     }
     let spilled = Body { spilled: vec![(ServiceId(1), 4.0)], spilled_in_all: 1, ..Body::default() };
     let mut bytes = spilled.encode();
-    bytes[44..48].copy_from_slice(&(-4.0_f32).to_be_bytes());
-    assert_eq!(Body::decode(&bytes), Err(Refusal::Lie), "a negative rate");
+    for lie in [-4.0_f32, 1.1e9] {
+        bytes[44..48].copy_from_slice(&lie.to_be_bytes());
+        assert_eq!(Body::decode(&bytes), Err(Refusal::Lie), "a rate of {lie}");
+    }
 }
 
 #[test]

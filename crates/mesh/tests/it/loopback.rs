@@ -191,3 +191,34 @@ fn a_key_file_that_changes_is_read_while_the_agent_runs() {
     one.knows("two", two.addresses[0]);
     until("they have a key in common", || one.peer().rtt.is_some());
 }
+
+#[test]
+fn a_key_file_that_changes_is_read_in_a_flood() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = key_file(folder.path(), NEW);
+    // It hears so seldom by itself that the buffer is full each time.
+    let one = Agent::start("one", &["127.0.0.1:0"], &keys, millis(50));
+    let to = one.addresses[0];
+    let over = Arc::new(AtomicBool::new(false));
+    let floods: Vec<_> = (0..2)
+        .map(|_| {
+            thread::spawn({
+                let over = Arc::clone(&over);
+                move || {
+                    let stranger = UdpSocket::bind("127.0.0.1:0").expect("bound");
+                    while !over.load(Ordering::Relaxed) {
+                        // A full buffer is what is wanted.
+                        let _ = stranger.send_to(&[], to);
+                    }
+                }
+            })
+        })
+        .collect();
+    until("it is flooded", || one.link.with(|mesh, _| mesh.counters().refused(Refusal::Truncated)) > 10_000);
+    fs::write(&keys, crate::world::OLD).expect("written");
+    let two = Agent::start("two", &["127.0.0.1:0"], &keys, millis(0));
+    one.knows("two", two.addresses[0]);
+    until("they have a key in common", || two.link.with(|mesh, _| mesh.counters().replies_sent) > 0);
+    over.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().expect("ended"));
+}

@@ -108,12 +108,13 @@ fn a_table_that_cannot_be_read_is_missing() {
 #[test]
 fn between_two_counts_the_balance_of_connections_says_what_has_changed() {
     let flows = vec![(TCP, flow(5, 1, FLOW_GONE_ON, 1000)), (TCP, flow(5, 1, FLOW_GONE_ON, 1000))];
-    let balances = [((5, 1), 40), ((6, 3), u32::MAX)].map(|(backend, going)| (backend, Balance { all: 9, going }));
+    let balances =
+        [((5, 1), 40), ((6, 3), u32::MAX)].map(|(backend, going)| (backend, Balance { all: 9, going, with_failed: 9 }));
     let table = Table { tick: 1000, flows: Ok(flows), balances: balances.into() };
     let open = value(&mut OpenFlows::new(table), at(0));
     let five = open[&(5, 1)];
-    let all = |open: Open, all| open.at(Balance { all, going: 0 }).all;
-    let going = |open: Open, going| open.at(Balance { all: 0, going }).going;
+    let all = |open: Open, all| open.at(Balance { all, ..Balance::default() }).all;
+    let going = |open: Open, going| open.at(Balance { going, ..Balance::default() }).going;
     assert_eq!([40, 47, 39, 38, 30].map(|balance| going(five, balance)), [2, 9, 1, 0, 0]);
     assert_eq!([9, 19, 8, 7, 1].map(|balance| all(five, balance)), [2, 12, 1, 0, 0]);
     assert_eq!(going(open[&(6, 3)], 4), 5, "it wraps");
@@ -130,8 +131,8 @@ fn of_connections_those_alone_go_on_whose_clients_did_and_of_datagrams_all() {
 }
 
 #[test]
-fn the_base_is_the_balance_without_an_open_flow() {
-    let open = |all| Open { flows: 7, going: 1, balance: Balance { all, going: 0 } };
+fn the_base_is_the_balance_with_what_failed_without_an_open_flow() {
+    let open = |with_failed| Open { flows: 7, going: 1, balance: Balance { all: 1, going: 0, with_failed } };
     assert_eq!(open(9).base(), 2);
     assert_eq!(open(2).base(), u32::MAX - 4, "it wraps");
 }

@@ -12,6 +12,7 @@ use weir_core::interfaces::Patterns;
 use weir_core::ops::Capacity;
 use weir_core::plan::PlanConfig;
 use weir_core::source_ports::HostPorts;
+use weir_core::table_sizes;
 use weir_datapath::{AttachOptions, Datapath};
 
 use crate::args::{DatapathOptions, ExternalModeArg, Options, PodSocketsArg};
@@ -57,6 +58,7 @@ pub(super) fn of(
         flood_rate,
     } = options.datapath.clone();
     let ticks = weir_datapath::tick_clock()?;
+    let default_flood_rate = table_sizes::flood_rate(capacity.openings, weir_datapath::running_cpus()?);
     let idle = |seconds: u32| ticks.ticks(Duration::from_secs(seconds.into())).max(1);
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     // Whoever serves Services by name leaves the others to another proxy, and their connections, too.
@@ -104,7 +106,7 @@ pub(super) fn of(
             abi_version: abi::ABI_VERSION,
             fragment_idle: ticks.ticks(FRAGMENT_IDLE).max(1),
             service_networks: 0,
-            flood: flood(flood_rate, ticks),
+            flood: flood(flood_rate.unwrap_or(default_flood_rate), ticks),
             tcp_half_closed: idle(tcp_half_closed.min(tcp_idle)),
             tcp_linger: ticks.ticks(TCP_LINGER).max(1),
             held_pieces: capacity.held_pieces,

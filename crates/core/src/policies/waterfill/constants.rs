@@ -39,8 +39,6 @@ pub const STEP: f64 = 0.05;
 pub const DRAIN: Duration = Duration::from_secs(1);
 /// Memory in use at which a node takes nothing from others. New flows need some, and memory gives no warning by delay.
 pub const MEMORY_FULL: f64 = 0.95;
-/// Headroom in flows per second above which a report is a lie: more than any link carries.
-pub const PLAUSIBLE: f64 = 1e9;
 /// Round-trip time of the nearest class; each class after it ends at twice the time of the one before, so that nodes of
 /// one class are within a factor of 2: 1 ms, about a site's own network.
 pub const NEAREST: Duration = Duration::from_millis(1);

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::constants::{BAD_NEWS, CLASS_MARGIN, ENTER_MARGIN, GOOD_NEWS, MEMORY_FULL, NEAREST, PLAUSIBLE, SMOOTHING};
+use super::constants::{BAD_NEWS, CLASS_MARGIN, ENTER_MARGIN, GOOD_NEWS, MEMORY_FULL, NEAREST, SMOOTHING};
 use super::fill::Vessel;
 use super::smooth::Smoothed;
-use crate::load::{NodeLoad, PeerReport, Sample};
+use crate::load::{MOST_FLOWS_PER_SECOND, NodeLoad, PeerReport, Sample};
 use crate::policies::{Ineligible, Inputs, Reading, Reason};
 
 /// What is known of other nodes over time, by name.
@@ -141,7 +141,7 @@ impl Peer {
         match yardstick.cost {
             Some(cost) if cost > 0.0 && own > 0.0 && own.is_finite() => {
                 let flows = free * capacity / own / cost / sharers.max(1) as f64;
-                (self.sent.get().unwrap_or(0.0) + flows).min(PLAUSIBLE)
+                (self.sent.get().unwrap_or(0.0) + flows).min(MOST_FLOWS_PER_SECOND)
             }
             // No flow ever came to this node: a node without any load takes all that is offered here.
             Some(_) | None => yardstick.offered * free / yardstick.target,
@@ -169,5 +169,5 @@ fn class_of(seconds: f64) -> u32 {
 fn told(inputs: &Inputs<'_>, report: &PeerReport) -> Result<Option<f64>, Ineligible> {
     let Some(load) = report.service(inputs.service) else { return Ok(None) };
     let load = load.checked().map_err(|_lie| Ineligible::Unusable)?;
-    if load.spare > PLAUSIBLE { Err(Ineligible::Unusable) } else { Ok(Some(load.spare)) }
+    Ok(Some(load.spare))
 }
