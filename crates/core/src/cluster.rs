@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::intern::Interner;
 use crate::last_resort::{LastResort, is_api_server};
-use crate::model::{Node, ObjectName, Service, ServiceCidr, Slice};
+use crate::model::{Endpoint, Node, ObjectName, Service, ServiceCidr, Slice};
 use crate::stage::Stage;
 
 /// A change of the cluster. The plurals are the whole new list of a kind: what is missing from them is gone.
@@ -41,13 +41,36 @@ pub enum Event {
     ServiceCidrs(Vec<ServiceCidr>),
 }
 
+/// Nodes, by name and by address.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Places {
+    /// Their names.
+    pub nodes: BTreeSet<Arc<str>>,
+    /// Addresses that they have, or have had.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Places {
+    fn add(&mut self, node: &Node) {
+        self.nodes.insert(Arc::clone(&node.name));
+        self.addresses.extend(&node.addresses);
+    }
+
+    fn has(&self, endpoint: &Endpoint) -> bool {
+        self.addresses.contains(&endpoint.address)
+            || endpoint.node.as_ref().is_some_and(|node| self.nodes.contains(node))
+    }
+}
+
 /// What a change touched.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Dirty {
     /// Services to plan again; some may no longer exist.
     pub services: BTreeSet<ObjectName>,
-    /// Whether a node changed: its zone or addresses may matter to every service.
+    /// Whether a node changed.
     pub nodes: bool,
+    /// Where endpoints may be planned in another way, as a node's zone or addresses changed.
+    pub places: Places,
     /// Whether other networks may be in force now: see [`crate::service_networks`].
     pub service_networks: bool,
 }
@@ -61,9 +84,11 @@ impl Dirty {
 
     /// Adds what another change touched.
     pub fn merge(&mut self, other: Self) {
-        let Self { services, nodes, service_networks } = other;
+        let Self { services, nodes, places, service_networks } = other;
         self.services.extend(services);
         self.nodes |= nodes;
+        self.places.nodes.extend(places.nodes);
+        self.places.addresses.extend(places.addresses);
         self.service_networks |= service_networks;
     }
 }
@@ -149,7 +174,7 @@ impl Cluster {
             self.services.values().filter(|service| before.serves(service.proxy) != stage.serves(service.proxy));
         let services = moved.map(|service| service.name.clone()).collect();
         self.others = self.services.values().filter(|service| !stage.serves(service.proxy)).count();
-        Dirty { services, nodes: false, service_networks: self.has_other_proxy() != had_other_proxy }
+        Dirty { services, service_networks: self.has_other_proxy() != had_other_proxy, ..Dirty::default() }
     }
 
     /// Whether clients find a service here.
@@ -225,6 +250,14 @@ impl Cluster {
         self.others -= usize::from(before.is_some_and(|before| !self.serves(&before)));
     }
 
+    /// The services with an endpoint at one of these places.
+    pub fn services_at(&self, places: &Places) -> impl Iterator<Item = ObjectName> {
+        let none = places.nodes.is_empty() && places.addresses.is_empty();
+        let all = if none { None } else { Some(self.services.keys()) };
+        let is_there = |name: &&ObjectName| self.slices(name).flat_map(|slice| &slice.endpoints).any(|e| places.has(e));
+        all.into_iter().flatten().filter(is_there).cloned()
+    }
+
     fn remove_service(&mut self, name: &ObjectName, dirty: &mut Dirty) {
         if let Some(service) = self.services.remove(name) {
             self.others -= usize::from(!self.serves(&service));
@@ -268,7 +301,10 @@ impl Cluster {
         if self.nodes.get(&node.name) == Some(&node) {
             return;
         }
-        self.remove_node(&node.name, dirty);
+        let before = self.take_node(&node.name);
+        if before.as_ref().is_none_or(|before| (&before.zone, &before.addresses) != (&node.zone, &node.addresses)) {
+            before.iter().chain([&node]).for_each(|node| dirty.places.add(node));
+        }
         self.names.share(&mut node.name);
         self.names.share(&mut node.zone);
         for address in &node.addresses {
@@ -279,7 +315,14 @@ impl Cluster {
     }
 
     fn remove_node(&mut self, name: &str, dirty: &mut Dirty) {
-        let Some(node) = self.nodes.remove(name) else { return };
+        if let Some(node) = self.take_node(name) {
+            dirty.places.add(&node);
+            dirty.nodes = true;
+        }
+    }
+
+    fn take_node(&mut self, name: &str) -> Option<Node> {
+        let node = self.nodes.remove(name)?;
         for address in &node.addresses {
             if let Some(claims) = self.node_addresses.get_mut(address) {
                 *claims -= 1;
@@ -288,7 +331,7 @@ impl Cluster {
                 }
             }
         }
-        dirty.nodes = true;
+        Some(node)
     }
 
     fn put_service_cidr(&mut self, cidr: ServiceCidr, dirty: &mut Dirty) {

@@ -106,10 +106,11 @@ impl PeerState {
         self.runs_agent() && self.is_missed()
     }
 
-    /// Whether something came from it within the last minute.
+    /// Whether something came from it within the last minute, or since it was asked: with a thousand peers more time than that passes between
+    /// two probes of one that is far.
     #[must_use]
     pub fn runs_agent(&self) -> bool {
-        self.heard.is_some_and(|heard| heard <= FORGOTTEN)
+        self.heard.is_some_and(|heard| heard <= FORGOTTEN || self.unanswered == 0)
     }
 }
 

@@ -5,6 +5,7 @@
 //! programs after that: those of an agent of another ABI version go on serving from theirs until then.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -120,6 +121,8 @@ pub(crate) struct Writer {
     complaints: Complaints,
     /// None before they were listed: the loopback device is always one.
     interfaces: Vec<Interface>,
+    /// This node's addresses, as the loop, peers' tables and direct server return know them.
+    known_as: Vec<IpAddr>,
     /// What `--nodeport-addresses` names and the node does not have.
     unmatched: Vec<NodePortAddresses>,
     attached: BTreeMap<u32, (String, Attachment)>,
@@ -173,6 +176,7 @@ impl Writer {
             shortcuts: None,
             complaints: Complaints::new(events),
             interfaces: Vec::new(),
+            known_as: Vec::new(),
             unmatched: Vec::new(),
             attached: BTreeMap::new(),
             unattached: BTreeMap::new(),
@@ -240,7 +244,7 @@ impl Writer {
                         return Ok(());
                     }
                     self.interfaces = interfaces.borrow_and_update().clone();
-                    self.node_changed()?;
+                    self.node_changed(false)?;
                     self.attach()?;
                     self.write(Instant::now())?;
                 }
@@ -305,7 +309,7 @@ impl Writer {
         }
         let dirty = std::mem::take(&mut self.dirty);
         if dirty.nodes {
-            self.node_changed()?;
+            self.node_changed(true)?;
             self.attach()?;
         }
         if dirty.nodes || dirty.service_networks {
@@ -313,9 +317,11 @@ impl Writer {
         }
         let mut services = dirty.services;
         services.append(&mut self.dirty.services);
-        // Where a node lives decides which backends are hosts, and zones decide about hints.
-        if dirty.nodes {
+        // Where nodes live decides which backends are hosts, their zones about what is near, and this node's zone about hints to all.
+        if dirty.places.nodes.contains(&*self.settings.plan.node) {
             services.extend(self.cluster.services().map(|service| service.name.clone()));
+        } else {
+            services.extend(self.cluster.services_at(&dirty.places));
         }
         if !services.is_empty() {
             self.write_services(&services)?;
@@ -330,7 +336,7 @@ impl Writer {
     fn first_sync(&mut self, received: Instant) -> Result<()> {
         // What was listed tells when it changed, not when we learnt of it.
         self.pending.forget_triggers();
-        self.node_changed()?;
+        self.node_changed(true)?;
         self.update_service_networks()?;
         self.update_source_ports()?;
         self.dirty = Dirty::default();

@@ -71,7 +71,7 @@ impl Steering {
             let before = self.ports.remove(&target.key);
             let key = target.key.clone();
             let mut steered = Steered::new(target, before, facts);
-            steered.takes_inbound = steered.target.has_local() && taken.insert(steered.target.id);
+            steered.takes_inbound = steered.has_local && taken.insert(steered.target.id);
             self.ports.insert(key, steered);
         }
     }

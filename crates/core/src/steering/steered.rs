@@ -60,6 +60,8 @@ pub(super) struct Steered {
     /// Whether those count for it. Peers tell them by service: the first family with endpoints here takes all, and the
     /// other one sees background, as it does of the first one's own flows.
     pub(super) takes_inbound: bool,
+    /// Whether this node has endpoints of it.
+    pub(super) has_local: bool,
     /// By member, new flows per second to other nodes, smoothed. Empty while nobody uses it.
     pub(super) sent: Vec<f64>,
     pub(super) open_local: u32,
@@ -111,6 +113,7 @@ impl Steered {
             rates: old.as_ref().map_or_else(FlowRates::default, |old| old.rates),
             inbound: old.as_ref().map_or(0.0, |old| old.inbound),
             takes_inbound: false,
+            has_local: target.members.iter().any(|member| member.local),
             sent,
             open_local: old.as_ref().map_or(0, |old| old.open_local),
             target,

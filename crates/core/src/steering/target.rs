@@ -119,12 +119,6 @@ impl Target {
     pub fn level(&self) -> f64 {
         self.settings.parameters.target.map_or(TARGET, Share::get)
     }
-
-    /// Whether this node has endpoints of it.
-    #[must_use]
-    pub fn has_local(&self) -> bool {
-        self.members.iter().any(|member| member.local)
-    }
 }
 
 /// The distinct sets of the classes. Of one endpoint there is nothing to divide.

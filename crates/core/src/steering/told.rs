@@ -40,7 +40,7 @@ impl Told {
     }
 
     fn add_load(&mut self, steered: &Steered, facts: &impl Facts) {
-        if !steered.target.has_local() {
+        if !steered.has_local {
             return;
         }
         let id = steered.target.id;

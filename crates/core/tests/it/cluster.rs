@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use weir_core::cluster::{Cluster, Dirty, Event};
+use weir_core::model::Node;
 
 use crate::build::{endpoint, ip, name, node, service, service_cidr, slice};
 
 fn touched(names: &[&str]) -> Dirty {
-    Dirty { services: names.iter().map(|text| name(text)).collect(), nodes: false, service_networks: false }
+    Dirty { services: names.iter().map(|text| name(text)).collect(), ..Dirty::default() }
 }
 
 #[test]
@@ -91,6 +92,33 @@ fn an_address_is_a_node_s_as_long_as_one_node_claims_it() {
     cluster.apply(Event::Node(node("b", "", &["192.168.0.9"])));
     assert!(!cluster.is_node_address(ip("192.168.0.1")));
     assert!(cluster.is_node_address(ip("192.168.0.9")));
+}
+
+#[test]
+fn services_at_a_node_are_planned_anew_where_its_zone_or_addresses_changed() {
+    let mut cluster = Cluster::default();
+    cluster.apply(Event::Nodes(vec![node("a", "east", &["192.168.0.1"]), node("b", "east", &["192.168.0.2"])]));
+    for (service_name, address, at) in
+        [("pod", "10.0.0.1", "a"), ("host", "192.168.0.1", ""), ("other", "10.0.0.2", "b")]
+    {
+        cluster.apply(Event::Service(service(service_name, &[])));
+        cluster.apply(Event::Slice(slice(service_name, service_name, vec![endpoint(address, at)])));
+    }
+    let mut planned = |event: Event| {
+        let dirty = cluster.apply(event);
+        assert!(dirty.nodes && dirty.services.is_empty());
+        cluster.services_at(&dirty.places).map(|name| name.name.to_string()).collect::<Vec<_>>()
+    };
+    let leaving = Node { eligible: false, ..node("a", "east", &["192.168.0.1"]) };
+    assert_eq!(planned(Event::Node(leaving)), Vec::<String>::new(), "no plan is about that");
+    assert_eq!(planned(Event::Node(node("a", "west", &["192.168.0.1"]))), ["host", "pod"]);
+    assert_eq!(
+        planned(Event::Node(node("a", "west", &["192.168.0.9"]))),
+        ["host", "pod"],
+        "at the former address, too"
+    );
+    assert_eq!(planned(Event::Node(node("c", "west", &["10.0.0.2"]))), ["other"]);
+    assert_eq!(planned(Event::NodeGone("b".into())), ["other"]);
 }
 
 #[test]

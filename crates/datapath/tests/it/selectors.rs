@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, Service, ServicePort};
 use weir_core::ops::MapOp;
 use weir_core::plan::Selector;
 use weir_datapath::{Hook, MapStore};
 use weir_testbed::address::{self, CLIENT};
-use weir_testbed::packet::{Packet, TcpHeader, decode};
+use weir_testbed::packet::{Packet, decode};
 use weir_testbed::prog_run::{Context, prog_run};
 
 use crate::case::{BALANCER_IP, CLUSTER_IP, Case, PORT, cases};
@@ -202,25 +203,29 @@ fn new_flows_go_past_a_backend_with_long_ones_until_all_have_as_many() {
 fn an_endpoint_that_fails_gets_no_more_before_the_next_count_than_the_others_have_open() {
     const OPEN: u32 = 10;
     let Some(mut node) = Node::new("least-conn beside an endpoint that fails") else { return };
-    for endpoints in [[(1, 1), (1, 2)], [(2, 1), (2, 2)]] {
+    for (endpoints, back) in [([(1, 1), (1, 2)], NIC_OUT), ([(2, 1), (2, 2)], NIC_IN)] {
         for (case, refuses) in cases(Protocol::Tcp).flat_map(|case| [(case, false), (case, true)]) {
             serve(&mut node, web(), &endpoints, Selector::LeastConn);
             let slots = slots(&node, case);
             let [failing, busy] = endpoints.map(|(node, pod)| case.ip(address::pod(node, pod)));
             count(&mut node, slots[&failing], 0);
             count(&mut node, slots[&busy], OPEN);
-            let way = Way { client: CLIENT, endpoint: endpoints[0], to: NIC_IN, back: NIC_OUT };
+            let way = Way { client: CLIENT, endpoint: endpoints[0], to: NIC_IN, back };
             let mut failed = 0;
             for _ in 0..4 * OPEN {
-                let talk = Talk::open(&node, case, way);
-                if talk.seen.destination == busy {
-                    talk.accept();
-                    talk.client_goes_on();
-                    talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
-                } else {
+                let mut talk = Talk::open(&node, case, way);
+                if talk.seen.destination == failing {
                     failed += 1;
-                    if refuses { talk.refuse() } else { drop(again(&talk)) }
+                    if refuses {
+                        talk.refuse();
+                        continue;
+                    }
+                    talk = again(&talk);
                 }
+                assert_eq!(talk.seen.destination, busy);
+                talk.accept();
+                talk.client_goes_on();
+                talk.client_sends(&talk.client_tcp(TcpHeader { rst: true, ..TcpHeader::default() }));
             }
             assert!((OPEN..=2 * OPEN).contains(&failed), "{case:?} refuses {refuses}: {failed} of {}", 4 * OPEN);
         }

@@ -115,7 +115,7 @@ fn of_a_node_that_asks_too_often_no_more_is_learnt_before_the_next_turn_than_it_
     let ring = keys(&[NEW]);
     let mut world = World::new(2, Config::default(), &ring);
     let (from, sender, me) = (world.nodes[1].address, NodeId::of(&name(1)), NodeId::of(&name(0)));
-    let mut ask = |world: &mut World, sequence: u64| {
+    let ask = |world: &mut World, sequence: u64| {
         let header = weir_mesh::Header { sender, sequence, time: world.now(0).wall, ..header(me) };
         let spilled: Vec<_> = (0..90).map(|n| (ServiceId(90 * sequence + n), 1.0)).collect();
         let body = weir_mesh::Body { spilled, spilled_in_all: u16::MAX, ..weir_mesh::Body::default() };

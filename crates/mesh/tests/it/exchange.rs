@@ -226,3 +226,15 @@ fn a_reply_that_nobody_waits_for_is_refused() {
     assert!(counters.refused(Refusal::Unsolicited) > 0 && counters.probes_lost > 0);
     assert_eq!(counters.replies_received, 0);
 }
+
+/// With a thousand peers minutes pass between two probes of one that is far.
+#[test]
+fn a_peer_that_has_answered_its_last_probe_runs_an_agent_however_long_ago_that_was() {
+    let mut world = World::new(2, Config::default(), &keys(&[NEW]));
+    world.run(millis(5000));
+    world.steady += Duration::from_secs(300);
+    assert!(world.peer(0, 1).runs_agent());
+    world.cut = vec![1];
+    world.run(millis(2000));
+    assert!(!world.peer(0, 1).runs_agent(), "{:?}", world.peer(0, 1));
+}

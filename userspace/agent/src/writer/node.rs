@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use anyhow::Result;
 use tracing::{info, warn};
 use weir_abi as abi;
-use weir_core::cluster::Cluster;
-use weir_core::model::{Family, Service};
+use weir_core::cluster::{Cluster, Places};
+use weir_core::model::Family;
 use weir_core::node_address;
 
 use super::Writer;
@@ -27,8 +27,8 @@ impl Writer {
         addresses
     }
 
-    /// Takes over the node's addresses where they changed.
-    pub(super) fn node_changed(&mut self) -> Result<()> {
+    /// Takes over the node's addresses where they changed, and other nodes where one of them may have.
+    pub(super) fn node_changed(&mut self, others: bool) -> Result<()> {
         let node = self.node_addresses();
         // Until the cluster has named the node's addresses, and the kernel its interfaces', those of the agent before are right: connections
         // carry them.
@@ -36,9 +36,12 @@ impl Writer {
             return Ok(());
         }
         self.configure(&node)?;
-        self.publish_nodes();
-        self.update_other_nodes();
-        self.update_direct()?;
+        if others || node != self.known_as {
+            self.publish_nodes();
+            self.update_other_nodes();
+            self.update_direct()?;
+            self.known_as.clone_from(&node);
+        }
         let served = node_ports::served(&self.settings.nodeport_addresses, &node, &self.interfaces);
         let unmatched = node_ports::unmatched(&self.settings.nodeport_addresses, &node, &self.interfaces);
         if unmatched != self.unmatched {
@@ -59,15 +62,13 @@ impl Writer {
     /// Takes over which addresses the node's interfaces carry: endpoints at those that came or went are planned anew.
     fn carry(&mut self, carried: BTreeSet<IpAddr>) {
         let before = mem::replace(&mut self.settings.plan.carried_addresses, carried);
-        let changed: BTreeSet<_> = before.symmetric_difference(&self.settings.plan.carried_addresses).collect();
+        let changed: BTreeSet<_> =
+            before.symmetric_difference(&self.settings.plan.carried_addresses).copied().collect();
         if changed.is_empty() {
             return;
         }
-        let is_there = |service: &&Service| {
-            let mut endpoints = self.cluster.slices(&service.name).flat_map(|slice| &slice.endpoints);
-            endpoints.any(|endpoint| changed.contains(&endpoint.address))
-        };
-        self.dirty.services.extend(self.cluster.services().filter(is_there).map(|service| service.name.clone()));
+        let places = Places { nodes: BTreeSet::new(), addresses: changed };
+        self.dirty.services.extend(self.cluster.services_at(&places));
     }
 
     /// Leaves in force what the agent before has found, networks and tunnels, until more is known, unless that was of another layout.

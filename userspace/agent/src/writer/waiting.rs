@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn services_and_slices_count_what_they_changed_and_nodes_nothing() {
-        let dirty = Dirty { services: [service()].into(), nodes: false, service_networks: false };
+        let dirty = Dirty { services: [service()].into(), ..Dirty::default() };
         assert_eq!(Waiting::of(Kind::Services, &dirty), Waiting { services: 1, endpoints: 0 });
         assert_eq!(Waiting::of(Kind::Slices, &dirty), Waiting { services: 0, endpoints: 1 });
         assert_eq!(Waiting::of(Kind::Nodes, &dirty), Waiting::default());
