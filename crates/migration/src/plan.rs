@@ -19,8 +19,10 @@ pub enum Direction {
 pub struct Facts {
     /// An agent holds the pin directory.
     pub agent_runs: bool,
-    /// Weir's maps are pinned.
+    /// Weir's maps are pinned, in the layout that we know.
     pub pinned: bool,
+    /// The pin directory is there, whatever is in it.
+    pub left: bool,
     /// What the file says.
     pub stage: Stage,
     /// Whether the maps show it in force.
@@ -35,6 +37,8 @@ pub struct Facts {
     pub of_age: usize,
     /// Frontends in Weir's maps.
     pub frontends: usize,
+    /// Whether kube-proxy's rules have frontends, and Weir's maps none of them.
+    pub lacks_all: bool,
     /// Whether what keeps kube-proxy's connections alive is there.
     pub has_keeper: bool,
     /// Connections that kube-proxy has begun and that go on; `None` if the kernel does not show them.
@@ -157,6 +161,7 @@ mod tests {
         Facts {
             agent_runs: true,
             pinned: true,
+            left: true,
             in_force: true,
             modes: vec!["nftables"],
             kube_proxies: vec![7],
@@ -254,7 +259,43 @@ mod tests {
         assert_eq!(next_of(Direction::ToKubeProxy, &drains, consent), Some((StepKind::StopAgent, false)));
         let stopped = Facts { agent_runs: false, ..ended };
         assert_eq!(back(&stopped), Some((StepKind::Detach, true)));
-        assert_eq!(back(&Facts { pinned: false, ..stopped }), None);
+        let half = Facts { pinned: false, ..stopped };
+        assert_eq!(back(&half), Some((StepKind::Detach, true)), "what it was in the middle of, or another version's");
+        assert_eq!(back(&Facts { left: false, ..half }), None);
+    }
+
+    #[test]
+    fn whose_maps_are_not_seen_is_neither_relied_on_nor_let_go() {
+        let unseen = Facts { pinned: false, in_force: false, frontends: 0, ours: 0, ..alone() };
+        assert_eq!(back(&unseen), Some((StepKind::RulesComplete, false)), "an agent of another version serves");
+        let runs = Facts { kube_proxies: vec![7], modes: vec!["iptables"], ..unseen.clone() };
+        assert_eq!(back(&runs), Some((StepKind::RulesComplete, false)));
+        assert_eq!(to_weir(&Facts { stage: Stage::Usual, ..runs }), Some((StepKind::Preflight, false)));
+        let elsewhere = Facts { agent_runs: false, ..unseen };
+        assert_eq!(back(&elsewhere), Some((StepKind::RulesComplete, false)), "nobody else serves");
+    }
+
+    #[test]
+    fn an_agent_that_was_beside_kube_proxy_before_has_followed_once_it_has_one_of_its_frontends() {
+        let waits = Facts { lacks_all: true, differences: vec!["x".into()], ..taken_over() };
+        assert_eq!(to_weir(&waits), Some((StepKind::TakeOver, false)));
+        let consent = Consent { force: true, finish: true };
+        assert_eq!(
+            next_of(Direction::ToWeir, &waits, consent),
+            Some((StepKind::TakeOver, false)),
+            "not by force, either"
+        );
+    }
+
+    #[test]
+    fn the_way_back_from_an_agent_that_is_gone_ends_what_goes_on_by_its_programs() {
+        let gone =
+            Facts { agent_runs: false, kube_proxies: vec![7], modes: vec!["iptables"], stage: Stage::Drain, ..alone() };
+        assert_eq!(back(&gone), Some((StepKind::Drain, false)));
+        let consent = Consent { finish: true, force: false };
+        assert_eq!(next_of(Direction::ToKubeProxy, &gone, consent), Some((StepKind::Detach, true)));
+        let runs = Facts { agent_runs: true, ..gone };
+        assert_eq!(next_of(Direction::ToKubeProxy, &runs, consent), Some((StepKind::Drain, false)));
     }
 
     #[test]

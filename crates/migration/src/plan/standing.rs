@@ -7,6 +7,10 @@ use super::{Consent, Facts, Standing, StepKind};
 /// The agent looks at the file now and then.
 const NOT_FOLLOWED: &str = "the agent has not followed yet: does it run, and is its --state-dir the same?";
 
+/// Nothing is known of what such an agent serves.
+const UNSEEN: &str =
+    "an agent runs whose maps are not those that this weir knows: use the one of the agent's own version";
+
 /// The first of many, which say enough.
 const SHOWN: usize = 3;
 
@@ -20,7 +24,7 @@ pub(super) fn of(kind: StepKind, facts: &Facts, consent: Consent) -> Standing {
         StepKind::RemoveRules => remove_rules(facts, consent),
         StepKind::Finish => finish(facts, consent),
         StepKind::RulesComplete => rules_complete(facts, consent),
-        StepKind::Drain => drain(facts),
+        StepKind::Drain => drain(facts, consent),
         StepKind::Drained => drained(facts, consent),
         StepKind::StopAgent => stop_agent(facts),
         StepKind::Detach => detach(facts),
@@ -40,7 +44,10 @@ fn waits(what: impl Into<String>) -> Standing {
 }
 
 fn preflight(facts: &Facts) -> Standing {
-    if !(facts.agent_runs && facts.pinned) {
+    if facts.agent_runs && !facts.pinned {
+        return waits(UNSEEN);
+    }
+    if !facts.agent_runs {
         return waits("no agent runs on this node: start weir-agent with --service-proxy-name weir, beside kube-proxy");
     }
     let modes = if facts.modes.is_empty() { "no rules of kube-proxy".to_owned() } else { facts.modes.join(" and ") };
@@ -50,7 +57,8 @@ fn preflight(facts: &Facts) -> Standing {
 fn take_over(facts: &Facts) -> Standing {
     match facts.stage {
         Stage::Usual | Stage::Drain => due("have Weir take new connections to all Services, beside kube-proxy's rules"),
-        Stage::TakeOver if !facts.in_force => waits(NOT_FOLLOWED),
+        // Who was beside kube-proxy before shows it by what is in the maps alone.
+        Stage::TakeOver if !facts.in_force || facts.lacks_all => waits(NOT_FOLLOWED),
         Stage::TakeOver | Stage::Alone => done(format!("Weir serves {} frontends", facts.frontends)),
     }
 }
@@ -124,7 +132,11 @@ fn finish(facts: &Facts, consent: Consent) -> Standing {
 }
 
 fn rules_complete(facts: &Facts, consent: Consent) -> Standing {
-    if facts.frontends == 0 {
+    if facts.agent_runs && !facts.pinned {
+        return waits(UNSEEN);
+    }
+    // Before, it may be about to serve, or is looked for in the wrong place.
+    if facts.frontends == 0 && facts.stage == Stage::Drain {
         return done("Weir serves nothing");
     }
     if facts.kube_proxies.is_empty() && !consent.force {
@@ -142,13 +154,19 @@ fn rules_complete(facts: &Facts, consent: Consent) -> Standing {
     waits(shown(&facts.differences))
 }
 
-fn drain(facts: &Facts) -> Standing {
+fn drain(facts: &Facts, consent: Consent) -> Standing {
     if facts.stage != Stage::Drain {
         return due("leave new connections to kube-proxy; Weir carries its own on");
     }
-    // Without an agent nobody follows; what is served nevertheless must not be taken away.
     if facts.pinned && (!facts.in_force || facts.frontends > 0) {
-        return waits(NOT_FOLLOWED);
+        // Nobody follows; what is served nevertheless is not taken away unasked.
+        return match (facts.agent_runs, consent.finish) {
+            (true, _) => waits(NOT_FOLLOWED),
+            (false, true) => done("no agent runs: what its programs still serve is kube-proxy's with the last step"),
+            (false, false) => {
+                waits("no agent runs that could follow: start it, or have its programs let go by --finish")
+            }
+        };
     }
     done("new connections are kube-proxy's")
 }
@@ -171,7 +189,7 @@ fn stop_agent(facts: &Facts) -> Standing {
 }
 
 fn detach(facts: &Facts) -> Standing {
-    if facts.pinned || facts.has_keeper {
+    if facts.left || facts.has_keeper {
         return due("detach Weir's programs and remove its maps");
     }
     done("nothing of Weir's is left")

@@ -62,6 +62,7 @@ impl Node {
         let facts = Facts {
             agent_runs: agent_runs(pins)?,
             pinned: maps.view.is_some(),
+            left: pins.exists()?,
             stage,
             in_force: maps.view.is_some() && maps.beside == (stage != Stage::Alone),
             modes: rules.modes(),
@@ -69,6 +70,7 @@ impl Node {
             of_age,
             differences,
             frontends: maps.ours.len(),
+            lacks_all: !rules.served.is_empty() && !rules.served.keys().any(|one| maps.ours.contains_key(one)),
             has_keeper: rules.has_keeper(),
             theirs,
             carried: carried.len(),

@@ -15,6 +15,8 @@ use super::ipvs::Ipvs;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const NFT: &str = "nft";
+/// What programs for the kernel's older tables have in their names.
+const LEGACY: &str = "-legacy";
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -43,7 +45,12 @@ impl Rules {
         let mut rules = Self { served: ipvs.served(), ipvs, ..Self::default() };
         let mut programs = 0;
         for (family, save, restore) in iptables_programs()? {
-            let Some(text) = run(&save, &[], None)? else { continue };
+            let Some(text) = run(&save, &[], None)? else {
+                if save.contains(LEGACY) {
+                    bail!("{save} is not installed, and the kernel has rules that nothing else shows: install it");
+                }
+                continue;
+            };
             programs += 1;
             let tables = iptables::Tables::parse(family, &text).with_context(|| save.clone())?;
             merge(&mut rules.served, tables.served());
@@ -166,7 +173,7 @@ fn iptables_programs() -> Result<Vec<(Family, String, String)>> {
         programs.push(in_form(if named { "-nft" } else { "" }));
         let tables = fs::read_to_string(format!("/proc/self/net/{names}")).unwrap_or_default();
         if named && !tables.trim().is_empty() {
-            programs.push(in_form("-legacy"));
+            programs.push(in_form(LEGACY));
         }
     }
     Ok(programs)
