@@ -14,7 +14,7 @@
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 11,
+	ABI_VERSION = 12,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -48,7 +48,7 @@ enum abi {
 	IDLE_TAKEN_OUT = 352,
 	/* Bytes of its client's after which a connection need not be a short one: a few requests. */
 	SETTLED_BYTES = 4096,
-	/* ICMP errors of each kind that a node's CPUs together tell in a tick: what Linux sends in a second (icmp_msgs_per_sec). RFC 4443, 2.4: there must be a bound. */
+	/* ICMP errors that a node tells in a tick, and each CPU of what is too big: as many as Linux in a second (icmp_msgs_per_sec; RFC 4443, 2.4). */
 	ERRORS_TOLD = 1000,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,

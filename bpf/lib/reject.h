@@ -245,7 +245,7 @@ static __always_inline long reject(ctx_t *ctx, const struct packet *p, const boo
 	}
 }
 
-/* Errors of each kind that a CPU tells in a tick; the loader says how many. */
+/* Refusals that a CPU tells in a tick, its part of the node's; the loader says how many. */
 const volatile __u32 errors_told = ERRORS_TOLD;
 
 /*
@@ -261,7 +261,8 @@ __noinline int may_tell(bool too_big)
 	if (!pace)
 		return false;
 	told = too_big ? &pace->too_big : &pace->told;
-	if (*told >= errors_told)
+	/* What is too big may all come to one CPU, from a sender that must learn of it. */
+	if (*told >= (too_big ? ERRORS_TOLD : errors_told))
 		return false;
 	(*told)++;
 	return true;

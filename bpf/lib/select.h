@@ -140,8 +140,8 @@ static __always_inline __u64 elsewhere(part_t part, __u64 hash)
 }
 
 /*
- * Flows that a backend has open: the agent's count, and the connections that began and ended since. Those that it refused or did not answer have not
- * ended before the next count: it would be taken ever again.
+ * Flows that a backend has open: the agent's count, and the connections that began and ended since. Those that it refused or did not answer, each
+ * time that they asked, have not ended before the next count: it would be taken ever again.
  */
 static __always_inline __u32 open_flows(const __u32 *id)
 {

@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -27,7 +27,7 @@ pub const OPENING_BUSY: u32 = 1;
 pub const IDLE_TAKEN_OUT: u32 = 352;
 /// Bytes of its client's after which a connection need not be a short one.
 pub const SETTLED_BYTES: u32 = 4096;
-/// ICMP errors of each kind that a node's CPUs together tell in a tick, at most.
+/// ICMP errors that a node's CPUs together tell in a tick, at most, and each CPU of what is too big.
 pub const ERRORS_TOLD: u32 = 1000;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;

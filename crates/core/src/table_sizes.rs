@@ -17,6 +17,8 @@ const MOST_OPENINGS: u32 = 1 << 16;
 
 /// Katran's bound of new flows in a second on a CPU (`MAX_CONN_RATE` in katran/lib/bpf/balancer_consts.h), and far more than a node serves.
 const FLOOD_RATE: u32 = 125_000;
+/// Fewer are no flood, however many CPUs there are: some get what is meant for all, as network cards have fewer queues.
+const LEAST_FLOOD_RATE: u32 = 16_384;
 /// So many times in a second new flows of all CPUs together may take all places of those that begin: a handshake through half the world is done
 /// before its place is another's.
 const TURNS: u32 = 4;
@@ -80,10 +82,10 @@ impl TableSizes {
 }
 
 /// New flows in a second on each of so many CPUs above which they are a flood, where so many flows may begin at a time: less where
-/// CPUs are many or places few.
+/// CPUs are many or places few, but never so few that some CPUs' clients may make them.
 #[must_use]
 pub fn flood_rate(openings: u32, cpus: u32) -> u32 {
-    (openings.saturating_mul(TURNS) / cpus.max(1)).clamp(1, FLOOD_RATE)
+    (openings.saturating_mul(TURNS) / cpus.max(1)).clamp(LEAST_FLOOD_RATE, FLOOD_RATE)
 }
 
 /// Bytes of the tables of flows that begin, each an array of sets.
@@ -155,10 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn however_many_cpus_are_flooded_a_flow_that_begins_has_its_place_for_a_quarter_of_a_second() {
-        assert_eq!([1, 2, 4, 64].map(|cpus| flood_rate(1 << 16, cpus)), [FLOOD_RATE, FLOOD_RATE, 65_536, 4096]);
-        assert_eq!([1, 4].map(|cpus| flood_rate(1 << 13, cpus)), [32_768, 8192]);
-        assert_eq!(flood_rate(1, 1024), 1, "0 is never");
+    fn the_more_cpus_and_the_fewer_places_the_fewer_flows_are_a_flood_on_one_of_them() {
+        let least = LEAST_FLOOD_RATE;
+        assert_eq!(
+            [1, 2, 4, 8, 64].map(|cpus| flood_rate(1 << 16, cpus)),
+            [FLOOD_RATE, FLOOD_RATE, 65_536, 32_768, least]
+        );
+        assert_eq!([1, 4].map(|cpus| flood_rate(1 << 13, cpus)), [32_768, least]);
     }
 
     #[test]

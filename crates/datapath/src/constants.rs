@@ -17,7 +17,7 @@ pub(crate) struct Constants {
     tick_shift: u32,
 }
 
-/// A CPU tells so many errors of each kind in a tick in any case: a few clients' worth.
+/// A CPU tells so many refusals in a tick in any case: a few clients' worth.
 const LEAST_ERRORS_TOLD: u32 = 16;
 
 impl Constants {
@@ -30,7 +30,7 @@ impl Constants {
     pub(crate) fn new(opening_sets: u32, flows: u32) -> Result<Self> {
         let cpus = running_cpus()?;
         let room_beside_tcp = (flows / 2 / cpus).max(1);
-        let errors_told = (abi::ERRORS_TOLD / cpus).max(LEAST_ERRORS_TOLD);
+        let errors_told = errors_told(cpus);
         let (opening_step, tick_shift) = (abi::opening_step(opening_sets), tick_clock()?.shift());
         // A processor of this kind reads memory in the order that a program says.
         let reorders_reads = (!cfg!(any(target_arch = "x86", target_arch = "x86_64"))).into();
@@ -47,6 +47,12 @@ impl Constants {
         loader.override_global("errors_told", errors_told, false);
         loader.override_global("tick_shift", tick_shift, false);
     }
+}
+
+/// Refusals that each of so many CPUs tells in a tick.
+#[must_use]
+pub fn errors_told(cpus: u32) -> u32 {
+    (abi::ERRORS_TOLD / cpus).max(LEAST_ERRORS_TOLD)
 }
 
 /// How many CPUs run.

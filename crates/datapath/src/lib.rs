@@ -45,7 +45,7 @@ mod view;
 pub use attach::AttachOptions;
 pub use clock::tick_clock;
 pub use clsact::detach as detach_clsact;
-pub use constants::running_cpus;
+pub use constants::{errors_told, running_cpus};
 pub use counters::{Counters, MapUse};
 pub use error::{Error, Result};
 pub use flow_key::Client;

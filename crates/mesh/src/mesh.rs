@@ -161,7 +161,9 @@ impl Mesh {
     /// are left out.
     pub fn spill(&mut self, node: &str, services: impl IntoIterator<Item = (ServiceId, f64)>) {
         if let Some(peer) = self.peers.get_mut(&NodeId::of(node)) {
-            let possible = |(_, rate): &(ServiceId, f64)| rate.is_finite() && *rate >= 0.0;
+            let possible = |(_, rate): &(ServiceId, f64)| {
+                ServiceLoad { flows_per_second: *rate, ..ServiceLoad::default() }.checked().is_ok()
+            };
             let services: BTreeMap<_, _> = services.into_iter().filter(possible).collect();
             peer.spilled = services.into_iter().collect();
         }

@@ -81,6 +81,8 @@ pub struct PeerState {
     pub held: Duration,
     /// Probes in a row without an answer.
     pub unanswered: u32,
+    /// Whether it has answered the last probe, or that was sent within the last 1.5 s.
+    pub answers: bool,
     /// How long ago its last report was made.
     pub report_age: Option<Duration>,
     /// How long ago something authentic came from it, a probe of its own included.
@@ -106,11 +108,11 @@ impl PeerState {
         self.runs_agent() && self.is_missed()
     }
 
-    /// Whether something came from it within the last minute, or since it was asked: with a thousand peers more time than that passes between
-    /// two probes of one that is far.
+    /// Whether something came from it within the last minute, or since it was asked last: with a thousand peers more time than that passes between
+    /// two probes of one that is far, and so until it is known that its agent is gone.
     #[must_use]
     pub fn runs_agent(&self) -> bool {
-        self.heard.is_some_and(|heard| heard <= FORGOTTEN || self.unanswered == 0)
+        self.heard.is_some_and(|heard| heard <= FORGOTTEN || self.answers)
     }
 }
 
@@ -231,6 +233,11 @@ impl Peer {
         self.load.map(|(_, came, age)| now.saturating_sub(came) + age)
     }
 
+    fn answers(&self, now: Duration) -> bool {
+        let waits = |open: &Open| now.saturating_sub(open.sent.steady) <= SILENCE;
+        self.unanswered == 0 || (self.unanswered == 1 && self.open.last().is_some_and(waits))
+    }
+
     pub(crate) fn state(&self, near: bool, sends: f64, now: Duration) -> PeerState {
         PeerState {
             node: Arc::clone(&self.name),
@@ -240,6 +247,7 @@ impl Peer {
             held: self.held,
             // The last one may still be on its way.
             unanswered: self.unanswered.saturating_sub(1),
+            answers: self.answers(now),
             report_age: self.report_age(now),
             heard: self.heard.map(|heard| now.saturating_sub(heard)),
             unwraps: self.unwraps,

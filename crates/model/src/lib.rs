@@ -163,7 +163,7 @@ pub struct Model {
     pub opening_sets: u32,
     /// Entries among those that go on that others than TCP may fill until they are idle.
     pub room_beside_tcp: u32,
-    /// ICMP errors of each kind that are told in a tick.
+    /// ICMP errors that are told in a tick, but for those that say how big packets may be.
     pub errors_told: u32,
     control: control::Control,
 }

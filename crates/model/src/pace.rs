@@ -47,10 +47,10 @@ impl Model {
 
     /// Whether one more ICMP error may be told, one that says how big packets may be or another. Counts it.
     pub(crate) fn may_tell(&mut self, too_big: bool) -> bool {
-        let errors_told = self.errors_told;
+        let most = if too_big { abi::ERRORS_TOLD } else { self.errors_told };
         let pace = self.pace_now();
         let told = if too_big { &mut pace.too_big } else { &mut pace.told };
-        let may = *told < errors_told;
+        let may = *told < most;
         *told += u32::from(may);
         may
     }

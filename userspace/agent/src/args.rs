@@ -251,8 +251,8 @@ pub(crate) struct DatapathOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = seconds())]
     pub(crate) tcp_half_closed: u32,
     /// New flows in a second on one CPU that are a flood: above it no flow is written for a SYN whose client keeps its
-    /// address, only in short where it goes. 0: never. By default 125000, or less where the CPUs together would so leave a flow
-    /// that begins its place for less than a quarter of a second
+    /// address, only in short where it goes. 0: never. By default 125000, or down to 16384 where the CPUs
+    /// together would so leave a flow that begins its place for less than a quarter of a second
     #[arg(long, value_name = "N")]
     pub(crate) flood_rate: Option<u32>,
 }

@@ -7,8 +7,8 @@ use crate::model::ObjectName;
 use crate::ops::MapOp;
 
 impl Tables {
-    /// The bases of all backends whose open flows the kernel compares. `base` says what the balance of a slot and generation
-    /// would be without an open flow; None leaves it as it is.
+    /// The bases of all backends whose open flows the kernel compares. `base` says what a slot and generation would have begun or
+    /// failed without an open flow; None leaves it as it is.
     pub fn bases(&self, base: impl Fn(u32, u32) -> Option<u32>) -> Vec<MapOp> {
         self.bases_of_ports(self.ports.values(), base)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use etherparse::TcpHeader;
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, TrafficPolicy};
-use weir_datapath::{Hook, running_cpus};
+use weir_datapath::{Hook, errors_told, running_cpus};
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Packet, Transport};
 use weir_testbed::wait;
@@ -79,7 +79,7 @@ fn a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are() {
         // Ticks pass meanwhile, and this runs on any CPU.
         let tries = 64 * abi::ERRORS_TOLD;
         let told = (0..tries).take_while(|_| refuse().reason == abi::REASON_NO_ENDPOINTS).count();
-        let least = abi::ERRORS_TOLD / running_cpus().unwrap();
+        let least = errors_told(running_cpus().unwrap());
         assert!((least as usize..tries as usize).contains(&told), "{told}");
         let untold = (0..tries).map(|_| refuse()).find(|outcome| outcome.reason != abi::REASON_NO_ENDPOINTS);
         untold.unwrap().is_untouched(TC_SHOT, abi::REASON_UNTOLD, &sent.to_bytes());

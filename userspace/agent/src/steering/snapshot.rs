@@ -78,8 +78,19 @@ fn node(name: &str, load: &NodeLoad) -> Node {
 }
 
 fn peer((state, report, silent): (&PeerState, Option<&PeerReport>, bool)) -> Peer {
-    let PeerState { node: name, address, near, rtt, held: _, unanswered, report_age, heard: _, unwraps: _, sends: _ } =
-        state;
+    let PeerState {
+        node: name,
+        address,
+        near,
+        rtt,
+        held: _,
+        unanswered,
+        answers: _,
+        report_age,
+        heard: _,
+        unwraps: _,
+        sends: _,
+    } = state;
     // A sample grows old with the report that brought it.
     let aged = |report: &PeerReport| {
         let NodeLoad { cpu, memory, network, pressure, capacity, bandwidth } = report.load;

@@ -33,6 +33,8 @@ impl Writer {
         // Until the cluster has named the node's addresses, and the kernel its interfaces', those of the agent before are right: connections
         // carry them.
         if node.is_empty() || !self.is_informed() {
+            // Peers may have changed as well.
+            self.known_as.clear();
             return Ok(());
         }
         self.configure(&node)?;

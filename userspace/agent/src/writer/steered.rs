@@ -232,7 +232,7 @@ impl Writer {
     }
 }
 
-/// What the balance of a backend would be without an open flow; None if it was not counted.
+/// What a backend would have begun or failed without an open flow; None if it was not counted.
 fn base(open: &OpenByBackend, slot: u32, generation: u32) -> Option<u32> {
     open.get(&(slot, generation)).map(|open| open.base())
 }

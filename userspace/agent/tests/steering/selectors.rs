@@ -18,7 +18,7 @@ fn with_policy(policy: &str, services: &[Web]) -> String {
 fn open_flows(node: &Standalone) -> Vec<u32> {
     let mut open = Vec::new();
     let count = |_, _: &abi::Backend, counters: &abi::BackendCounters| {
-        open.push(counters.balance.wrapping_sub(counters.base));
+        open.push(counters.begun_or_failed().wrapping_sub(counters.base));
     };
     node.agent.view().visit_endpoints(count).unwrap();
     open

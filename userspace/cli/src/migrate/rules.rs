@@ -47,7 +47,9 @@ impl Rules {
         for (family, save, restore) in iptables_programs()? {
             let Some(text) = run(&save, &[], None)? else {
                 if save.contains(LEGACY) {
-                    bail!("{save} is not installed, and the kernel has rules that nothing else shows: install it");
+                    eprintln!(
+                        "{save} is not installed: rules of kube-proxy in the kernel's older tables, which there are, are not seen"
+                    );
                 }
                 continue;
             };

@@ -8,7 +8,7 @@ use aya::maps::{Array, HashMap as KernelMap, Map, MapData, PerCpuArray};
 use nix::errno::Errno;
 use weir_abi as abi;
 use weir_core::ops::MapOp;
-use weir_datapath::{GoingFilter, MapStore, running_cpus};
+use weir_datapath::{GoingFilter, MapStore, errors_told, running_cpus};
 use weir_model::{HandOver, Hook, Place, Sizes, UNUSED_BACKEND, UNUSED_LINE, UNUSED_SERVICE};
 use weir_testbed::Error;
 use weir_testbed::prog_run::{Context, prog_run, prog_run_summed};
@@ -259,5 +259,5 @@ pub(super) fn drawn_since(node: &Node, before: &[u64]) -> Vec<u32> {
 pub(super) fn sizes(node: &Node) -> Sizes {
     let opening_sets = Array::<_, [u8; abi::FIRST_SYNS]>::try_from(map(node, "first_syns")).unwrap().len();
     let cpus = running_cpus().unwrap();
-    Sizes { opening_sets, room_beside_tcp: SMALL.flows / 2 / cpus, errors_told: (abi::ERRORS_TOLD / cpus).max(16) }
+    Sizes { opening_sets, room_beside_tcp: (SMALL.flows / 2 / cpus).max(1), errors_told: errors_told(cpus) }
 }
