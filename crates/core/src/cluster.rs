@@ -252,10 +252,8 @@ impl Cluster {
 
     /// The services with an endpoint at one of these places.
     pub fn services_at(&self, places: &Places) -> impl Iterator<Item = ObjectName> {
-        let none = places.nodes.is_empty() && places.addresses.is_empty();
-        let all = if none { None } else { Some(self.services.keys()) };
         let is_there = |name: &&ObjectName| self.slices(name).flat_map(|slice| &slice.endpoints).any(|e| places.has(e));
-        all.into_iter().flatten().filter(is_there).cloned()
+        self.services.keys().filter(is_there).cloned()
     }
 
     fn remove_service(&mut self, name: &ObjectName, dirty: &mut Dirty) {

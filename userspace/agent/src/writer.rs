@@ -320,7 +320,7 @@ impl Writer {
         // Where nodes live decides which backends are hosts, their zones about what is near, and this node's zone about hints to all.
         if dirty.places.nodes.contains(&*self.settings.plan.node) {
             services.extend(self.cluster.services().map(|service| service.name.clone()));
-        } else {
+        } else if dirty.nodes {
             services.extend(self.cluster.services_at(&dirty.places));
         }
         if !services.is_empty() {
