@@ -36,7 +36,7 @@ const ELSEWHERE: &[(u32, Elsewhere)] = &[
         abi::REASON_UNTOLD,
         Elsewhere::Test(
             "crates/datapath/tests/it/refusals.rs",
-            "a_cpu_tells_so_many_errors_in_a_tick_and_drops_what_more_there_are",
+            "a_cpu_tells_its_part_of_the_errors_in_a_tick_and_drops_what_more_there_are",
         ),
     ),
 ];
