@@ -65,7 +65,7 @@ enum abi {
 	GOING_MASK = 3,
 	/* Counters of source ports: endpoints whose address and port hash alike share one. */
 	SNAT_COUNTERS = 4096,
-	/* First SYNs of an entry of first_syns: four million of them in the largest table, 4 MiB. A power of two. */
+	/* First SYNs of an entry of first_syns: four million of them beside 65,536 places, 4 MiB. A power of two. */
 	FIRST_SYNS = 256,
 	/* Ports that clients' ports have kept, to an entry of snat_kept: four for each entry of openings4. A power of two. */
 	SNAT_KEPT_WAYS = 16,

@@ -11,9 +11,11 @@ const FEWEST_FLOWS: u32 = 8192;
 /// The most, for machines of 27 GiB and more: 510 MB. Whoever needs more knows it.
 const MOST_FLOWS: u32 = 1 << 19;
 
-/// The most flows that begin: 65 ms of a million a second. More of them make each first packet dearer, as less of the table is in the
-/// processor's caches.
+/// The most flows that begin, of up to [`FEW_CPUS`]: 65 ms of a million a second. More of them make each first packet dearer, as less of the
+/// table is in the processor's caches.
 const MOST_OPENINGS: u32 = 1 << 16;
+/// Above so many CPUs a flood may be as much faster, and so are there more places, and caches are larger.
+const FEW_CPUS: u32 = 8;
 
 /// Katran's bound of new flows in a second on a CPU (`MAX_CONN_RATE` in katran/lib/bpf/balancer_consts.h), and far more than a node serves.
 const FLOOD_RATE: u32 = 125_000;
@@ -43,9 +45,9 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// Of a machine with so many bytes of memory: a power of two of flows, as the kernel has buckets.
+    /// Of a machine with so many bytes of memory and CPUs: a power of two of flows, as the kernel has buckets.
     #[must_use]
-    pub const fn of_memory(bytes: u64) -> Self {
+    pub const fn of_machine(bytes: u64, cpus: u32) -> Self {
         let flows = bytes / MEMORY_FOR_A_FLOW;
         let flows = if flows >= MOST_FLOWS as u64 {
             MOST_FLOWS
@@ -54,15 +56,16 @@ impl TableSizes {
         } else {
             1 << flows.ilog2()
         };
-        Self::beside(flows)
+        Self::beside(flows, cpus)
     }
 
-    /// With so many flows, and half as many of the rest: few flows are beginning at a time, of which there is a most, and clients have
-    /// several.
+    /// With so many flows and CPUs, and half as many of the rest: few flows are beginning at a time, of which there is a most, and clients
+    /// have several.
     #[must_use]
-    pub const fn beside(flows: u32) -> Self {
+    pub const fn beside(flows: u32, cpus: u32) -> Self {
         let half = flows.div_ceil(2);
-        let openings = if half < MOST_OPENINGS { half } else { MOST_OPENINGS };
+        let most = (MOST_OPENINGS as u64 * cpus.div_ceil(FEW_CPUS) as u64).next_power_of_two();
+        let openings = if (half as u64) < most { half } else { most as u32 };
         Self { flows, openings, sockets: half, affinities: half }
     }
 
@@ -115,21 +118,21 @@ mod tests {
 
     #[test]
     fn a_small_machine_gives_few_megabytes_and_a_large_one_has_room_for_half_a_million_flows() {
-        let flows = |gib| TableSizes::of_memory(gib * GIB).flows;
+        let flows = |gib| TableSizes::of_machine(gib * GIB, 2).flows;
         assert_eq!(
             [1, 2, 4, 8, 16, 32, 64, 1024].map(flows),
             [16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 524_288, 524_288]
         );
-        assert_eq!(TableSizes::of_memory(GIB / 4).flows, FEWEST_FLOWS);
-        assert!(TableSizes::of_memory(GIB / 4).bytes() < 8_400_000);
-        assert!(TableSizes::of_memory(GIB).bytes() < 17_000_000);
+        assert_eq!(TableSizes::of_machine(GIB / 4, 2).flows, FEWEST_FLOWS);
+        assert!(TableSizes::of_machine(GIB / 4, 2).bytes() < 8_400_000);
+        assert!(TableSizes::of_machine(GIB, 2).bytes() < 17_000_000);
     }
 
     #[test]
     fn never_more_than_two_per_cent_of_a_usual_machine_is_taken() {
         for quarters in USUAL {
             let memory = quarters * GIB / 4;
-            assert!(TableSizes::of_memory(memory).bytes() * 50 < memory, "{quarters} quarters of a GiB");
+            assert!(TableSizes::of_machine(memory, 1024).bytes() * 50 < memory, "{quarters} quarters of a GiB");
         }
     }
 
@@ -137,10 +140,10 @@ mod tests {
     fn what_the_kernel_keeps_for_itself_changes_no_size() {
         for quarters in USUAL {
             let memory = quarters * GIB / 4;
-            let sizes = TableSizes::of_memory(memory);
+            let sizes = TableSizes::of_machine(memory, 2);
             for per_cent in 88..=105 {
                 assert_eq!(
-                    TableSizes::of_memory(memory / 100 * per_cent),
+                    TableSizes::of_machine(memory / 100 * per_cent, 2),
                     sizes,
                     "{per_cent} % of {quarters} quarters"
                 );
@@ -149,11 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn however_many_flows_there_are_few_begin_at_a_time() {
+    fn however_many_flows_there_are_few_begin_at_a_time_for_each_cpu() {
         assert_eq!(
-            TableSizes::beside(1 << 19),
+            TableSizes::beside(1 << 19, 2),
             TableSizes { flows: 1 << 19, openings: 1 << 16, sockets: 1 << 18, affinities: 1 << 18 }
         );
+        let openings = |cpus| TableSizes::beside(1 << 19, cpus).openings;
+        assert_eq!([1, 8, 9, 16, 24, 64, u32::MAX].map(openings), [16, 16, 17, 17, 18, 18, 18].map(|bits| 1 << bits));
     }
 
     #[test]
@@ -164,11 +169,13 @@ mod tests {
             [FLOOD_RATE, FLOOD_RATE, 65_536, 32_768, least]
         );
         assert_eq!([1, 4].map(|cpus| flood_rate(1 << 13, cpus)), [32_768, least]);
+        let of_large = |cpus| flood_rate(TableSizes::beside(1 << 19, cpus).openings, cpus);
+        assert_eq!([8, 16, 32, 64].map(of_large), [32_768, 32_768, 32_768, least]);
     }
 
     #[test]
     fn what_was_said_of_flows_holds_for_the_rest() {
         let expected = TableSizes { flows: 1001, openings: 501, sockets: 501, affinities: 501 };
-        assert_eq!(TableSizes::beside(1001), expected);
+        assert_eq!(TableSizes::beside(1001, 2), expected);
     }
 }

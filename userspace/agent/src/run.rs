@@ -78,7 +78,7 @@ async fn serve(options: Options, values: Vec<Value>) -> Result<()> {
     // A room of its own: whatever happens at the ports of Services, the kubelet gets its answers.
     let health = Listeners::bind("health checks", &options.process.health_address)?.in_room(&Room::new(Limits::PROBES));
     let scrapes = Listeners::bind("metrics", &options.process.metrics_address)?;
-    let capacity = options.sizes.capacity(host::memory()?);
+    let capacity = options.sizes.capacity(host::memory()?, weir_datapath::running_cpus()?);
 
     let pins = PinDir::new(&options.datapath.pin_dir);
     let datapath = Datapath::open(pins.clone(), &capacity)?;

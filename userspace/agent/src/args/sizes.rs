@@ -30,7 +30,7 @@ pub(crate) struct SizeOptions {
     #[arg(long, value_name = "N", value_parser = size())]
     max_flows: Option<u32>,
     /// Flows in each family that begin, short connections, and what has ended: a flood of SYNs fills these alone
-    /// [default: half of --max-flows, at most 65536]
+    /// [default: half of --max-flows, at most 65536 for 8 CPUs and fewer]
     #[arg(long, value_name = "N", value_parser = size())]
     max_openings: Option<u32>,
     /// Entries for sockets of processes on the host that send datagrams, two for each socket and Service [default: half
@@ -56,8 +56,8 @@ fn size() -> clap::builder::RangedI64ValueParser<u32> {
 }
 
 impl SizeOptions {
-    /// All sizes, on a machine with so many bytes of memory.
-    pub(crate) fn capacity(self, memory: u64) -> Capacity {
+    /// All sizes, on a machine with so many bytes of memory and CPUs.
+    pub(crate) fn capacity(self, memory: u64, cpus: u32) -> Capacity {
         let Self {
             max_services: services,
             max_backends: backends,
@@ -71,7 +71,10 @@ impl SizeOptions {
             max_source_ranges: source_ranges,
             max_held_pieces: held_pieces,
         } = self;
-        let default = flows.map_or_else(|| TableSizes::of_memory(memory), TableSizes::beside);
+        let default = match flows {
+            Some(flows) => TableSizes::beside(flows, cpus),
+            None => TableSizes::of_machine(memory, cpus),
+        };
         Capacity {
             services,
             backends,
@@ -100,7 +103,7 @@ mod tests {
         let sizes = |options: &[&str]| {
             let words = [&["weir-agent"], options].concat();
             let Capacity { flows, openings, sockets, affinities, .. } =
-                Options::try_parse_from(words).unwrap().sizes.capacity(1 << 30);
+                Options::try_parse_from(words).unwrap().sizes.capacity(1 << 30, 2);
             [flows, openings, sockets, affinities]
         };
         assert_eq!(sizes(&[]), [16_384, 8192, 8192, 8192]);

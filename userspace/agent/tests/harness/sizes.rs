@@ -9,7 +9,7 @@ fn capacity() -> Capacity {
 }
 
 fn with_flows(flows: u32) -> Capacity {
-    let TableSizes { flows, openings, sockets: _, affinities } = TableSizes::beside(flows);
+    let TableSizes { flows, openings, sockets: _, affinities } = TableSizes::beside(flows, 1);
     Capacity {
         services: 4096,
         backends: 16_384,
