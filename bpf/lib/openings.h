@@ -30,10 +30,14 @@ static __always_inline void opening_fetch(void *table, __u64 hash, const struct 
 		opening_fetch_set(head, set, kind);
 }
 
+/* Flags of a store over the entry that somebody has read, and read no more than that: it is still the one that was written as number turn of its set. */
+#define OPENING_OVER(turn) (BPF_EXIST | (__u64)(turn) << 32)
+
 /*
- * Writes an entry. flags: BPF_ANY, or BPF_NOEXIST. Of two CPUs that write the same new key at once each sees the other's: with BPF_ANY
- * the entry in the first of the two places stays, with BPF_NOEXIST neither does or the one that was seen in time.
- * Returns 0, -EEXIST, or -EBUSY if other CPUs are writing all entries of the set.
+ * Writes an entry. flags: BPF_ANY, BPF_NOEXIST, or OPENING_OVER(). Of two CPUs that write the same new key at once each sees the other's: with BPF_ANY
+ * the entry in the first of the two places stays, with the others neither does or the one that was seen in time.
+ * Of two that write over the same one, whoever is second does not. Returns 0, -EEXIST, or -EBUSY if other CPUs are writing all entries of the set, or the
+ * one that is to be written over is gone.
  */
 static __always_inline int opening_store(void *table, const word *key, const word *value, __u64 flags,
 					 const struct opening_kind kind)
@@ -42,6 +46,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	__u64 hash = opening_hash(key, kind.words, config->hash_seed, opening_step);
 	__u32 set = opening_set(hash), tag = opening_tag(hash);
 	struct opening_head *head = bpf_map_lookup_elem(table, &set);
+	const bool alone = flags & (BPF_NOEXIST | BPF_EXIST);
 	int way, twin;
 	word *to;
 
@@ -53,13 +58,18 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	way = opening_way(head, key, tag, OPENING_WAYS, kind);
 	if (way >= 0 && flags & BPF_NOEXIST)
 		return -EEXIST;
-	if (way < 0)
+	if (way < 0 && !(flags & BPF_EXIST))
 		way = opening_claim_of(head, set, value, config->tcp_idle, kind);
-	else if (!opening_take(head, way, tag))
+	else if (way >= 0 && !opening_take(head, way, tag))
 		way = -1;
 	if (way < 0)
 		return -EBUSY;
 	way &= OPENING_WAYS - 1;
+	/* While it is taken nobody else writes it. */
+	if (flags & BPF_EXIST && head->turn[way] != flags >> 32) {
+		opening_give_back(head, way, tag, opening_seen(head, way, kind));
+		return -EBUSY;
+	}
 	to = opening_value(head, way, kind);
 	for (__u32 i = 0; i < kind.size; i++)
 		to[i] = value[i];
@@ -72,10 +82,10 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	twin = opening_way(head, key, tag, way, kind);
 	if (twin < 0)
 		return 0;
-	if (!(flags & BPF_NOEXIST) && way < twin)
+	if (!alone && way < twin)
 		way = twin;
 	__sync_val_compare_and_swap(opening_tag_of(head, way), tag, OPENING_FREE);
-	return flags & BPF_NOEXIST ? -EEXIST : 0;
+	return alone ? -EEXIST : 0;
 }
 
 /* How many of a set with an entry are of flows that have settled. */
@@ -141,7 +151,8 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 				 : opening_settled(&table, place, OPENING_KIND(set_type, key_type, value_type, whom)); \
 	}                                                                                                              \
                                                                                                                        \
-	static __always_inline struct value_type *table##_at(const struct key_type *key)                               \
+	/* turn: NULL, or for the number that it was written as, which is read before the entry is. */                 \
+	static __always_inline struct value_type *table##_read(const struct key_type *key, __u32 *turn)                \
 	{                                                                                                              \
 		int place = table##_find(key);                                                                         \
 		__u32 number = (__u32)place / OPENING_WAYS;                                                            \
@@ -151,7 +162,14 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 			return NULL;                                                                                   \
 		/* The verifier wants the sum after the question. */                                                   \
 		barrier_var(set);                                                                                      \
+		if (turn)                                                                                              \
+			*turn = *(volatile __u32 *)&set->head.turn[(__u32)place % OPENING_WAYS];                       \
 		return (struct value_type *)&set->value[(__u32)place % OPENING_WAYS];                                  \
+	}                                                                                                              \
+                                                                                                                       \
+	static __always_inline struct value_type *table##_at(const struct key_type *key)                               \
+	{                                                                                                              \
+		return table##_read(key, NULL);                                                                        \
 	}
 
 OPENING_TABLE(openings4, opening_set4, flow_key4, flow, service)

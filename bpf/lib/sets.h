@@ -169,6 +169,14 @@ static __always_inline bool opening_take(struct opening_head *head, __u32 way, _
 	return true;
 }
 
+/* Gives back an entry that was taken and not written. */
+static __always_inline void opening_give_back(struct opening_head *head, __u32 way, __u32 tag, __u32 seen)
+{
+	barrier_var(way);
+	head->born[way & (OPENING_WAYS - 1)] = seen;
+	__sync_lock_test_and_set(opening_tag_of(head, way), tag);
+}
+
 /* Makes an entry the last one to go, of a tick in which it was seen. */
 static __always_inline void opening_requeue(struct opening_head *head, __u32 way, __u32 seen)
 {

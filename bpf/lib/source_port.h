@@ -179,6 +179,7 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 	const struct reply *old;
 	union flow_key key;
 	__be16 port;
+	__u32 turn;
 
 	if (round >= SNAT_PROBES_PRESSED + keeps && pressed)
 		return 1;
@@ -204,12 +205,13 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		reply_forget(&key, STAGE_GOING, v6);
 	}
 	if (reply_store(&key, &search->reply, BPF_NOEXIST, STAGE_OPENING, v6)) {
-		old = reply_at(&key, STAGE_OPENING, v6);
+		old = v6 ? awaited6_read(&key.v6, &turn) : awaited4_read(&key.v4, &turn);
 		if (!old || !snat_yields(old, search, port, v6))
 			return 0;
 		if (!(search->claim & CLAIM_AGAIN) && search->backend->proto == IPPROTO_TCP)
 			(void)(v6 ? snat_press6(search->counter, old, port) : snat_press4(search->counter, old, port));
-		if (reply_store(&key, &search->reply, BPF_ANY, STAGE_OPENING, v6))
+		/* Another CPU may give it to somebody else meanwhile. */
+		if (reply_store(&key, &search->reply, OPENING_OVER(turn), STAGE_OPENING, v6))
 			return 0;
 	} else if (take_back_if_going(&key, v6)) {
 		return 0;

@@ -59,6 +59,11 @@ fn what_a_backend_says_of_a_connections_end_is_not_lost_while_its_flow_moves() {
 }
 
 #[test]
+fn a_connection_that_both_sides_close_at_the_same_time_has_ended() {
+    holds("both close");
+}
+
+#[test]
 fn a_connection_that_goes_on_after_a_reset_in_its_clients_name_counts_once_and_ends_when_its_backend_says_so() {
     holds("revives");
 }
@@ -66,6 +71,11 @@ fn a_connection_that_goes_on_after_a_reset_in_its_clients_name_counts_once_and_e
 #[test]
 fn while_a_flow_moves_no_other_one_gets_its_source_port() {
     holds("ports");
+}
+
+#[test]
+fn of_two_one_keeps_a_source_port_and_the_other_takes_its_turn_but_not_the_same_one() {
+    holds("keeps");
 }
 
 #[test]

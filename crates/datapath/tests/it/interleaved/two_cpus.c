@@ -85,6 +85,22 @@ static bool have_ports(void)
 	return seen[ONE] && seen[OTHER] && flow && other && (!way.remote || flow->snat_port != other->snat_port);
 }
 
+/* A connection that is over for long enough for anybody to have its source port, whose turn has come again, and which its client's next one keeps. */
+static void begin_whose_port_is_kept(void)
+{
+	begin_whose_turn_comes();
+	client_sends(FIN);
+	backend_sends(FIN);
+	client_sends(DATA);
+	ticks += 4 * config_value.tcp_linger;
+	nanoseconds += 10ull << 30;
+}
+
+static void one_begins_again(void)
+{
+	seen[ONE] = client_sends(SYN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
 /* A connection that both sides have closed, but for the last ACK. */
 static void begin_closed(void)
 {
@@ -115,6 +131,18 @@ static void other_client_closes(void)
 	seen[OTHER] = client_sends(FIN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
 }
 
+static void one_client_closes(void)
+{
+	seen[ONE] = client_sends(FIN) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL);
+}
+
+/* A connection that goes on, or does by the client's packet that comes next. */
+static void begin_going(void)
+{
+	begin_answered();
+	client_sends(DATA);
+}
+
 /* The client's flow, wherever it is, and whether it says so. */
 static bool has_flag(__u16 flag)
 {
@@ -131,6 +159,18 @@ static bool ends_when_both_have_closed(void)
 		return true;
 	client_sends(FIN);
 	return seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
+}
+
+/* Both close at the same time: it has ended, and is over with the acknowledgements. */
+static bool have_closed(void)
+{
+	bool ended;
+
+	if (way.proto != IPPROTO_TCP)
+		return true;
+	ended = seen[ONE] && seen[OTHER] && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
+	return ended && client_sends(DATA) == (way.remote ? REASON_TO_REMOTE : REASON_TO_LOCAL) &&
+	       backend_sends(DATA) == REASON_BACK && has_flag(FLOW_ENDED) && !written.backend[FIRST].balance;
 }
 
 /* The same of what the client has said. */
@@ -249,10 +289,13 @@ static const struct scenario {
 	{ "closes", begin_answered, one_client_sends, other_client_closes, ends_when_its_backend_closes_too, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_resets, has_ended_at_once, true },
 	{ "closes", begin_answered, one_client_sends, other_backend_resets_nothing, has_ended_or_goes_on, true },
+	{ "both close", begin_answered, one_client_closes, other_backend_closes, have_closed, true },
+	{ "both close", begin_going, one_client_closes, other_backend_closes, have_closed, true },
 	{ "revives", begin_reset, one_client_sends, other_client_sends, goes_on, true },
 	{ "revives", begin_reset, one_client_sends, other_backend_sends, goes_on, true },
 	{ "revives", begin_reset, one_client_sends, other_backend_resets, has_ended_at_once, true },
 	{ "ports", begin_whose_turn_comes, one_client_sends, other_begins_elsewhere, have_ports, true },
+	{ "keeps", begin_whose_port_is_kept, one_begins_again, other_begins_elsewhere, have_ports, true },
 	{ "filter", begin_answered, agent_looks, one_client_sends, is_known, true },
 	/* One of the backend's may find no entry meanwhile, and comes again: see retire(). */
 	{ "ends", begin_closed, one_client_sends, other_client_sends, is_moved_back, true },
