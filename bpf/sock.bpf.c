@@ -28,11 +28,6 @@
  */
 #define CONTAINER_LEVELS 2
 
-static __always_inline bool is_mapped(const struct addr *addr)
-{
-	return !addr->word[0] && !addr->word[1] && addr->word[2] == IPV4_MAPPED_PREFIX;
-}
-
 /* The address that the caller gave; of an AF_INET6 socket it may be a v4-mapped one. */
 static __always_inline struct addr user_addr(const ctx_t *ctx, const bool v6)
 {

@@ -236,10 +236,11 @@ enum held_state {
 /* A piece that came before the first one. */
 struct held_piece {
 	struct fragment_key key;
-	__u32 last_seen;	/* HOST, in ticks: when it came */
-	__u32 state;		/* HOST, enum held_state */
-	__u32 length;		/* HOST, of bytes that are in use */
-	__u32 l3;		/* HOST, where its IP header is: it comes again only by an interface of that kind */
+	__u32 last_seen; /* HOST, in ticks: when it came */
+	__u32 state;	 /* HOST, enum held_state */
+	__u16 length;	 /* HOST, of bytes that are in use */
+	__u16 l3; /* HOST, where its IP header is: it waits for a first piece that came by an interface of that kind */
+	__u32 ifindex;		/* HOST, of the interface by which it comes again, as its link header is for that */
 	__u8 bytes[HELD_BYTES]; /* its frame */
 };
 

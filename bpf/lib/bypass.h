@@ -200,7 +200,8 @@ static __always_inline int pass_by(ctx_t *ctx, struct packet *p, int reason, con
 		return reason;
 	if (hook == HOOK_POD_INGRESS && reason == REASON_NO_FRONTEND)
 		return v6 ? from_pod6(ctx, p) : from_pod4(ctx, p);
-	if (p->hand_over != HANDOVER_TO_POD || (reason != REASON_TO_LOCAL && reason != REASON_XDP_DONE))
+	/* The host may put pieces together, and one of them alone may be too long for the way to the pod: all go to it. */
+	if (p->piece || p->hand_over != HANDOVER_TO_POD || (reason != REASON_TO_LOCAL && reason != REASON_XDP_DONE))
 		return reason;
 	return v6 ? to_pod6(ctx, p, reason) : to_pod4(ctx, p, reason);
 }

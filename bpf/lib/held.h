@@ -110,6 +110,7 @@ __noinline int held_store(ctx_t *ctx, const struct packet *p, bool out)
 	piece->last_seen = now;
 	piece->length = length;
 	piece->l3 = p->l3;
+	piece->ifindex = ctx->ifindex;
 	if (fits(&length) && !bpf_skb_load_bytes(ctx, 0, piece->bytes, length)) {
 		/* Before it is looked whether the first one has come: that one looks here afterwards. */
 		__sync_lock_test_and_set(&piece->state, HELD_USED);
@@ -142,7 +143,7 @@ static __always_inline long become(ctx_t *ctx, const struct held_piece *piece)
 		error = bpf_skb_change_tail(ctx, HELD_PADDED, 0);
 	if (error || !fits(&length))
 		return error ?: -EINVAL;
-	/* A sum that the card has taken is without the link header, which pieces that come from one router have alike. */
+	/* Of one that has grown no card's sum is left, which link headers that differ would spoil. */
 	return bpf_skb_store_bytes(ctx, 0, piece->bytes, length, BPF_F_RECOMPUTE_CSUM);
 }
 
@@ -157,7 +158,7 @@ __noinline int held_again(ctx_t *ctx, const struct fragment_key *key, __u32 slot
 	if (!key || !piece || !held_take_of(piece, key, now_ticks(), l3))
 		return 0;
 	if (!become(ctx, piece))
-		bpf_clone_redirect(ctx, ctx->ifindex, out ? 0 : BPF_F_INGRESS);
+		bpf_clone_redirect(ctx, piece->ifindex, out ? 0 : BPF_F_INGRESS);
 	held_give_back(piece);
 	return 0;
 }

@@ -82,6 +82,14 @@ static __always_inline bool is_set(const struct addr *addr)
 	return addr->word[0] | addr->word[3];
 }
 
+/* Whether an IPv6 address stands for one of IPv4, as programs have them; none may be in a packet (RFC 4942, 2.2). */
+static __always_inline bool is_mapped(const struct addr *addr)
+{
+	/* Words that are read for this alone take no room on the stack. */
+	barrier_var(addr);
+	return !(addr->word[0] | addr->word[1] | (addr->word[2] ^ IPV4_MAPPED_PREFIX));
+}
+
 /*
  * Whether an address is that of one host, as a sender's has to be: what comes from another one is a martian, which the host drops
  * (ip_route_input_slow() and ip6_rcv_core() in net/), and to which nobody answers.
@@ -92,7 +100,7 @@ static __always_inline bool is_one_host(const struct addr *addr, const bool v6)
 		     multicast = bpf_htonl(v6 ? 0xff000000 : 0xe0000000);
 	const __be32 first = addr->word[v6 ? 0 : 3];
 
-	if (!is_set(addr) || is_loopback(addr, v6) || (first & prefix) == multicast)
+	if (!is_set(addr) || is_loopback(addr, v6) || (first & prefix) == multicast || (v6 && is_mapped(addr)))
 		return false;
 	/* Broadcast. */
 	return v6 || ~first;

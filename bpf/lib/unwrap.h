@@ -81,7 +81,8 @@ static __always_inline int unwrap(ctx_t *ctx, struct packet *p, const bool v6)
 	struct cursor cursor = ctx_cursor(ctx);
 	int error;
 
-	if (!(config->flags & CONFIG_UNWRAP) || !lookup_by(&other_nodes, p->src))
+	/* In IPv6 the mapped address of another node is not that node's: whoever lets it in has looked at IPv4's addresses alone. */
+	if (!(config->flags & CONFIG_UNWRAP) || (v6 && is_mapped(&p->src)) || !lookup_by(&other_nodes, p->src))
 		return -REASON_NOT_TRANSPORT;
 	cursor.pos += sizeof(struct ethhdr) + size;
 	if (cursor.pos > cursor.end)

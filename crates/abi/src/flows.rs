@@ -305,9 +305,11 @@ pub struct HeldPiece {
     /// Enum held_state.
     pub state: u32,
     /// Of bytes that are in use.
-    pub length: u32,
-    /// Where its IP header is: it comes again only by an interface of that kind.
-    pub l3: u32,
+    pub length: u16,
+    /// Where its IP header is: it waits for a first piece that came by an interface of that kind.
+    pub l3: u16,
+    /// Of the interface by which it comes again, as its link header is for that.
+    pub ifindex: u32,
     /// Its frame.
     pub bytes: [u8; HELD_BYTES],
 }

@@ -84,7 +84,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         Pace = "pace" { tick, flows, told, moved, flooded, too_big, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
-        HeldPiece = "held_piece" { key, last_seen, state, length, l3, bytes }
+        HeldPiece = "held_piece" { key, last_seen, state, length, l3, ifindex, bytes }
         SocketKey = "socket_key" { cookie, addr, port, proto, pad }
         SocketPeer = "socket_peer" { addr, port, pad, backend, generation }
         ConnectionPeer = "connection_peer" { frontend, backend, frontend_port, backend_port }

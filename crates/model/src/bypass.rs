@@ -3,7 +3,7 @@
 use weir_abi as abi;
 
 use crate::edit::Edit;
-use crate::packet::Packet;
+use crate::packet::{Packet, Piece};
 use crate::path::Translated;
 use crate::{Hook, Model, Outcome, Place, Route, Verdict};
 
@@ -32,7 +32,8 @@ impl Model {
         place: &Place<'_>,
     ) -> Outcome {
         let Translated::Destination { to, sport: _, is_pod: true } = *how else { return outcome };
-        if !self.may_bypass(place) || outcome.reason != abi::REASON_TO_LOCAL {
+        // One piece may be too long for the way, and the host may put all of them together.
+        if !self.may_bypass(place) || outcome.reason != abi::REASON_TO_LOCAL || p.piece != Piece::Whole {
             return outcome;
         }
         match self.shortcut(p, to.addr, place) {

@@ -10,7 +10,7 @@ use crate::cut;
 use crate::edit::Edit;
 use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, parse};
 use crate::path::{Left, Translated};
-use crate::{HandOver, Hook, Model, Outcome, Place, Reason, Verdict};
+use crate::{Again, HandOver, Hook, Model, Outcome, Place, Reason, Verdict};
 
 /// Bytes of a tag (IEEE 802.1Q).
 const TAG: u32 = 4;
@@ -102,7 +102,7 @@ impl Model {
         let mut outcome = self.translate_or_answer(frame, p, read, inward, place);
         let reason = outcome.reason;
         if matches!(reason, abi::REASON_FRAGMENT | abi::REASON_FRAGMENT_HELD) {
-            outcome = Outcome::untouched(self.without_ports(frame, p, !inward, reason), frame);
+            outcome = Outcome::untouched(self.without_ports(frame, p, place, reason), frame);
         } else {
             let length = outcome.frame.len();
             outcome.again.extend(self.note_first(p, length, !inward, reason));
@@ -151,7 +151,7 @@ impl Model {
                     Ok((reason, how)) => self.translated(&front, p, reason, &how, place),
                     Err(reason) => self.answered(&front, p, reason),
                 };
-                Outcome { again: vec![rest], ..outcome }
+                Outcome { again: vec![Again { device: place.device, frame: rest }], ..outcome }
             }
             Err(reason) if inward => self.answered(frame, p, reason),
             Err(reason) => Outcome::untouched(reason, frame),

@@ -90,9 +90,17 @@ pub struct Outcome {
     pub frame: Vec<u8>,
     /// XDP told tc what to do with it.
     pub hand_over: Option<HandOver>,
-    /// What comes again by the same interface, in this order: of a packet that was cut what is behind its front piece, of a first piece those that
-    /// waited for it.
-    pub again: Vec<Vec<u8>>,
+    /// What comes again, in this order: of a packet that was cut what is behind its front piece, of a first piece those that waited for it.
+    pub again: Vec<Again>,
+}
+
+/// A frame that comes again.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Again {
+    /// Index of the device: by which it came.
+    pub device: u32,
+    /// The frame.
+    pub frame: Vec<u8>,
 }
 
 /// The way to an address.

@@ -215,7 +215,8 @@ pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
 /// Whether an address is that of one host, as a sender's has to be.
 pub(crate) fn is_one_host(family: Family, addr: Addr) -> bool {
     let ip = ip_of(family, addr);
-    is_set(addr) && !is_loopback(family, addr) && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST
+    let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
+    is_set(addr) && !is_loopback(family, addr) && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST && !is_mapped
 }
 
 /// Reads forward, and never beyond the end.

@@ -4,7 +4,7 @@ use weir_abi as abi;
 
 use crate::packet::{Packet, Piece, UDP, is_transport};
 use crate::tables::{Fragment, FragmentKey, HeldPiece};
-use crate::{Model, Reason};
+use crate::{Again, Hook, Model, Place, Reason};
 
 /// Ticks for which a piece waits.
 const HELD_IDLE: u32 = 1;
@@ -29,8 +29,9 @@ impl Model {
     }
 
     /// What becomes of a piece without ports, which may be kept: on its way to an address that no host has it goes no further.
-    pub(crate) fn without_ports(&mut self, frame: &[u8], p: &Packet, out: bool, reason: Reason) -> Reason {
-        let is_kept = reason == abi::REASON_FRAGMENT_HELD && self.hold(frame, p, out);
+    pub(crate) fn without_ports(&mut self, frame: &[u8], p: &Packet, place: &Place<'_>, reason: Reason) -> Reason {
+        let out = matches!(place.hook, Hook::NicOut | Hook::PodOut);
+        let is_kept = reason == abi::REASON_FRAGMENT_HELD && self.hold(frame, p, out, place.device);
         match (!out && self.is_lost(p), is_kept) {
             (false, _) => abi::REASON_FRAGMENT,
             (true, true) => abi::REASON_FRAGMENT_HELD,
@@ -40,7 +41,7 @@ impl Model {
 
     /// Notes what became of a first piece, whose fate the others share. length: of its frame as it leaves, as there is room for so many bytes
     /// alone. Returns those that waited for it, if they are translated as well.
-    pub(crate) fn note_first(&mut self, p: &Packet, length: usize, out: bool, reason: Reason) -> Vec<Vec<u8>> {
+    pub(crate) fn note_first(&mut self, p: &Packet, length: usize, out: bool, reason: Reason) -> Vec<Again> {
         let is_ours = reason >= abi::REASON_TO_LOCAL;
         let is_told = !matches!(reason, abi::REASON_MALFORMED | abi::REASON_LEFT_TO_TC);
         if p.piece != Piece::First || !is_transport(p.protocol) || !is_told || !(is_ours || self.holds_pieces()) {
@@ -60,7 +61,7 @@ impl Model {
     }
 
     /// Keeps a piece until the first one comes, if there is room.
-    fn hold(&mut self, frame: &[u8], p: &Packet, out: bool) -> bool {
+    fn hold(&mut self, frame: &[u8], p: &Packet, out: bool, device: u32) -> bool {
         let key = fragment_key(p, out);
         let may_take = |held: &HeldPiece| self.now.is_idle(held.last_seen, HELD_IDLE);
         let places = 0..abi::HELD_REGION;
@@ -70,16 +71,16 @@ impl Model {
             (self.tables.fragments.get(&key).map(|known| (known.sport, known.dport)), self.now.ticks);
         let (sport, dport) = ports.unwrap_or_default();
         self.tables.fragments.insert(key, Fragment { sport, dport, last_seen, state: abi::FRAGMENT_AWAITED });
-        self.tables.held.insert(place, HeldPiece { key, frame: frame.to_vec(), l3: p.l3, last_seen });
+        self.tables.held.insert(place, HeldPiece { key, frame: frame.to_vec(), l3: p.l3, device, last_seen });
         true
     }
 
     /// Takes the pieces that waited for a first one out of their places.
-    fn release(&mut self, p: &Packet, out: bool) -> Vec<Vec<u8>> {
+    fn release(&mut self, p: &Packet, out: bool) -> Vec<Again> {
         let (key, now) = (fragment_key(p, out), self.now);
         let waits = |held: &HeldPiece| held.key == key && held.l3 == p.l3 && !now.is_idle(held.last_seen, HELD_IDLE);
         let released = self.tables.held.extract_if(.., |_, held| waits(held));
-        released.map(|(_, held)| held.frame).collect()
+        released.map(|(_, held)| Again { device: held.device, frame: held.frame }).collect()
     }
 
     /// Whether a piece whose ports nobody knows is on its way to a cluster IP, which no host has.

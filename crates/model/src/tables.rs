@@ -265,6 +265,8 @@ pub struct HeldPiece {
     pub frame: Vec<u8>,
     /// Where its IP header is.
     pub l3: usize,
+    /// Index of the device that it comes again by.
+    pub device: u32,
     /// Tick.
     pub last_seen: u32,
 }

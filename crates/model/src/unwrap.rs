@@ -3,7 +3,7 @@
 use weir_abi as abi;
 use weir_core::model::Family;
 
-use crate::packet::{End, Packet, Piece, inner_headers_end, parse_until};
+use crate::packet::{End, Packet, Piece, inner_headers_end, is_one_host, parse_until};
 use crate::path::wrapper_size;
 use crate::tables::Flow;
 use crate::{Model, Reason};
@@ -32,7 +32,8 @@ impl Model {
     /// Takes the wrapper off a packet that is for us.
     pub(crate) fn unwrap(&self, frame: &[u8], outer: &Packet) -> Option<Opened> {
         let size = wrapper_of(outer)?;
-        if !self.has(abi::CONFIG_UNWRAP) || !self.other_nodes.contains(&outer.src) {
+        let is_node = is_one_host(outer.family, outer.src) && self.other_nodes.contains(&outer.src);
+        if !self.has(abi::CONFIG_UNWRAP) || !is_node {
             return None;
         }
         let frame = [&frame[..ETHERNET], &frame[ETHERNET + size..]].concat();
@@ -55,9 +56,10 @@ impl Model {
 
     /// The slot of the endpoint that a wrapped packet is for.
     fn endpoint_of(&self, outer: &Packet, inner: &Packet) -> Option<u32> {
+        let at = |addr| self.control.frontend_at(inner.family, End { addr, port: inner.dport }, inner.protocol);
         // A node port was asked for at the address of the node that wraps; it is the same at this one's.
-        let addr = if inner.dst == outer.src { self.node(inner.family) } else { inner.dst };
-        let frontend = self.control.frontend_at(inner.family, End { addr, port: inner.dport }, inner.protocol);
+        let at_this_node = || at(self.node(inner.family)).filter(|frontend| frontend.kind == abi::KIND_NODE_PORT);
+        let frontend = at(inner.dst).or_else(|| (inner.dst == outer.src).then(at_this_node).flatten());
         let endpoint = |service| self.control.local_endpoint(service, outer.dst);
         // The address may have left the service since: its connections go on.
         let of_flow = || endpoint(self.tables.flows.find(&inner.key())?.1.service);

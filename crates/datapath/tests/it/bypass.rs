@@ -10,6 +10,7 @@ use weir_testbed::packet::{Mac, Packet};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
 use crate::ended::{ack, fin, reset};
+use crate::fragments::{PIECE, large};
 use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, web};
 use crate::openings::begins;
 use crate::talk::{NIC_IN, Talk, Way};
@@ -120,6 +121,18 @@ fn a_pods_packets_to_a_pod_and_the_answers_pass_the_host_too() {
         let mut expected = answer(case, &sent).with_source(sent.destination_socket());
         expected.ttl -= 1;
         node.send(Hook::PodIn, Device::Pod1, &answer(case, &sent)).is(TC_REDIRECT, abi::REASON_BACK, &expected);
+    }
+}
+
+/// Where the way to the pod takes less than the others a short last piece would go alone, and the host wait for it with the rest.
+#[test]
+fn all_pieces_of_a_clients_packet_go_through_the_host() {
+    let Some(node) = node("pieces, beside the way past the host", &BOTH) else { return };
+    for case in CASES {
+        let sent = Packet { destination_mac: ETH0_MAC, ..large(case, &node, CLIENT, CLUSTER_IP) };
+        for piece in sent.cut(PIECE) {
+            node.send(Hook::NicIn, Device::Eth0, &piece).is_for(TC_UNSPEC, abi::REASON_TO_LOCAL);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases
 use crate::direct::as_it_is;
 use crate::entries::age;
 use crate::fragments::{PIECE, answer, assemble, large};
-use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
+use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
 use crate::unwrap::by_entry;
 
 /// Every order of three pieces in which the first one is not the first.
@@ -408,5 +408,32 @@ fn none_waits_where_there_is_less_room_than_one_source_may_have() {
         hold(&node, entries);
         let pieces = from_outside(CASES[1], &node, CLUSTER_IP).cut(PIECE);
         node.send(Hook::NicIn, Device::Eth0, &pieces[1]).is_for(TC_SHOT, abi::REASON_FRAGMENT_LOST);
+    }
+}
+
+#[test]
+fn pieces_that_came_by_another_interface_come_again_by_that() {
+    let Some(mut node) = node("early pieces by another interface") else { return };
+    node.serve(web(), &[(1, 1)]);
+    for case in CASES {
+        let sent = from_outside(case, &node, CLUSTER_IP);
+        let [first, rest @ ..] = &sent.cut(PIECE)[..] else { panic!("three") };
+        let capture = Capture::start(&node.netns, INTO.out).unwrap();
+        for piece in rest {
+            let piece = Packet { destination_mac: ETH1_MAC, ..piece.clone() };
+            passes_early(&node, &Way { device: Device::Eth1, ..INTO }, &piece);
+        }
+        let (verdict, counted, _) = run(&node, &INTO, first);
+        assert_eq!((verdict, counted), (INTO.translated.0, vec![(INTO.translated.1, 3)]), "none is another host's");
+        let mut seen = Vec::new();
+        let arrived = || {
+            seen.extend(pieces_of(&capture, &sent));
+            if seen.len() == rest.len() { Ok(()) } else { Err(format!("{seen:?}")) }
+        };
+        wait::until_some("the pieces that waited", SOON, arrived).unwrap();
+        let of = |piece: &Packet| (piece.destination, piece.fragment, piece.transport.clone());
+        let expected: Vec<_> =
+            rest.iter().map(|piece| (case.ip(address::pod(1, 1)), of(piece).1, of(piece).2)).collect();
+        assert_eq!(seen.iter().map(of).collect::<Vec<_>>(), expected);
     }
 }

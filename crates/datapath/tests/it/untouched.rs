@@ -212,8 +212,10 @@ fn martians_start_no_flow() {
     let nobody = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
     let many = Pair { v4: Ipv4Addr::new(224, 0, 0, 251), v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb) };
     let all = Pair { v4: Ipv4Addr::BROADCAST, v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) };
+    // IPv6's way to write an address of IPv4.
+    let mapped = Pair { v6: CLIENT.v4.to_ipv6_mapped(), ..all };
     for case in CASES {
-        for source in [loopback, nobody, many, all] {
+        for source in [loopback, nobody, many, all, mapped] {
             let packet = case.first(case.at(source, node.client_port()), case.at(CLUSTER_IP, PORT));
             for (hook, device, verdict) in INWARD {
                 let frame = packet.to_bytes();

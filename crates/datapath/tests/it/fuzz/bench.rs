@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weir_abi as abi;
 use weir_core::model::Family;
 use weir_datapath::MapStore;
-use weir_model::{Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, ends_of};
+use weir_model::{Again, Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, ends_of};
 use weir_testbed::address;
 
 use super::kernel::Reasons;
@@ -292,7 +292,7 @@ impl<'a> Bench<'a> {
         let Some(ran) = kernel::run(self.node, &place, frame, is_summed) else { return Ok(None) };
         let drawn = kernel::drawn_since(self.node, &before);
         let outcome = self.model.run(frame, &Place { drawn: &drawn, ..place });
-        let reasons = reasons_of(&mut self.model, &outcome, &place);
+        let reasons = reasons_of(&mut self.model, &outcome, &place, self.devices.pod);
         let name = weir_abi::names::reason_name(outcome.reason as usize);
         let out = ran.left.as_ref().map(|left| format!(", verdict {} {}", left.verdict, compare::hex(&left.frame)));
         let draw = if drawn.is_empty() { String::new() } else { format!(", new flow of backends {drawn:?}") };
@@ -314,12 +314,20 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The model's reasons for a frame and for what has come again with it: the hook is attached to that device.
-fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>) -> Reasons {
+/// The model's reasons for a frame and for what has come again with it, by the hook of the device that it came by.
+fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>, pod: u32) -> Reasons {
     let mut reasons = Reasons::from([(outcome.reason, 1)]);
     let mut again = VecDeque::from(outcome.again.clone());
-    while let Some(frame) = again.pop_front() {
-        let next = model.run_again(&frame, place);
+    let out = matches!(place.hook, Hook::NicOut | Hook::PodOut);
+    while let Some(Again { device, frame }) = again.pop_front() {
+        let is_pod = device == pod;
+        let hook = match (is_pod, out) {
+            (false, false) => Hook::NicIn,
+            (false, true) => Hook::NicOut,
+            (true, false) => Hook::PodIn,
+            (true, true) => Hook::PodOut,
+        };
+        let next = model.run_again(&frame, &Place { hook, device, ..*place });
         *reasons.entry(next.reason).or_default() += 1;
         again.extend(next.again);
     }

@@ -177,9 +177,9 @@ const fn fragment_key(key: abi::FragmentKey) -> FragmentKey {
 /// Pieces that wait, by their place.
 pub(super) fn held(node: &Node, clocks: Clocks) -> HashMap<u32, HeldPiece> {
     let piece = |(place, piece): (u32, abi::HeldPiece)| {
-        let frame = piece.bytes[..piece.length as usize].to_vec();
-        let (key, l3, last_seen) = (fragment_key(piece.key), piece.l3 as usize, clocks.tick(piece.last_seen));
-        (place, HeldPiece { key, frame, l3, last_seen })
+        let frame = piece.bytes[..usize::from(piece.length)].to_vec();
+        let (key, l3, last_seen) = (fragment_key(piece.key), usize::from(piece.l3), clocks.tick(piece.last_seen));
+        (place, HeldPiece { key, frame, l3, device: piece.ifindex, last_seen })
     };
     node.view.held_pieces().unwrap().into_iter().map(piece).collect()
 }
