@@ -11,6 +11,12 @@
 /* Of struct tcphdr: the upper half is the header's length in words. */
 #define TCP_WORDS_AT 12
 
+/*
+ * Bytes of the header that IPv6 packets of segments above 64 KiB have, whose payload's length is 0: hop-by-hop options with that of the jumbogram (RFC 2675;
+ * net.core gro_max_size, Linux 5.19 to 6.18).
+ */
+#define JUMBO_HEADER 8
+
 /* Asks the kernel for the way of so many bytes; of 0 it knows by itself, in tc. Returns as bpf_fib_lookup(). */
 static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const struct ends *to,
 				      struct bpf_fib_lookup *fib, __u16 length, const bool v6)
@@ -45,17 +51,42 @@ static __always_inline __u32 way_to(ctx_t *ctx, const struct packet *p, const st
 	return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
 }
 
+/* Bytes of the largest packet that will be on the way: the card cuts what has segments. */
+static __always_inline __u32 length_on_way(ctx_t *ctx, const struct packet *p)
+{
+#if CTX_XDP
+	(void)ctx;
+	return p->length;
+#else
+	__u32 headers = p->l4 - p->l3;
+	__u8 words = 0;
+
+	if (!ctx->gso_size)
+		return p->length;
+	/* What tells that it is a jumbogram goes when it is cut (ipv6_hopopt_jumbo_remove() in include/net/ipv6.h). */
+	if (p->length == sizeof(struct ipv6hdr))
+		headers -= JUMBO_HEADER;
+	if (p->proto != IPPROTO_TCP)
+		return headers + sizeof(struct udphdr) + ctx->gso_size;
+	bpf_skb_load_bytes(ctx, p->l4 + TCP_WORDS_AT, &words, sizeof(words));
+	return headers + (words >> 4) * 4 + ctx->gso_size;
+#endif
+}
+
 /*
  * Whether a packet fits the device that it would leave by, of which the kernel was not told the length: it holds the frame against the
  * MTU then, link header and all, whether or not either device has one (__is_skb_forwardable() in net/core/dev.c).
  */
-static __always_inline bool fits_device(const ctx_t *ctx, const struct packet *p, const struct bpf_fib_lookup *fib)
+static __always_inline bool fits_device(ctx_t *ctx, const struct packet *p, const struct bpf_fib_lookup *fib)
 {
 #if CTX_XDP
 	(void)ctx, (void)p, (void)fib;
 	return true;
 #else
-	return ctx->gso_size || p->frame - p->l3 <= fib->mtu_result;
+	const __u32 length = ctx->gso_size ? length_on_way(ctx, p) : p->frame - p->l3;
+
+	/* Of SCTP the kernel does not say how long segments are. */
+	return length > 0xffff || length <= fib->mtu_result;
 #endif
 }
 
@@ -118,25 +149,6 @@ static __always_inline int route_find_for(ctx_t *ctx, struct packet *p, const st
 	}
 }
 
-/* Bytes of the largest packet that will be on the way: the card cuts what has segments. */
-static __always_inline __u32 length_on_way(ctx_t *ctx, const struct packet *p)
-{
-#if CTX_XDP
-	(void)ctx;
-	return p->length;
-#else
-	__u32 headers = p->l4 - p->l3;
-	__u8 words = 0;
-
-	if (!ctx->gso_size)
-		return p->length;
-	if (p->proto != IPPROTO_TCP)
-		return headers + sizeof(struct udphdr) + ctx->gso_size;
-	bpf_skb_load_bytes(ctx, p->l4 + TCP_WORDS_AT, &words, sizeof(words));
-	return headers + (words >> 4) * 4 + ctx->gso_size;
-#endif
-}
-
 /*
  * Bytes that the way of a packet is asked about. What may be cut on it has to fit the device alone, as 0 says: routers that need
  * less will cut.
@@ -145,7 +157,6 @@ static __always_inline __u16 length_asked(ctx_t *ctx, const struct packet *p)
 {
 	__u32 length = length_on_way(ctx, p);
 
-	/* Of SCTP the kernel does not say how long segments are. */
 	return !CTX_XDP && (p->may_be_cut || length > 0xffff) ? 0 : length;
 }
 

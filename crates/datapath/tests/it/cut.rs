@@ -10,8 +10,8 @@ use weir_testbed::{Capture, wait};
 use crate::case::{CASES, Case, EXTERNAL_IP, PORT, TARGET_PORT};
 use crate::early_pieces::{SOON, hold};
 use crate::fragments::{assemble, large};
-use crate::icmp::enlarged;
 use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
+use crate::too_big::enlarged;
 
 /// Of the narrow device, by which the endpoint is reached.
 const MTU: usize = 1300;

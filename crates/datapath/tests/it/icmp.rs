@@ -1,6 +1,6 @@
 //! ICMP errors about packets of flows are told to who sent the packet, as that one knows it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol, Service, TrafficPolicy};
@@ -8,10 +8,9 @@ use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Fragment, Packet, Transport};
 
-use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT, cases};
+use crate::case::{BALANCER_IP, CASES, CLUSTER_IP, Case, EXTERNAL_IP, NODE_PORT, PORT};
 use crate::failover::SECOND;
 use crate::node::{Device, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, XDP_PASS, web};
-use crate::openings::stay_on_one_cpu;
 use crate::talk::wait;
 
 /// A router on somebody's way.
@@ -19,10 +18,10 @@ pub(crate) const ROUTER: Pair = address::node(3);
 const FRONTENDS: [(Pair, u16); 4] =
     [(CLUSTER_IP, PORT), (address::node(1), NODE_PORT), (BALANCER_IP, PORT), (EXTERNAL_IP, PORT)];
 /// Bytes of the transport header that are quoted at least: both ports and four more, and of UDP the checksum.
-const QUOTED: usize = 8;
+pub(crate) const QUOTED: usize = 8;
 
 /// Type, code and MTU of "too big" in both families.
-const fn too_big(family: Family) -> (u8, u8, [u8; 4]) {
+pub(crate) const fn too_big(family: Family) -> (u8, u8, [u8; 4]) {
     match family {
         Family::V4 => (3, 4, [0, 0, 5, 0]),
         Family::V6 => (2, 0, [0, 0, 5, 0]),
@@ -33,7 +32,7 @@ fn icmp(from: IpAddr, to: IpAddr, (kind, code, rest): (u8, u8, [u8; 4]), body: V
     Packet::new(from, to, Transport::Icmp { kind, code, rest, body })
 }
 
-fn quote(packet: &Packet) -> Vec<u8> {
+pub(crate) fn quote(packet: &Packet) -> Vec<u8> {
     let bytes = packet.ip_bytes();
     let headers = if packet.source.is_ipv4() { 20 } else { 40 };
     bytes[..headers + QUOTED].to_vec()
@@ -220,115 +219,6 @@ fn errors_about_others_packets_or_that_quote_too_little_pass() {
         let piece = Packet { fragment: Some(Fragment { offset: 0, more: true }), ..error(case, case.ip(ROUTER), &got) };
         let outcome = node.send(Hook::NicIn, Device::Eth0, &piece);
         assert_eq!((outcome.verdict, &outcome.frame), (TC_UNSPEC, &piece.to_bytes()));
-    }
-}
-
-#[test]
-fn a_packet_that_is_too_big_for_the_way_to_another_node_tells_its_sender_how_big_it_may_be() {
-    let Some(mut node) = Node::new("packets that are too big") else { return };
-    node.refuses();
-    node.serve(web(), &[(3, 1)]);
-    node.netns.ip("link set eth1 mtu 1300").unwrap();
-    for case in CASES {
-        let client = case.at(CLIENT, node.client_port());
-        let service = case.at(EXTERNAL_IP, PORT);
-        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service), ENLARGED);
-        let outcome = node.send(Hook::NicIn, Device::Eth0, &large);
-        outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
-        let told = outcome.packet();
-        assert_eq!((told.source, told.destination), (service.ip(), client.ip()));
-        let Transport::Icmp { kind, code, rest, body } = told.transport else { panic!("{outcome:?}") };
-        let (expected_kind, expected_code, _) = too_big(case.family);
-        assert_eq!((kind, code, u32::from_be_bytes(rest)), (expected_kind, expected_code, 1300));
-        // Of TCP the whole header.
-        let more = if case.protocol == Protocol::Tcp { 20 - QUOTED } else { 0 };
-        assert_eq!(body, large.ip_bytes()[..quote(&large).len() + more]);
-        let xdp = node.send(Hook::Xdp, Device::Eth0, &large);
-        xdp.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &large.to_bytes());
-    }
-}
-
-/// A node whose route to its only endpoint takes less than the devices on it.
-fn narrow_route(what: &str) -> Option<Node> {
-    let mut node = Node::new(what)?;
-    node.serve(web(), &[(3, 1)]);
-    for (net, gateway) in address::pod_cidrs(3).into_iter().zip(["172.31.0.13", "fd00:31::13"]) {
-        node.netns.ip(&format!("route replace {net} via {gateway} mtu lock 1300")).unwrap();
-    }
-    Some(node)
-}
-
-#[test]
-fn a_packet_that_is_too_big_for_the_route_but_not_for_its_devices_tells_its_sender_too() {
-    let Some(node) = narrow_route("packets that are too big for a route") else { return };
-    node.refuses();
-    for case in CASES {
-        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
-        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service), ENLARGED);
-        let outcome = node.send(Hook::NicIn, Device::Eth0, &large);
-        outcome.is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
-        let Transport::Icmp { rest, body, .. } = outcome.packet().transport else { panic!("{outcome:?}") };
-        assert_eq!((u32::from_be_bytes(rest), &body[..quote(&large).len()]), (1300, &quote(&large)[..]));
-        let xdp = node.send(Hook::Xdp, Device::Eth0, &large);
-        xdp.is_untouched(XDP_PASS, abi::REASON_LEFT_TO_TC, &large.to_bytes());
-        if case.family == Family::V4 {
-            let large = Packet { dont_fragment: false, ..large };
-            node.send(Hook::NicIn, Device::Eth0, &large).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        }
-    }
-}
-
-#[test]
-fn a_packet_that_the_card_will_cut_has_to_fit_the_route_segment_by_segment() {
-    let Some(node) = narrow_route("segments that are too big for a route") else { return };
-    for case in CASES {
-        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
-        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service), ENLARGED);
-        let headers = large.ip_bytes().len() - ENLARGED;
-        for (length, reason) in [(1300, abi::REASON_TO_REMOTE), (1301, abi::REASON_TOO_BIG_TOLD)] {
-            let segment = u32::try_from(length - headers).unwrap();
-            let (run, moved) = node.run_counted(Hook::NicIn, Device::Eth0, &large.to_bytes(), segment).unwrap();
-            assert_eq!((run.retval, moved[0].0), (TC_REDIRECT, reason), "{case:?}, packets of {length} bytes");
-        }
-    }
-}
-
-#[test]
-fn where_no_more_refusals_are_told_a_sender_still_learns_how_big_its_packets_may_be() {
-    stay_on_one_cpu();
-    let Some(node) = narrow_route("packets that are too big, beside refused ones") else { return };
-    node.refuses();
-    for case in cases(Protocol::Udp) {
-        let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
-        node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
-        let large = enlarged(case.later(client, service), ENLARGED);
-        let refused = case.first(client, case.at(CLUSTER_IP, PORT + 1));
-        let refuse = || node.send(Hook::NicIn, Device::Eth0, &refused).reason;
-        // Ticks pass meanwhile.
-        assert!((0..64 * abi::ERRORS_TOLD).any(|_| refuse() == abi::REASON_UNTOLD));
-        node.send(Hook::NicIn, Device::Eth0, &large).is_for(TC_REDIRECT, abi::REASON_TOO_BIG_TOLD);
-    }
-}
-
-/// Bytes of a packet that is too big for 1300, and not for 1500.
-const ENLARGED: usize = 1330;
-
-/// A packet with so many bytes of payload.
-pub(crate) fn enlarged(packet: Packet, bytes: usize) -> Packet {
-    let payload = vec![0x5a; bytes];
-    match packet.transport {
-        Transport::Tcp { ref header, .. } => {
-            let transport = Transport::Tcp { header: header.clone(), payload };
-            Packet { transport, ..packet }
-        }
-        Transport::Udp { .. } => {
-            let ends: [SocketAddr; 2] = [packet.source_socket(), packet.destination_socket()];
-            Packet { dont_fragment: packet.dont_fragment, ..Packet::udp(ends[0], ends[1], &payload) }
-        }
-        Transport::Icmp { .. } | Transport::Other { .. } => panic!("{packet:?}"),
     }
 }
 

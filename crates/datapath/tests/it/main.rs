@@ -66,6 +66,7 @@ mod stack;
 mod store;
 mod talk;
 mod tcp_state;
+mod too_big;
 mod tunnels;
 mod turns;
 mod untouched;
