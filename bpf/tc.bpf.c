@@ -293,11 +293,15 @@ static __always_inline bool may_be_scattered(const ctx_t *ctx)
 /*
  * The verdict on a packet that is not dropped. What goes to a neighbour loses its link header there, and one that never had any is
  * dropped for it: it gets an empty one, at the very end, as all else knows where its bytes are (__bpf_redirect_neigh() in
- * net/core/filter.c).
+ * net/core/filter.c). A tag that names no VLAN the host takes off what it forwards; it is of the link that the frame came by.
  */
 static __always_inline int verdict(ctx_t *ctx, const struct packet *p, const bool headerless)
 {
 	if (headerless && p->action == TC_ACT_REDIRECT && bpf_skb_change_head(ctx, sizeof(struct ethhdr), 0))
+		return TC_ACT_SHOT;
+	/* Any other tag has kept it from being redirected, or goes back with an answer. */
+	if (!headerless && p->action == TC_ACT_REDIRECT && ctx->vlan_present && !(ctx->vlan_tci & VLAN_ID) &&
+	    bpf_skb_vlan_pop(ctx))
 		return TC_ACT_SHOT;
 	return p->action ? p->action : TC_ACT_UNSPEC;
 }

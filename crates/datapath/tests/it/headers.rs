@@ -1,5 +1,6 @@
 //! Headers around and inside of what is translated: tags, options, extensions, checksums, odd lengths.
 
+use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use etherparse::TcpHeader;
@@ -8,9 +9,11 @@ use weir_core::model::{Family, Protocol};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Extension, Packet, Transport};
+use weir_testbed::{transmit, wait};
 
-use crate::case::{CASES, CLUSTER_IP, Case, PORT, TARGET_PORT, cases};
-use crate::node::{Device, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases};
+use crate::early_pieces::SOON;
+use crate::node::{Device, ETH0_MAC, Node, TC_REDIRECT, TC_UNSPEC, XDP_PASS, XDP_TX, web};
 
 const HOOKS: [(Hook, u32, u32); 2] = [(Hook::Xdp, XDP_PASS, XDP_TX), (Hook::NicIn, TC_UNSPEC, TC_REDIRECT)];
 
@@ -63,6 +66,30 @@ fn tagged_frames_to_a_remote_backend_are_left_alone() {
                 outcome.is_untouched(verdict, abi::REASON_LEFT_TO_TC, &packet.to_bytes());
             }
         }
+    }
+}
+
+/// Bytes that have left by the node's interface, with all tags.
+fn bytes_left_by(node: &Node, interface: &str) -> u64 {
+    let table = node.netns.enter(|| fs::read_to_string("/proc/thread-self/net/dev")).unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+/// As the host forwards it: the priority is of the link that the frame came by.
+#[test]
+fn a_tag_that_names_no_vlan_is_taken_off_what_goes_to_another_node() {
+    let Some(mut node) = Node::new("priority tags to a remote backend") else { return };
+    node.serve(web(), &[(3, 1)]);
+    // The kernel puts tags into frames, where they count.
+    node.netns.offloads("eth1", &["txvlan", "off"]).unwrap();
+    for case in CASES {
+        let sent = case.first(case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
+        let sent = Packet { destination_mac: ETH0_MAC, ..sent };
+        let before = bytes_left_by(&node, "eth1");
+        transmit(&node.peers, "peer-eth0", &Packet { vlans: vec![0x6000], ..sent.clone() }.to_bytes()).unwrap();
+        wait::until("the packet", SOON, || bytes_left_by(&node, "eth1") > before).unwrap();
+        assert_eq!(bytes_left_by(&node, "eth1") - before, sent.to_bytes().len() as u64, "{case:?}");
     }
 }
 
