@@ -69,10 +69,26 @@ pub struct Packet {
 /// An IPv6 extension header.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Extension {
-    /// Its protocol number: 0 hop-by-hop options, 43 routing, 60 destination options.
+    /// Its protocol number: 0 hop-by-hop options, 43 routing, 51 authentication, 60 destination options.
     pub kind: u8,
-    /// What follows its length byte: 6 bytes, or 8 for each unit more.
+    /// What follows its length byte: 6 bytes, or 8 for each unit more; of authentication 10, or 4 for each word more.
     pub data: Vec<u8>,
+}
+
+/// The protocol number of the authentication header.
+pub const AUTHENTICATION: u8 = 51;
+
+impl Extension {
+    /// With the protocol number of what follows.
+    fn to_bytes(&self, next: IpNumber) -> Vec<u8> {
+        if self.kind == AUTHENTICATION {
+            // RFC 4302, 2.2: in words, less two.
+            let words =
+                u8::try_from((self.data.len() + 2) / 4 - 2).expect("an authentication header has less than 1032 bytes");
+            return [&[next.0, words][..], &self.data].concat();
+        }
+        Ipv6RawExtHeader::new_raw(next, &self.data).expect("6 bytes and a multiple of 8").to_bytes().to_vec()
+    }
 }
 
 /// Which part of a datagram a fragment is.
@@ -291,8 +307,7 @@ impl Packet {
         kinds.push(IpNumber(self.transport.protocol(false)));
         let mut extensions = Vec::new();
         for (extension, next) in self.extensions.iter().zip(&kinds[1..]) {
-            let header = Ipv6RawExtHeader::new_raw(*next, &extension.data).expect("6 bytes and a multiple of 8");
-            extensions.extend(header.to_bytes());
+            extensions.extend(extension.to_bytes(*next));
         }
         if let Some(Fragment { offset, more }) = self.fragment {
             let offset = IpFragOffset::try_new(offset).expect("an offset has 13 bits");

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{
-    EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6FragmentHeader, Ipv6Header, Ipv6RawExtHeader,
+    EtherType, Ethernet2Header, IpAuthHeader, IpNumber, Ipv4Header, Ipv6FragmentHeader, Ipv6Header, Ipv6RawExtHeader,
     SingleVlanHeader, TcpHeader, UdpHeader,
 };
 
@@ -105,6 +105,12 @@ fn ipv6(bytes: &[u8]) -> Result<Packet, DecodeError> {
                 let (extension, inner) = Ipv6RawExtHeader::from_slice(rest).map_err(header("IPv6 extension"))?;
                 extensions.push(Extension { kind: next.0, data: extension.payload().to_vec() });
                 (next, rest) = (extension.next_header, inner);
+            }
+            IpNumber::AUTHENTICATION_HEADER => {
+                let (authentication, inner) = IpAuthHeader::from_slice(rest).map_err(header("IPv6 authentication"))?;
+                let data = authentication.to_bytes()[2..].to_vec();
+                extensions.push(Extension { kind: next.0, data });
+                (next, rest) = (authentication.next_header, inner);
             }
             IpNumber::IPV6_FRAGMENTATION_HEADER => {
                 let (part, inner) = Ipv6FragmentHeader::from_slice(rest).map_err(header("IPv6 fragment"))?;

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Debug;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use weir_abi as abi;
@@ -12,7 +11,7 @@ use weir_model::{Again, Hook, Key, Model, Now, Outcome, Place, Stage, Verdict, e
 use weir_testbed::address;
 
 use super::kernel::Reasons;
-use super::places::{client, client_port, wrapper};
+use super::places::{client, client_port, teller, wrapper};
 use super::routes::Devices;
 use super::step::{Scenario, Segment, Shape, Step};
 use super::world::World;
@@ -132,10 +131,10 @@ impl<'a> Bench<'a> {
                 Some(passed) => self.backend_sends(&passed, *segment, *hook, shape),
                 None => Ok(()),
             },
-            Step::Error { of, about_output, kind, cut, hook, shape } => match recent(&self.passed, *of) {
+            Step::Error { of, about_output, kind, code, from, cut, hook, shape } => match recent(&self.passed, *of) {
                 Some(passed) => {
                     let about = if *about_output { &passed.output } else { &passed.input };
-                    self.error(about, *kind, *cut, *hook, shape)
+                    self.error(about, *from, (*kind, *code), *cut, *hook, shape)
                 }
                 None => Ok(()),
             },
@@ -167,7 +166,10 @@ impl<'a> Bench<'a> {
     fn change(&mut self, step: &Step) {
         let count = self.world.services.len();
         let ops = match step {
-            Step::TurnOver { service, endpoint } => self.world.services[service % count].turn_over(*endpoint),
+            Step::TurnOver { service, endpoint } => {
+                let moves = self.world.odd.moves_endpoints();
+                self.world.services[service % count].turn_over(*endpoint, moves)
+            }
             Step::Steer { service, weight, spill } => self.world.services[service % count].steer(*weight, *spill),
             Step::Frontend { service, number, there } => {
                 vec![self.world.services[service % count].frontend_op(*number, *there)]
@@ -258,15 +260,19 @@ impl<'a> Bench<'a> {
             .try_for_each(|shape| self.send(hook.unwrap_or(usual), &frame::packet(&key, segment, shape)))
     }
 
-    fn error(&mut self, about: &[u8], kind: u8, cut: usize, hook: Hook, shape: &Shape) -> Result<(), String> {
+    fn error(
+        &mut self,
+        about: &[u8],
+        from: usize,
+        kind: (u8, u8),
+        cut: usize,
+        hook: Hook,
+        shape: &Shape,
+    ) -> Result<(), String> {
         let Some((key, l3)) = ends_of(about) else { return Ok(()) };
         let to = frame::socket(key.family, key.from).ip();
-        let from = match key.family {
-            Family::V4 => address::ROUTER_OUTSIDE.v4.into(),
-            Family::V6 => IpAddr::V6(address::ROUTER_OUTSIDE.v6),
-        };
         let quoted = &about[l3..about.len().saturating_sub(cut).clamp(l3, l3 + 500)];
-        self.send(hook, &frame::icmp(from, to, (kind, 0), quoted, shape))
+        self.send(hook, &frame::icmp(teller(key.family, from), to, kind, quoted, shape))
     }
 
     /// Gives a frame to a hook. What XDP passes up meets tc next.

@@ -7,6 +7,7 @@ use weir_core::model::Family;
 use weir_model::{End, Key};
 use weir_testbed::packet::{Extension, Fragment, Packet, Transport};
 
+use super::odd::Odd;
 use super::step::{Segment, Shape};
 
 pub(super) fn socket(family: Family, end: End) -> SocketAddr {
@@ -23,11 +24,12 @@ pub(super) fn key(protocol: u8, from: SocketAddr, to: SocketAddr) -> Key {
 }
 
 /// Every other reset is one that answers an acknowledgement of nothing, and has none of its own.
-fn tcp(segment: Segment, payload: usize) -> TcpHeader {
-    let of_nothing = matches!(segment, Segment::Reset) && payload % 2 == 1;
+fn tcp(segment: Segment, shape: &Shape) -> TcpHeader {
+    let of_nothing = matches!(segment, Segment::Reset) && shape.payload % 2 == 1;
+    let (sequence, acknowledgment) = shape.numbers;
     let mut header = TcpHeader {
-        sequence_number: 1000,
-        acknowledgment_number: 5000,
+        sequence_number: 1000u32.wrapping_add(sequence),
+        acknowledgment_number: 5000u32.wrapping_add(acknowledgment),
         window_size: 512,
         ack: !matches!(segment, Segment::Syn | Segment::Nothing) && !of_nothing,
         ..TcpHeader::default()
@@ -39,6 +41,11 @@ fn tcp(segment: Segment, payload: usize) -> TcpHeader {
         Segment::Reset => header.rst = true,
         Segment::Nothing => {}
     }
+    header.fin ^= shape.flags & Odd::FIN != 0;
+    header.syn ^= shape.flags & Odd::SYN != 0;
+    header.rst ^= shape.flags & Odd::RST != 0;
+    header.ack ^= shape.flags & Odd::ACK != 0;
+    header.set_options_raw(&vec![1; 4 * shape.tcp_options]).expect("40 bytes at most");
     header
 }
 
@@ -58,7 +65,7 @@ pub(super) fn packet(key: &Key, segment: Segment, shape: &Shape) -> Vec<u8> {
     let (from, to) = (socket(key.family, key.from), socket(key.family, key.to));
     let payload = vec![0x5a; shape.payload];
     let packet = match key.protocol {
-        6 => Packet::tcp(from, to, tcp(segment, shape.payload), &payload),
+        6 => Packet::tcp(from, to, tcp(segment, shape), &payload),
         17 => {
             let (source_port, destination_port, checksum) = (from.port(), to.port(), !shape.no_checksum);
             Packet::new(from.ip(), to.ip(), Transport::Udp { source_port, destination_port, checksum, payload })
@@ -100,7 +107,10 @@ fn bend(mut packet: Packet, shape: &Shape) -> Vec<u8> {
             // One alone may be as long as headers can be.
             let length = |n: usize| if shape.extra == 8 { 6 + 448 } else { 6 + 8 * (n % 2) };
             let header = |n: usize| Extension { kind: kinds[n % kinds.len()], data: vec![0; length(n)] };
-            packet.extensions = (0..if shape.extra == 8 { 1 } else { shape.extra }).map(header).collect();
+            // Its length is in words, less two: here as long as the others, of sixteen bytes.
+            let authentication = shape.is_authenticated.then(|| Extension { kind: 51, data: vec![0; 14] });
+            let others = (0..if shape.extra == 8 { 1 } else { shape.extra }).map(header);
+            packet.extensions = authentication.into_iter().chain(others).collect();
         }
     }
     let mut frame = packet.to_bytes();

@@ -11,6 +11,7 @@ mod compare;
 mod coverage;
 mod frame;
 mod kernel;
+mod odd;
 mod places;
 mod processes;
 mod routes;

@@ -67,3 +67,9 @@ pub(super) fn client(family: Family, number: usize) -> IpAddr {
     ];
     of(family, pairs[number % pairs.len()])
 }
+
+/// Who tells of an error: a router mostly, or anybody who might.
+pub(super) fn teller(family: Family, number: usize) -> IpAddr {
+    let others = [address::pod(1, 1), address::pod(2, 1), address::node(1), address::node(2), STRANGER];
+    of(family, others.get(number.wrapping_sub(1)).copied().unwrap_or(address::ROUTER_OUTSIDE))
+}

@@ -136,7 +136,7 @@ impl<'a> Play<'a> {
             }
             10 | 11 => self.changes(
                 "an endpoint goes or comes",
-                |world, rng| world.services[service].turn_over(rng.usize(..ENDPOINTS)),
+                |world, rng| world.services[service].turn_over(rng.usize(..ENDPOINTS), rng.bool()),
                 rng,
             ),
             12 => {

@@ -5,9 +5,10 @@ use arbitrary::{Result, Unstructured};
 use weir_core::source_ports::PortSet;
 use weir_model::Hook;
 
+use super::odd::Odd;
 use super::world::{World, flags, ports};
 
-/// Bytes of a world, and of a step.
+/// Bytes of a world, the last of which says what is odd in it, and of a step.
 pub(super) const WORLD_BYTES: usize = 128;
 pub(super) const STEP_BYTES: usize = 40;
 
@@ -42,6 +43,14 @@ pub(super) struct Shape {
     pub(super) set: Vec<(usize, u8)>,
     /// Bytes that are missing at the end.
     pub(super) cut: usize,
+    /// How far TCP's sequence and acknowledgement numbers are from the usual ones.
+    pub(super) numbers: (u32, u32),
+    /// Flags of TCP that are turned over.
+    pub(super) flags: u8,
+    /// Words of TCP's options.
+    pub(super) tcp_options: usize,
+    /// IPv6: there is an authentication header in front of the others.
+    pub(super) is_authenticated: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +96,9 @@ pub(super) enum Step {
         of: usize,
         about_output: bool,
         kind: u8,
+        code: u8,
+        /// Who tells.
+        from: usize,
         cut: usize,
         hook: Hook,
         shape: Shape,
@@ -141,11 +153,15 @@ pub(super) struct Scenario {
 impl Scenario {
     pub(super) fn decode(bytes: &[u8]) -> Self {
         let (world, rest) = bytes.split_at(WORLD_BYTES.min(bytes.len()));
-        let mut u = Unstructured::new(world);
+        let mut u = Unstructured::new(&world[..world.len().min(WORLD_BYTES - 1)]);
         // Choices of what has no more bytes are the first ones.
         let world = World::decode(&mut u).expect("no choice is empty");
-        let step = |chunk| Step::decode(&mut Unstructured::new(chunk)).expect("no choice is empty");
-        Self { world, steps: rest.chunks(STEP_BYTES).map(step).collect() }
+        let odd = Odd::of(bytes);
+        let step = |chunk: &[u8]| {
+            let step = Step::decode(&mut Unstructured::new(chunk)).expect("no choice is empty");
+            odd.vary(step, chunk)
+        };
+        Self { world: World { odd, ..world }, steps: rest.chunks(STEP_BYTES).map(step).collect() }
     }
 }
 
@@ -255,6 +271,8 @@ impl Step {
                 of: of(u)?,
                 about_output: u.arbitrary()?,
                 kind: *u.choose(&[3, 11, 12, 1, 2, 4, 8])?,
+                code: 0,
+                from: 0,
                 cut: u.int_in_range(0..=50)?,
                 hook: hook(u)?,
                 shape: Shape::decode(u)?,

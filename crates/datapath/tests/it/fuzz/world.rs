@@ -10,6 +10,7 @@ use weir_core::ops::{FrontendKey, MapOp, SourceRange};
 use weir_core::source_ports::PortSet;
 use weir_testbed::address;
 
+use super::odd::Odd;
 use super::places::{LOCALHOST, SHARED_IP, of, place};
 use super::routes::Devices;
 use crate::node::TUNNEL_IP;
@@ -35,6 +36,8 @@ const PORTS: [u16; 8] = [50000, 50001, 50002, 50003, 50007, 50064, 65535, 1024];
 /// An endpoint of one service.
 #[derive(Clone, Copy, Debug)]
 struct Endpoint {
+    /// Where it is: `places::place()`.
+    place: usize,
     is_there: bool,
     generation: u32,
     weight: u8,
@@ -74,6 +77,8 @@ pub(super) struct World {
     pub(super) services: Vec<Served>,
     /// One of the node's devices is the tunnel of an overlay network.
     pub(super) has_tunnels: bool,
+    /// What else is odd.
+    pub(super) odd: Odd,
 }
 
 pub(super) fn ports(u: &mut Unstructured<'_>) -> Result<PortSet> {
@@ -130,7 +135,7 @@ impl World {
         let ports = ports(u)?;
         let count = u.int_in_range(1..=4)?;
         let services = (0..count).map(|number| Served::decode(u, number)).collect::<Result<_>>()?;
-        Ok(Self { config, ports, services, has_tunnels })
+        Ok(Self { config, ports, services, has_tunnels, odd: Odd::default() })
     }
 
     /// The configuration on a node that has this device for a tunnel.
@@ -175,6 +180,7 @@ impl Served {
         let there: u8 = if u.ratio(1, 10)? { 0 } else { u.arbitrary()? };
         let weight = u.int_in_range(1..=4)?;
         let endpoint = |n: usize| Endpoint {
+            place: n,
             is_there: there >> n & 1 != 0,
             generation: 1,
             weight: 1 + u8::try_from(n).unwrap() % weight,
@@ -205,7 +211,7 @@ impl Served {
     }
 
     fn place(&self, endpoint: usize) -> (IpAddr, u8) {
-        place(self.family, endpoint)
+        place(self.family, self.endpoints[endpoint].place)
     }
 
     fn backend(&self, endpoint: usize) -> abi::Backend {
@@ -300,7 +306,7 @@ impl Served {
             SocketAddr::new(of(self.family, LOCALHOST), node_port),
             SocketAddr::new(cluster, 9999),
             SocketAddr::new(of(self.family, SHARED_IP), 9999),
-            SocketAddr::new(self.place(0).0, self.target()),
+            SocketAddr::new(place(self.family, 0).0, self.target()),
             SocketAddr::new(of(self.family, address::node(1)), 50000),
         ]
     }
@@ -346,11 +352,16 @@ impl Served {
         ops
     }
 
-    /// An endpoint goes away, or comes back as another one.
-    pub(super) fn turn_over(&mut self, endpoint: usize) -> Vec<MapOp> {
+    /// An endpoint goes away, or comes back as another one, which may be elsewhere: where none is.
+    pub(super) fn turn_over(&mut self, endpoint: usize, moves: bool) -> Vec<MapOp> {
+        let taken: BTreeSet<_> =
+            self.endpoints.iter().filter(|other| other.is_there).map(|other| other.place).collect();
         let endpoint = &mut self.endpoints[endpoint % ENDPOINTS];
         if endpoint.is_there {
             endpoint.generation += 1;
+        } else if moves || taken.contains(&endpoint.place) {
+            let next = (1..=ENDPOINTS).map(|further| (endpoint.place + further) % ENDPOINTS);
+            endpoint.place = next.into_iter().find(|place| !taken.contains(place)).unwrap_or(endpoint.place);
         }
         endpoint.is_there = !endpoint.is_there;
         self.choice_ops()
