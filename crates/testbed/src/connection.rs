@@ -24,6 +24,8 @@ pub struct History {
     pub slowest: Duration,
     /// Why the connection ended, if it did: an error, or an answer that does not belong here.
     pub error: Option<String>,
+    /// When the exchange began that ended it, and when it was known.
+    pub ended: Option<[Instant; 2]>,
 }
 
 /// A connection to a TCP echo server of [`crate::serve`]; it exchanges a line in every interval until it is stopped.
@@ -42,13 +44,14 @@ impl LongConnection {
     pub fn open(netns: &Netns, server: SocketAddr, interval: Duration, limit: Duration) -> Result<Self> {
         let mut line = netns.enter(|| Line::connect(server, limit)).map_err(ask::asking(server))?;
         let (answer, slowest) = line.exchange().map_err(ask::asking(server))?;
-        let history = Arc::new(Mutex::new(History { answer, exchanges: 1, slowest, error: None }));
+        let history = Arc::new(Mutex::new(History { answer, exchanges: 1, slowest, error: None, ended: None }));
         let shared = Arc::clone(&history);
         let (stop, stopped) = channel();
         let thread = netns.spawn("long connection", move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                let from = Instant::now();
                 let result = line.exchange();
-                if !lock(&shared).note(result) {
+                if !lock(&shared).note(from, result) {
                     return;
                 }
             }
@@ -91,7 +94,7 @@ impl LongConnection {
 
 impl History {
     /// Adds an exchange. False when the connection is over.
-    fn note(&mut self, result: io::Result<(Answer, Duration)>) -> bool {
+    fn note(&mut self, from: Instant, result: io::Result<(Answer, Duration)>) -> bool {
         match result {
             Ok((answer, took)) if answer == self.answer => {
                 self.exchanges += 1;
@@ -100,6 +103,7 @@ impl History {
             Ok((other, _)) => self.error = Some(format!("{} answered instead of {}", other.name, self.answer.name)),
             Err(error) => self.error = Some(error.to_string()),
         }
+        self.ended = self.error.is_some().then(|| [from, Instant::now()]);
         self.error.is_none()
     }
 }

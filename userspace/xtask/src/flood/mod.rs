@@ -1,6 +1,7 @@
 //! A flood of SYNs beside connections that are open and new ones that are to begin.
 
 mod counts;
+mod remembered;
 mod report;
 pub(crate) mod source;
 
@@ -27,13 +28,14 @@ use crate::serve_http;
 use crate::service_file::{self, PORT, StaticService, TARGET_PORT, external};
 use crate::steering::Holder;
 use counts::Counts;
+use remembered::Remembered;
 
 /// Where endpoints are, seen from the node that connections come to.
 const LOCAL: &str = "local";
 const REMOTE: &str = "remote";
 /// Families: there is a case of each kind for each.
 const FAMILIES: f64 = 2.0;
-/// Endpoints of a service: with one alone, a connection whose flow was forgotten would have no other one to go to.
+/// Endpoints of a service.
 const PODS: u8 = 2;
 /// The agent's argument for the last cases: a bound that the CPU of a small machine floods several times over. To the default it takes a
 /// large one.
@@ -82,6 +84,8 @@ struct Case {
     open: usize,
     /// Of the open ones, those that the endpoint which they began at does not answer any more.
     broken: usize,
+    /// Of the open ones, those of which the node does not know any more where they go.
+    forgotten: usize,
     /// New connections that were to be begun during the flood, and what became of those that were.
     due: u64,
     answered: u64,
@@ -158,6 +162,11 @@ fn claims(cases: &[Case]) -> Vec<Claim> {
             bound: Bound::AtMost(0.0),
         },
         Claim {
+            text: "open connections whose flow is forgotten, in all cases together".into(),
+            seen: cases.iter().map(|case| case.forgotten).sum::<usize>() as f64,
+            bound: Bound::AtMost(0.0),
+        },
+        Claim {
             text: "percent of the new connections that succeed, in the worst case".into(),
             seen: cases.iter().map(succeeded).fold(100.0, f64::min),
             bound: Bound::AtLeast(99.0),
@@ -213,11 +222,13 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
         Ok([counts::of_kernel(client)?, counts::of_kernel(endpoints)?, counts::of_programs(&view)?])
     };
     let mut holder = Holder::start(world.client(), target, OPEN)?;
-    let before = count()?;
+    let (before, known) = (count()?, Remembered::of(&view, target)?);
     let load = Load::http(target).concurrency(CLIENTS).rate(RATE).timeout(PATIENCE).start(world.client())?;
     let sent = source::flood(world.router(), target, options.syns, options.seed, stop)?;
     let report = load.stop()?;
     let after = count()?;
+    // Before they say something, which would have it written anew.
+    let forgotten = known.lacks(OPEN, &Remembered::of(&view, target)?);
     let broken = holder.broken()?;
     let [client, endpoints, node_counts] = std::array::from_fn(|who| counts::grown(&before[who], &after[who]));
     Ok(Case {
@@ -229,6 +240,7 @@ fn case(world: &World, node: u8, target: SocketAddr, options: &Options, stop: &S
         stateless_above: stateless_above(&view)?,
         open: OPEN,
         broken,
+        forgotten,
         due: report.due,
         answered: report.answered(),
         failed: report.failed(),

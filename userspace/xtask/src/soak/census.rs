@@ -27,6 +27,7 @@ pub(super) struct Census {
 /// What the agent's process has.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Process {
+    pub(super) id: u32,
     pub(super) rss_kib: u64,
     /// Of that what is neither a file's nor a map's, which are most of it.
     pub(super) own_kib: u64,
@@ -115,17 +116,17 @@ impl Process {
         let directory = Path::new("/proc").join(id.to_string());
         let status = directory.join("status");
         let text = fs::read_to_string(&status).with_context(|| format!("cannot read {}", status.display()))?;
-        Self::parse(&text, entries_of(&directory.join("fd"))?)
+        Self::parse(id, &text, entries_of(&directory.join("fd"))?)
             .with_context(|| format!("{} lacks a field", status.display()))
     }
 
     /// proc_pid_status(5).
-    fn parse(status: &str, files: usize) -> Option<Self> {
+    fn parse(id: u32, status: &str, files: usize) -> Option<Self> {
         let field = |name: &str| {
             let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
             rest.split_whitespace().next()?.parse().ok()
         };
-        Some(Self { rss_kib: field("VmRSS:")?, own_kib: field("RssAnon:")?, files, threads: field("Threads:")? })
+        Some(Self { id, rss_kib: field("VmRSS:")?, own_kib: field("RssAnon:")?, files, threads: field("Threads:")? })
     }
 }
 
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     fn census(services: usize, flows: usize) -> Census {
-        let agent = Process { rss_kib: 1, own_kib: 1, files: 2, threads: 3 };
+        let agent = Process { id: 7, rss_kib: 1, own_kib: 1, files: 2, threads: 3 };
         let owned = BTreeMap::from([("services", services), ("backends", 5)]);
         Census { node: 1, at: 0.0, agent, owned, remembered: BTreeMap::from([("flows", flows)]) }
     }
@@ -152,8 +153,10 @@ mod tests {
     #[test]
     fn a_process_tells_its_memory_and_its_threads() {
         let text = "Name:\tweir-agent\nVmHWM:\t   20480 kB\nVmRSS:\t   10240 kB\nRssAnon:\t    4096 kB\nThreads:\t7\n";
-        let Some(Process { rss_kib, own_kib, files, threads }) = Process::parse(text, 30) else { panic!("{text}") };
-        assert_eq!((rss_kib, own_kib, files, threads), (10_240, 4096, 30, 7));
-        assert!(Process::parse("Name:\tkthreadd\n", 0).is_none());
+        let Some(Process { id, rss_kib, own_kib, files, threads }) = Process::parse(9, text, 30) else {
+            panic!("{text}")
+        };
+        assert_eq!((id, rss_kib, own_kib, files, threads), (9, 10_240, 4096, 30, 7));
+        assert!(Process::parse(9, "Name:\tkthreadd\n", 0).is_none());
     }
 }

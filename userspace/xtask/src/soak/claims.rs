@@ -3,15 +3,15 @@
 use serde::Serialize;
 
 use super::census::{Census, Held};
-use super::churn::Gone;
+use super::churn::{FLOODS, Gone, Happened};
 use super::traffic::{Asked, Endpoint, Failure};
 use crate::claim::{Bound, Claim};
 
 /// Seconds after which an agent knows what the API server was told, on a busy machine.
 const TOLD: f64 = 2.0;
-/// How many more MiB of its own, files and threads an agent may have: what it does now and then, connections to the API server
-/// and threads that wait for files come and go.
-const MEMORY: f64 = 4.0;
+/// How many more MiB of its own, files and threads an agent may have that was never restarted: what it does now and then, connections to the
+/// API server and threads that wait for files come and go.
+const MEMORY: f64 = 2.0;
 const FILES: f64 = 4.0;
 const THREADS: f64 = 4.0;
 /// Requests in each second without which nothing is proven.
@@ -22,6 +22,7 @@ pub(super) struct Seen<'a> {
     pub(super) seconds: f64,
     pub(super) asked: Asked,
     pub(super) failures: &'a [Judged],
+    pub(super) lost: &'a Lost,
     /// Services that did not answer in time.
     pub(super) late: usize,
     /// Of each node: at first, and at last.
@@ -39,6 +40,38 @@ pub(super) struct Judged {
     pub(super) failure: Failure,
     /// The pod that was gone; none: it is a failure of ours.
     pub(super) pod: Option<String>,
+}
+
+/// Datagrams without an answer, by what they come from.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Lost {
+    /// Sent to a pod that was killed, until the agents knew.
+    pub(super) at_killed: usize,
+    /// Beside a flood, in which queues of the kernel are full.
+    pub(super) beside_flood: usize,
+    /// All others.
+    pub(super) unexplained: Vec<Failure>,
+}
+
+/// Seconds in which queues empty that a flood has filled, and a busy machine gets to what waits in them.
+const AFTER_FLOOD: f64 = 1.0;
+
+/// What each datagram without an answer comes from.
+pub(super) fn judge_lost(lost: Vec<Failure>, gone: &[Gone], happened: &[Happened]) -> Lost {
+    let floods: Vec<_> = happened.iter().filter(|one| one.what == FLOODS).collect();
+    let is_beside =
+        |one: &Failure| floods.iter().any(|flood| one.from <= flood.until + AFTER_FLOOD && one.until >= flood.from);
+    let mut judged = Lost::default();
+    for one in lost {
+        if gone.iter().any(|pod| is_due_to(&one, pod)) {
+            judged.at_killed += 1;
+        } else if is_beside(&one) {
+            judged.beside_flood += 1;
+        } else {
+            judged.unexplained.push(one);
+        }
+    }
+    judged
 }
 
 /// Looks for the pod whose end each failure comes from.
@@ -65,12 +98,13 @@ fn is_due_to(failure: &Failure, gone: &Gone) -> bool {
 
 /// All claims.
 pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
-    let Seen { seconds, asked, failures, late, nodes, held, panics } = seen;
+    let Seen { seconds, asked, failures, lost, late, nodes, held, panics } = seen;
     let unexplained = failures.iter().filter(|judged| judged.pod.is_none()).count();
-    let Asked { http, udp, lost: _, lines } = asked;
+    let Asked { http, udp, lines } = asked;
     let none = |text: &str, seen: usize| Claim { text: text.into(), seen: seen as f64, bound: Bound::AtMost(0.0) };
     let mut claims = vec![
         none("requests that failed, but at a killed pod", unexplained),
+        none("datagrams lost, but at a killed pod or beside a flood", lost.unexplained.len()),
         none("new services that did not answer within 10 s", *late),
         none("panics of agents", *panics),
         Claim {
@@ -88,6 +122,9 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
             &format!("node {node}: of {kinds} numbers of entries, ports and pins, changed{list}"),
             differ.len(),
         ));
+        if first.agent.id != last.agent.id {
+            continue;
+        }
         let agent = |what: &str, seen: f64, most: f64| Claim {
             text: format!("node {node}: {what} of the agent"),
             seen,
@@ -159,11 +196,27 @@ mod tests {
     }
 
     #[test]
+    fn a_datagram_may_be_lost_at_a_killed_pod_or_beside_a_flood() {
+        let flood = Happened { what: FLOODS, from: 200.0, until: 201.0 };
+        let other = Happened { what: "services made", from: 300.0, until: 301.0 };
+        let lost = [
+            failure(99.9, 101.9, Endpoint::At("10.244.1.12".parse().unwrap())),
+            failure(198.5, 200.5, Endpoint::Unknown),
+            failure(201.9, 203.9, Endpoint::Unknown),
+            failure(202.1, 204.1, Endpoint::Unknown),
+            failure(300.0, 302.0, Endpoint::Unknown),
+        ];
+        let Lost { at_killed, beside_flood, unexplained } = judge_lost(lost.to_vec(), &[gone(true)], &[flood, other]);
+        assert_eq!((at_killed, beside_flood), (1, 2));
+        assert_eq!(unexplained.iter().map(|one| one.from).collect::<Vec<_>>(), [202.1, 300.0]);
+    }
+
+    #[test]
     fn whatever_is_not_given_back_breaks_a_claim_and_is_named() {
         let census = |own_kib, services| Census {
             node: 2,
             at: 0.0,
-            agent: Process { rss_kib: 200_000, own_kib, files: 20, threads: 5 },
+            agent: Process { id: 7, rss_kib: 200_000, own_kib, files: 20, threads: 5 },
             owned: BTreeMap::from([("services", services)]),
             remembered: BTreeMap::new(),
         };
@@ -171,11 +224,21 @@ mod tests {
             let asked = Asked { http: 5000, ..Asked::default() };
             let nodes = [[census(10_000, 3), last]];
             let held = [[0, 9, source_ports].map(|source_ports| Held { node: 2, flows: 1, source_ports })];
-            let claims =
-                of(&Seen { seconds: 60.0, asked, failures: &[], late: 0, nodes: &nodes, held: &held, panics: 0 });
+            let claims = of(&Seen {
+                seconds: 60.0,
+                asked,
+                failures: &[],
+                lost: &Lost::default(),
+                late: 0,
+                nodes: &nodes,
+                held: &held,
+                panics: 0,
+            });
             claims.into_iter().filter(|claim| !claim.holds()).map(|claim| claim.text).collect::<Vec<_>>()
         };
         assert_eq!(broken(census(12_000, 3), 0), Vec::<String>::new());
+        let restarted = Process { id: 8, ..census(15_000, 3).agent };
+        assert_eq!(broken(Census { agent: restarted, ..census(15_000, 3) }, 0), Vec::<String>::new());
         let all = broken(census(15_000, 4), 7);
         assert_eq!(all.len(), 3, "{all:?}");
         assert!(all[0].ends_with("changed: services 3 to 4") && all[1].contains("memory"), "{all:?}");

@@ -26,9 +26,9 @@ use crate::requirements::{self, Programs};
 use crate::section;
 use census::{Census, Held};
 use churn::{Churn, Gone, Happened};
-use claims::{Judged, Seen};
+use claims::{Judged, Lost, Seen};
 use cluster::Cluster;
-use traffic::{Asked, Traffic};
+use traffic::{Asked, Outcome, Traffic};
 
 /// Minutes of a whole run.
 const MINUTES: u32 = 24;
@@ -68,6 +68,8 @@ struct Figures {
     asked: Asked,
     happened: Vec<Happened>,
     failures: Vec<Judged>,
+    /// Datagrams without an answer.
+    lost: Lost,
     /// Services that did not answer in time.
     late: Vec<String>,
     gone: Vec<Gone>,
@@ -124,7 +126,7 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     let same = |now: &Census, first: &Census| now.differences(first).is_empty();
     let last = await_before(given_back, &first, stop, || count(&cluster, begin), same)?;
     let (seconds, during) = (begin.elapsed().as_secs_f64(), held(&cluster)?);
-    let (asked, failures) = traffic.stop(&cluster.world);
+    let Outcome { asked, failures, lost } = traffic.stop(&cluster.world);
     let forgotten = ("waiting for flows to be over", FORGOTTEN);
     let after = await_before(forgotten, &before, stop, || held(&cluster), Held::is_within)?;
     let held = before.into_iter().zip(during).zip(after);
@@ -136,10 +138,12 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     }
     let Churn { gone, happened, late, .. } = churn;
     let failures = claims::judge(failures, &gone);
+    let lost = claims::judge_lost(lost, &gone, &happened);
     let nodes: Vec<[Census; 2]> = first.into_iter().zip(last).map(|(first, last)| [first, last]).collect();
-    let seen = Seen { seconds, asked, failures: &failures, late: late.len(), nodes: &nodes, held: &held, panics };
+    let seen =
+        Seen { seconds, asked, failures: &failures, lost: &lost, late: late.len(), nodes: &nodes, held: &held, panics };
     let claims = claims::of(&seen);
-    Ok(Figures { origin, minutes: *minutes, asked, happened, failures, late, gone, nodes, held, samples, claims })
+    Ok(Figures { origin, minutes: *minutes, asked, happened, failures, lost, late, gone, nodes, held, samples, claims })
 }
 
 /// Counts on both nodes.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
@@ -41,13 +41,14 @@ pub(super) fn http(target: SocketAddr) -> Result<(), Unanswered> {
     exchange().map_err(|error| Unanswered { port, error })
 }
 
-/// Asks an echo server with a datagram, and again when nobody answers. Returns how many were not answered.
+/// Asks an echo server with a datagram, and again when nobody answers, of which `lost` hears each time: from when to when it waited, and why not.
 ///
 /// # Errors
 /// When no datagram is answered in time.
-pub(super) fn udp(target: SocketAddr) -> Result<u64, Unanswered> {
+pub(super) fn udp(target: SocketAddr, mut lost: impl FnMut([Instant; 2], &Unanswered)) -> Result<(), Unanswered> {
     let mut last = Unanswered { port: 0, error: io::ErrorKind::TimedOut.into() };
-    for lost in 0..DATAGRAMS {
+    for _ in 0..DATAGRAMS {
+        let from = Instant::now();
         let (mut socket, port) = socket(target, Type::DGRAM)?;
         let mut exchange = || {
             socket.set_read_timeout(Some(DATAGRAM_PATIENCE))?;
@@ -56,9 +57,10 @@ pub(super) fn udp(target: SocketAddr) -> Result<u64, Unanswered> {
             socket.read(&mut [0; ANSWER_BYTES])
         };
         match exchange() {
-            Ok(_) => return Ok(lost),
+            Ok(_) => return Ok(()),
             Err(error) => last = Unanswered { port, error },
         }
+        lost([from, Instant::now()], &last);
     }
     Err(last)
 }

@@ -81,8 +81,8 @@ struct Shared {
     stopped: AtomicBool,
     http: AtomicU64,
     udp: AtomicU64,
-    lost: AtomicU64,
     failures: Mutex<Vec<Failure>>,
+    lost: Mutex<Vec<Failure>>,
 }
 
 /// A connection that stays, and is made anew when it breaks.
@@ -98,10 +98,16 @@ struct Kept {
 pub(super) struct Asked {
     pub(super) http: u64,
     pub(super) udp: u64,
-    /// Datagrams that were not answered, and sent again.
-    pub(super) lost: u64,
     /// Exchanges over connections that stay.
     pub(super) lines: u64,
+}
+
+/// What came of all of it.
+pub(super) struct Outcome {
+    pub(super) asked: Asked,
+    pub(super) failures: Vec<Failure>,
+    /// Datagrams that were not answered, and sent again.
+    pub(super) lost: Vec<Failure>,
 }
 
 impl Traffic {
@@ -115,8 +121,8 @@ impl Traffic {
             stopped: AtomicBool::new(false),
             http: AtomicU64::new(0),
             udp: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
             failures: Mutex::default(),
+            lost: Mutex::default(),
         });
         let mut traffic = Self { shared, threads: Vec::new(), kept: Vec::new() };
         for place in places(cluster)? {
@@ -142,17 +148,18 @@ impl Traffic {
     pub(super) fn asked(&self) -> Asked {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let lines = self.kept.iter().map(Kept::exchanges).sum();
-        Asked { http: load(&self.shared.http), udp: load(&self.shared.udp), lost: load(&self.shared.lost), lines }
+        Asked { http: load(&self.shared.http), udp: load(&self.shared.udp), lines }
     }
 
-    /// Ends all of it. Returns what was asked and what failed.
-    pub(super) fn stop(mut self, world: &World) -> (Asked, Vec<Failure>) {
+    /// Ends all of it.
+    pub(super) fn stop(mut self, world: &World) -> Outcome {
         self.look_after(world);
         self.shared.stopped.store(true, Ordering::Relaxed);
         for thread in std::mem::take(&mut self.threads) {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
-        (self.asked(), self.shared.failures().clone())
+        let of = |all: &Mutex<Vec<Failure>>| locked(all).clone();
+        Outcome { asked: self.asked(), failures: of(&self.shared.failures), lost: of(&self.shared.lost) }
     }
 }
 
@@ -168,34 +175,37 @@ impl Shared {
         let gap = if place.talk == Talk::Udp { UDP_GAP } else { HTTP_GAP };
         while !self.stopped.load(Ordering::Relaxed) {
             let from = Instant::now();
+            let lost = |at, why: &Unanswered| {
+                let failure = self.failure(place, at, why.error.to_string(), place.endpoint_of(why.port));
+                locked(&self.lost).push(failure);
+            };
             let (result, count) = match place.talk {
-                Talk::Udp => (request::udp(place.target), &self.udp),
-                Talk::Http | Talk::Lines => (request::http(place.target).map(|()| 0), &self.http),
+                Talk::Udp => (request::udp(place.target, lost), &self.udp),
+                Talk::Http | Talk::Lines => (request::http(place.target), &self.http),
             };
             count.fetch_add(1, Ordering::Relaxed);
-            match result {
-                Ok(lost) => {
-                    self.lost.fetch_add(lost, Ordering::Relaxed);
-                }
-                Err(Unanswered { port, error }) => {
-                    let at = [from, Instant::now()];
-                    self.note(place, at, error.to_string(), place.endpoint_of(port));
-                }
+            if let Err(Unanswered { port, error }) = result {
+                let at = [from, Instant::now()];
+                self.note(place, at, error.to_string(), place.endpoint_of(port));
             }
             thread::sleep(gap.saturating_sub(from.elapsed()));
         }
     }
 
     fn note(&self, place: &Place, at: [Instant; 2], error: String, endpoint: Endpoint) {
+        locked(&self.failures).push(self.failure(place, at, error, endpoint));
+    }
+
+    fn failure(&self, place: &Place, at: [Instant; 2], error: String, endpoint: Endpoint) -> Failure {
         let Place { asker, talk, node: _, target } = place;
         let [from, until] = at.map(|at| (at - self.begin).as_secs_f64());
         let (who, what, target) = (asker.name(), talk.name(), *target);
-        self.failures().push(Failure { who, what, target, from, until, error, endpoint });
+        Failure { who, what, target, from, until, error, endpoint }
     }
+}
 
-    fn failures(&self) -> MutexGuard<'_, Vec<Failure>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked(all: &Mutex<Vec<Failure>>) -> MutexGuard<'_, Vec<Failure>> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Kept {
@@ -204,8 +214,8 @@ impl Kept {
         let from = Instant::now();
         if let Some(history) = broken.map(LongConnection::close) {
             self.exchanges += history.exchanges;
-            let error = history.error.unwrap_or_default();
-            shared.note(&self.place, [from; 2], error, Endpoint::Named(history.answer.name));
+            let (error, at) = (history.error.unwrap_or_default(), history.ended.unwrap_or([from; 2]));
+            shared.note(&self.place, at, error, Endpoint::Named(history.answer.name));
         }
         if self.connection.is_none() {
             let Place { asker, target, .. } = &self.place;
