@@ -140,7 +140,7 @@ behind `×`, the median of what neighbours have to each other, is nearer to the 
 
 * CPU time is that of the whole machine, load included, by /proc/stat, at a fixed rate below what it can do: what a proxy adds is
   the difference to `no service`. Client and servers are on different CPUs then, as on different machines. A
-  repetition of this consists of six rounds of a second.
+  repetition of this consists of six rounds of a second; of CPU time, which the kernel tells in hundredths of a second, it is their mean.
 * Short connections have one HTTP request each, `Connection: close`. `wrk` makes 32 at a time, for three rounds of a second or, sustained, for a
   minute. For so long kube-proxy is measured over IPv4, at node ports with the fewest services alone: a repetition of everything takes more than an hour.
 * Requests over open connections are `wrk`'s over 32 of them, a single sender is `iperf3`.
