@@ -370,7 +370,7 @@ pub(super) mod tests {
     #[test]
     fn no_more_are_cut_off_than_a_pod_has_at_once() {
         let cut_off = |cut_off| Repetition { cut_off, ..repetition(0, 1010.0, 2500) };
-        assert_eq!(hold(&[cut_off(17), cut_off(2)]), [true, true, true, true]);
-        assert_eq!(hold(&[cut_off(2), cut_off(18)]), [true, false, true, true]);
+        assert_eq!(hold(&[cut_off(5), cut_off(2)]), [true, true, true, true]);
+        assert_eq!(hold(&[cut_off(2), cut_off(6)]), [true, false, true, true]);
     }
 }
