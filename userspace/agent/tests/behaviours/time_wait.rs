@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Read;
 use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 use weir_testbed::ask::PATIENCE;
@@ -16,6 +17,11 @@ const PORT: u16 = 9098;
 const CLIENTS: u16 = 60;
 /// Connections from each of them: together more than there are source ports, whose number is no multiple of the clients'.
 const CONNECTIONS: u16 = 8;
+
+/// How many source ports the node gives out.
+const SOURCE_PORTS: usize = 247;
+/// Without an answer a client sends its SYN again so much later (RFC 6298).
+const SYN_AGAIN: Duration = Duration::from_millis(900);
 
 /// Closes every connection at once, until the process ends.
 fn serve(pod: &Pod) {
@@ -70,36 +76,81 @@ fn connect(from: u16, target: SocketAddr) {
     assert_eq!((&socket).read(&mut [0]).unwrap(), 0, "the server closes first");
 }
 
+fn start() -> Cluster {
+    Cluster::start(2, 1, &["--snat-ports=20000-20246"])
+}
+
+/// A Service whose only endpoint is on the other node and closes first, by its node port.
+struct Closing {
+    cluster: Cluster,
+    pod: Pod,
+    node_port: u16,
+}
+
+impl Closing {
+    fn of(cluster: Cluster) -> Self {
+        let pod = cluster.world.node(2).pod(1);
+        serve(&pod);
+        let mut service = objects::service("time-wait", 80, "TCP");
+        echo::spec(&mut service).type_ = Some("NodePort".into());
+        let made = cluster.publish(&service, PORT, std::slice::from_ref(&pod));
+        Self { cluster, pod, node_port: harness::node_port(&made) }
+    }
+
+    /// The node port's addresses.
+    fn targets(&self) -> [SocketAddr; 2] {
+        let targets = address::node(1).both().map(|ip| SocketAddr::new(ip, self.node_port));
+        for target in targets {
+            self.cluster.agents[0].await_frontend(target.ip(), target.port(), true);
+            self.cluster.agents[0].await_backends("time-wait", self.pod.address().both().to_vec());
+        }
+        targets
+    }
+}
+
 #[test]
 fn a_server_that_remembers_the_last_connections_from_a_clients_ports_takes_their_next_ones_at_once() {
     if !harness::can_run("servers in TIME_WAIT") {
         return;
     }
-    let cluster = Cluster::start(2, 1, &["--snat-ports=20000-20246"]);
-    let pod = cluster.world.node(2).pod(1);
+    let cluster = start();
     // An ACK that a FIN from another CPU has overtaken would be old news to who remembers the connection, who says so to a client that
     // knows of none any more: its reset would end what is remembered (RFC 1337).
     harness::stay_on_one_cpu();
-    serve(&pod);
-    let mut service = objects::service("time-wait", 80, "TCP");
-    echo::spec(&mut service).type_ = Some("NodePort".into());
-    let made = cluster.publish(&service, PORT, std::slice::from_ref(&pod));
-    let node_port = harness::node_port(&made);
+    let closing_first = Closing::of(cluster);
+    let Closing { cluster, pod, .. } = &closing_first;
     let ports: Vec<u16> = (0..CLIENTS).map(|_| clients::fresh_port()).collect();
-    let targets = address::node(1).both().map(|ip| SocketAddr::new(ip, node_port));
     // It remembers those of the first family meanwhile.
-    for (target, most) in targets.into_iter().zip([CLIENTS, 2 * CLIENTS]) {
-        cluster.agents[0].await_frontend(target.ip(), target.port(), true);
-        cluster.agents[0].await_backends("time-wait", pod.address().both().to_vec());
+    for (target, most) in closing_first.targets().into_iter().zip([CLIENTS, 2 * CLIENTS]) {
         for round in 0..CONNECTIONS {
             cluster.world.client().enter(|| ports.iter().for_each(|from| connect(*from, target)));
             // The client has closed, but its last FIN, or the answer to it, may still be on its way.
-            let all = || match (remembered(&pod), closing(cluster.world.client())) {
+            let all = || match (remembered(pod), closing(cluster.world.client())) {
                 (count, 0) if count >= most => Ok(()),
                 counts => Err(format!("{counts:?}")),
             };
             wait::until_some("the server to remember all clients, and these to know", PATIENCE, all).unwrap();
-            assert_eq!(refused(&pod), 0, "{target}, round {round}");
+            assert_eq!(refused(pod), 0, "{target}, round {round}");
         }
+    }
+}
+
+/// More connections of different clients than there are source ports, all of which the server still remembers: it asks who comes from there what that
+/// is about, and lets it in when it has heard, and asked again. Linux does so after some milliseconds, where a lost SYN costs a second.
+#[test]
+fn clients_that_come_upon_others_source_ports_while_the_server_remembers_these_get_in_without_a_timeout() {
+    if !harness::can_run("source ports of others in TIME_WAIT") {
+        return;
+    }
+    let closing_first = Closing::of(start());
+    let Closing { cluster, pod, .. } = &closing_first;
+    for target in closing_first.targets() {
+        let before = refused(pod);
+        for _ in 0..2 * SOURCE_PORTS {
+            let begin = Instant::now();
+            cluster.world.client().enter(|| connect(clients::fresh_port(), target));
+            assert!(begin.elapsed() < SYN_AGAIN, "{target}: {:?}", begin.elapsed());
+        }
+        assert!(refused(pod) > before, "{target}: no port was anybody's before");
     }
 }
