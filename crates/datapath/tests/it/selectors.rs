@@ -25,8 +25,13 @@ const FLOWS: u16 = 10_000;
 
 /// TCP alone: a table of each protocol would need lines of its own.
 fn shared() -> Service {
-    let port = ServicePort { name: "tcp".into(), protocol: Protocol::Tcp, port: PORT, node_port: None };
-    Service { ports: vec![port], ..web() }
+    shared_by(Protocol::Tcp)
+}
+
+fn shared_by(protocol: Protocol) -> Service {
+    let Service { mut ports, .. } = web();
+    ports.retain(|port| port.protocol == protocol);
+    Service { ports: ports.into_iter().map(|port| ServicePort { node_port: None, ..port }).collect(), ..web() }
 }
 
 fn serve(node: &mut Node, service: Service, endpoints: &[(u8, u8)], selector: Selector) {
@@ -60,7 +65,8 @@ fn destinations(node: &Node, hook: Hook, packets: impl Iterator<Item = Packet> +
     let program = node.datapath.program(&format!("weir_{hook}")).unwrap();
     let device = if hook == Hook::PodIn { "pod1" } else { "eth0" };
     node.netns.enter(|| {
-        let context = Context::Skb { ifindex: nix::net::if_::if_nametoindex(device).unwrap() };
+        let ifindex = nix::net::if_::if_nametoindex(device).unwrap();
+        let context = if hook == Hook::Xdp { Context::Xdp { ifindex } } else { Context::Skb { ifindex } };
         let run = |packet: Packet| prog_run(program.as_fd(), &packet.to_bytes(), Some(context), 1).unwrap().packet;
         packets.map(|packet| decode(&run(packet)).unwrap().destination).collect()
     })
@@ -72,6 +78,9 @@ fn packets(case: Case, client: SocketAddr, to: SocketAddr) -> [Packet; 2] {
 }
 
 const ENDPOINTS: [(u8, u8); 7] = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1)];
+
+/// None on the first node, and some on the second one.
+const ENDPOINTS_ELSEWHERE: [(u8, u8); 7] = [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3), (3, 4)];
 
 #[test]
 fn two_nodes_send_the_packets_of_the_same_flow_to_the_same_backend() {
@@ -91,6 +100,33 @@ fn two_nodes_send_the_packets_of_the_same_flow_to_the_same_backend() {
         assert_eq!(of.len(), ENDPOINTS.len(), "wherever they are: {of:?}");
         let even = u32::from(FLOWS) / 7;
         assert!(of.values().all(|count| count.abs_diff(even) < even / 5), "{of:?}");
+    }
+}
+
+/// With the nodes of endpoints that answer clients themselves: elsewhere the node's address would be the client's, which is another one at each.
+#[test]
+fn two_nodes_behind_ecmp_send_what_routers_spread_over_them_to_the_same_backend() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let service = shared_by(protocol);
+        let what = format!("{protocol:?} from outside, at two nodes");
+        let Some([mut one, mut other]) = two_nodes(&what, &service, &ENDPOINTS_ELSEWHERE) else { return };
+        one.direct(&[2, 3]);
+        other.direct(&[3]);
+        for case in cases(protocol) {
+            let to = case.at(BALANCER_IP, PORT);
+            for (hook, from) in [(Hook::NicIn, 20_000), (Hook::Xdp, 40_000)] {
+                let flows = || (0..FLOWS).map(|flow| packets(case, case.at(CLIENT, from + flow), to));
+                let at = |node: usize| {
+                    flows().zip(0..).map(move |(packets, flow): (_, usize)| packets[(flow + node) % 2].clone())
+                };
+                let (here, there) = (destinations(&one, hook, at(0)), destinations(&other, hook, at(1)));
+                let same = here.iter().zip(&there).filter(|(here, there)| here == there).count();
+                assert_eq!(same, usize::from(FLOWS), "{case:?}, {hook}");
+                let seen: BTreeSet<_> = here.into_iter().collect();
+                let endpoints = ENDPOINTS_ELSEWHERE.map(|(node, pod)| case.ip(address::pod(node, pod)));
+                assert_eq!(seen, endpoints.into_iter().collect(), "{case:?}, {hook}");
+            }
+        }
     }
 }
 
