@@ -9,6 +9,7 @@ mod admin_socket;
 mod affinity;
 mod catalogue;
 mod endpoints;
+mod flood_metrics;
 mod headerless;
 mod health;
 mod host_bypass;

@@ -56,7 +56,7 @@ fn metrics_may_be_scraped_from_elsewhere_and_weights_are_told_at_the_admin_socke
 }
 
 /// The sum of a metric's samples with this name whose labels contain `labels`.
-fn sample(node: &Node, name: &str, labels: &str) -> f64 {
+pub(crate) fn sample(node: &Node, name: &str, labels: &str) -> f64 {
     let text = ask_agent(node, 10249, "/metrics").body;
     let value = |line: &str| {
         let rest = line.strip_prefix(name)?;
