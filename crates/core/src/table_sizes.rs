@@ -64,8 +64,10 @@ impl TableSizes {
     #[must_use]
     pub const fn beside(flows: u32, cpus: u32) -> Self {
         let half = flows.div_ceil(2);
-        let most = (MOST_OPENINGS as u64 * cpus.div_ceil(FEW_CPUS) as u64).next_power_of_two();
-        let openings = if (half as u64) < most { half } else { most as u32 };
+        let openings = match MOST_OPENINGS.saturating_mul(cpus.div_ceil(FEW_CPUS)).checked_next_power_of_two() {
+            Some(most) if most < half => most,
+            Some(_) | None => half,
+        };
         Self { flows, openings, sockets: half, affinities: half }
     }
 

@@ -8,17 +8,15 @@ use weir_core::model::Protocol;
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT, Pair};
 use weir_testbed::packet::{Mac, Packet, decode};
-use weir_testbed::{Capture, transmit, wait};
+use weir_testbed::{Capture, wait};
 
-use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, TARGET_PORT, cases};
-use crate::direct::as_it_is;
+use crate::case::{CASES, CLUSTER_IP, Case, EXTERNAL_IP, PORT, cases};
 use crate::entries::age;
 use crate::fragments::{PIECE, answer, assemble, large};
 use crate::node::{Device, ETH0_MAC, ETH1_MAC, Node, TC_REDIRECT, TC_SHOT, TC_UNSPEC, web};
-use crate::unwrap::by_entry;
 
 /// Every order of three pieces in which the first one is not the first.
-const ORDERS: [[usize; 3]; 4] = [[1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+pub(crate) const ORDERS: [[usize; 3]; 4] = [[1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 /// In all, of two sources' regions.
 const ENTRIES: u32 = 2 * abi::HELD_REGION;
 const POD1_MAC: Mac = Mac([2, 0, 0, 0, 1, 3]);
@@ -26,22 +24,22 @@ const POD1_MAC: Mac = Mac([2, 0, 0, 0, 1, 3]);
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
 /// Where pieces pass, and what becomes of them.
-struct Way {
-    hook: Hook,
-    device: Device,
+pub(crate) struct Way {
+    pub(crate) hook: Hook,
+    pub(crate) device: Device,
     /// The device that they leave by in the end.
-    out: &'static str,
+    pub(crate) out: &'static str,
     /// What happens to one that comes before the first one: verdict and reason.
-    early: (u32, u32),
+    pub(crate) early: (u32, u32),
     /// What happens to the others.
-    translated: (u32, u32),
+    pub(crate) translated: (u32, u32),
 }
 
-const HELD: (u32, u32) = (TC_SHOT, abi::REASON_FRAGMENT_HELD);
+pub(crate) const HELD: (u32, u32) = (TC_SHOT, abi::REASON_FRAGMENT_HELD);
 /// Hosts may have these addresses: a copy waits.
-const PASSED: (u32, u32) = (TC_UNSPEC, abi::REASON_FRAGMENT);
+pub(crate) const PASSED: (u32, u32) = (TC_UNSPEC, abi::REASON_FRAGMENT);
 
-fn node(what: &str) -> Option<Node> {
+pub(crate) fn node(what: &str) -> Option<Node> {
     let node = Node::new(what)?;
     hold(&node, ENTRIES);
     Some(node)
@@ -55,14 +53,14 @@ pub(crate) fn hold(node: &Node, entries: u32) {
 /// Packets by reason that a hook has counted for a frame and for what that let come again.
 type Counted = Vec<(u32, u64)>;
 
-fn run(node: &Node, way: &Way, piece: &Packet) -> (u32, Counted, Vec<u8>) {
+pub(crate) fn run(node: &Node, way: &Way, piece: &Packet) -> (u32, Counted, Vec<u8>) {
     let (run, mut moved) = node.run_counted(way.hook, way.device, &piece.to_bytes(), 0).unwrap();
     // The namespace's own reports of multicast listeners.
     moved.retain(|(reason, _)| *reason != abi::REASON_NOT_TRANSPORT);
     (run.retval, moved.iter().map(|(reason, counter)| (*reason, counter.packets)).collect(), run.packet)
 }
 
-fn passes_early(node: &Node, way: &Way, piece: &Packet) {
+pub(crate) fn passes_early(node: &Node, way: &Way, piece: &Packet) {
     let (verdict, counted, frame) = run(node, way, piece);
     assert_eq!((verdict, counted, frame), (way.early.0, vec![(way.early.1, 1)], piece.to_bytes()));
 }
@@ -77,7 +75,7 @@ fn pieces_of(capture: &Capture, like: &Packet) -> Vec<Packet> {
 
 /// Sends the pieces of a packet in some order; returns what its receiver gets, as if it came by no host.
 #[track_caller]
-fn send(node: &Node, way: &Way, whole: &Packet, pieces: &[Packet], order: &[usize]) -> Packet {
+pub(crate) fn send(node: &Node, way: &Way, whole: &Packet, pieces: &[Packet], order: &[usize]) -> Packet {
     let capture = Capture::start(&node.netns, way.out).unwrap();
     let mut seen = Vec::new();
     let early = order.iter().position(|number| *number == 0).unwrap();
@@ -121,7 +119,7 @@ fn send_in_all_orders(node: &Node, way: &Way, whole: &Packet) -> Packet {
     first
 }
 
-fn from_outside(case: Case, node: &Node, service: Pair) -> Packet {
+pub(crate) fn from_outside(case: Case, node: &Node, service: Pair) -> Packet {
     Packet { destination_mac: ETH0_MAC, ..large(case, node, CLIENT, service) }
 }
 
@@ -196,7 +194,7 @@ fn pieces_of_pods_reach_their_backend_in_any_order_and_those_of_its_answers_the_
 }
 
 /// To a cluster IP, from outside.
-const INTO: Way = Way {
+pub(crate) const INTO: Way = Way {
     hook: Hook::NicIn,
     device: Device::Eth0,
     out: "pod1",
@@ -216,72 +214,6 @@ fn as_many_pieces_wait_as_a_datagram_has() {
         let order: Vec<usize> = (0..pieces.len()).rev().collect();
         let seen = send(&node, &INTO, &sent, &pieces, &order);
         assert_eq!(seen.transport, sent.with_destination(seen.destination_socket()).transport);
-    }
-}
-
-#[test]
-fn pieces_that_come_wrapped_reach_the_endpoint_in_any_order() {
-    let Some(mut node) = node("early pieces, wrapped") else { return };
-    node.serve(web(), &[(1, 1)]);
-    node.direct(&[]);
-    for case in CASES {
-        for (order, (service, early)) in ORDERS.iter().zip([(CLUSTER_IP, HELD), (EXTERNAL_IP, PASSED)].repeat(2)) {
-            let sent = from_outside(case, &node, service);
-            let wrapped: Vec<_> = sent.cut(PIECE).iter().map(|piece| by_entry(case, piece)).collect();
-            let seen = send(&node, &Way { early, ..INTO }, &sent, &wrapped, order);
-            assert_eq!(seen, sent.with_destination(case.at(address::pod(1, 1), TARGET_PORT)));
-        }
-    }
-}
-
-/// Waits for packets, which the kernel may have made longer than they say that they are.
-#[track_caller]
-fn await_packets(capture: &Capture, expected: &[Vec<u8>]) {
-    let mut seen: Vec<Vec<u8>> = Vec::new();
-    let arrived = || {
-        seen.extend(capture.packets().unwrap());
-        let is_there = |one: &Vec<u8>| seen.iter().any(|packet| packet.starts_with(one));
-        if expected.iter().all(is_there) { Ok(()) } else { Err(format!("{seen:?}")) }
-    };
-    wait::until_some("all of the packets", SOON, arrived).unwrap();
-}
-
-#[test]
-fn pieces_are_wrapped_for_another_node_in_any_order() {
-    let Some(mut node) = node("early pieces for another node that answers itself") else { return };
-    node.serve(web(), &[(2, 1)]);
-    node.direct(&[2]);
-    for case in CASES {
-        let sent = from_outside(case, &node, EXTERNAL_IP);
-        let [first, second, third] = &sent.cut(PIECE)[..] else { panic!("three") };
-        let way = Way { hook: Hook::NicIn, device: Device::Eth0, out: "eth0", early: PASSED, translated: (0, 0) };
-        let capture = Capture::start(&node.netns, way.out).unwrap();
-        passes_early(&node, &way, third);
-        passes_early(&node, &way, second);
-        let (verdict, counted, frame) = run(&node, &way, first);
-        assert_eq!((verdict, counted), (TC_REDIRECT, vec![(abi::REASON_DIRECT, 3)]));
-        assert_eq!(frame, as_it_is(case, first, (2, 1)).to_bytes());
-        await_packets(&capture, &[third, second].map(|piece| as_it_is(case, piece, (2, 1)).ip_bytes()));
-    }
-}
-
-/// The device has noted where the first one's transport header is: the kernel makes no frame shorter than that.
-#[test]
-fn a_piece_that_is_shorter_than_headers_is_wrapped_for_another_node_too() {
-    let Some(mut node) = node("short early pieces, by a cable") else { return };
-    node.serve(web(), &[(2, 1)]);
-    node.direct(&[2]);
-    for case in cases(Protocol::Udp) {
-        let (from, to) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
-        let sent = Packet::udp(from, to, &[0x5a; PIECE]);
-        let sent = Packet { dont_fragment: false, destination_mac: ETH0_MAC, identification: 7, ..sent };
-        let pieces = sent.cut(PIECE);
-        let [first, last] = &pieces[..] else { panic!("two") };
-        let capture = Capture::start(&node.netns, "eth0").unwrap();
-        for piece in [last, first] {
-            transmit(&node.peers, "peer-eth0", &piece.to_bytes()).unwrap();
-        }
-        await_packets(&capture, &[first, last].map(|piece| as_it_is(case, piece, (2, 1)).ip_bytes()));
     }
 }
 

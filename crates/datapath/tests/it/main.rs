@@ -73,3 +73,4 @@ mod untouched;
 mod unused_ports;
 mod unwrap;
 mod ways_back;
+mod wrapped_pieces;

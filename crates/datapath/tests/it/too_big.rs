@@ -113,7 +113,7 @@ fn what_may_be_cut_by_routers_has_to_fit_the_device_segment_by_segment() {
 #[test]
 fn segments_of_a_jumbogram_are_measured_without_its_option() {
     let Some(node) = narrow_route("segments of jumbograms") else { return };
-    for case in cases(Protocol::Tcp).into_iter().filter(|case| case.family == Family::V6) {
+    for case in cases(Protocol::Tcp).filter(|case| case.family == Family::V6) {
         let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         let mut large = enlarged(case.later(client, service), ENLARGED);

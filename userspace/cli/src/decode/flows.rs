@@ -142,9 +142,13 @@ pub(crate) fn fragment(key: &abi::FragmentKey, fragment: &abi::Fragment) -> (Val
 
 /// Key and value of `held_pieces`.
 pub(crate) fn held_piece(slot: u32, piece: &abi::HeldPiece) -> (Value, Value) {
-    let abi::HeldPiece { key, last_seen, state: _, length, l3: _, bytes: _ } = piece;
-    let value =
-        vec![("datagram", fragment_key(key)), ("bytes", number(*length)), ("lastSeenTicks", number(*last_seen))];
+    let abi::HeldPiece { key, last_seen, state: _, length, l3: _, ifindex, bytes: _ } = piece;
+    let value = vec![
+        ("datagram", fragment_key(key)),
+        ("bytes", number(*length)),
+        ("interface", number(*ifindex)),
+        ("lastSeenTicks", number(*last_seen)),
+    ];
     (number(slot), Value::Fields(value))
 }
 
