@@ -64,7 +64,7 @@ static __always_inline __u32 length_on_way(ctx_t *ctx, const struct packet *p)
 	if (!ctx->gso_size)
 		return p->length;
 	/* What tells that it is a jumbogram goes when it is cut (ipv6_hopopt_jumbo_remove() in include/net/ipv6.h). */
-	if (p->length == sizeof(struct ipv6hdr))
+	if (p->length == sizeof(struct ipv6hdr) && headers >= sizeof(struct ipv6hdr) + JUMBO_HEADER)
 		headers -= JUMBO_HEADER;
 	if (p->proto != IPPROTO_TCP)
 		return headers + sizeof(struct udphdr) + ctx->gso_size;
@@ -83,10 +83,10 @@ static __always_inline bool fits_device(ctx_t *ctx, const struct packet *p, cons
 	(void)ctx, (void)p, (void)fib;
 	return true;
 #else
-	const __u32 length = ctx->gso_size ? length_on_way(ctx, p) : p->frame - p->l3;
-
-	/* Of SCTP the kernel does not say how long segments are. */
-	return length > 0xffff || length <= fib->mtu_result;
+	/* Of others than TCP it is not known what a segment's length is of: SCTP has none, and datagrams may be segments or pieces. */
+	if (ctx->gso_size && p->proto != IPPROTO_TCP)
+		return true;
+	return (ctx->gso_size ? length_on_way(ctx, p) : p->frame - p->l3) <= fib->mtu_result;
 #endif
 }
 
@@ -157,6 +157,7 @@ static __always_inline __u16 length_asked(ctx_t *ctx, const struct packet *p)
 {
 	__u32 length = length_on_way(ctx, p);
 
+	/* Of SCTP the kernel does not say how long segments are. */
 	return !CTX_XDP && (p->may_be_cut || length > 0xffff) ? 0 : length;
 }
 

@@ -30,7 +30,7 @@ static __always_inline void opening_fetch(void *table, __u64 hash, const struct 
 		opening_fetch_set(head, set, kind);
 }
 
-/* Flags of a store over the entry that somebody has read, and read no more than that: it is still the one that was written as number turn of its set. */
+/* Flags of a store over an answer's entry that was read, if it is still the one that was written as number turn of its set. */
 #define OPENING_OVER(turn) (BPF_EXIST | (__u64)(turn) << 32)
 
 /*
@@ -66,7 +66,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 		return -EBUSY;
 	way &= OPENING_WAYS - 1;
 	/* While it is taken nobody else writes it. */
-	if (flags & BPF_EXIST && head->turn[way] != flags >> 32) {
+	if (!kind.is_flow && flags & BPF_EXIST && head->turn[way] != flags >> 32) {
 		opening_give_back(head, way, tag, opening_seen(head, way, kind));
 		return -EBUSY;
 	}
@@ -76,6 +76,7 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	to = opening_key(head, way, kind);
 	for (__u32 i = 0; i < kind.words; i++)
 		to[i] = key[i];
+	order_reads(head);
 	opening_requeue(head, way, value[kind.last_seen]);
 	/* Whoever sees the tag sees the rest: an exchange is a barrier. */
 	__sync_lock_test_and_set(opening_tag_of(head, way), tag);
@@ -151,7 +152,7 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 				 : opening_settled(&table, place, OPENING_KIND(set_type, key_type, value_type, whom)); \
 	}                                                                                                              \
                                                                                                                        \
-	/* turn: NULL, or for the number that it was written as, which is read before the entry is. */                 \
+	/* turn: NULL, or for the number that it was written as, which is read before the rest of it. */               \
 	static __always_inline struct value_type *table##_read(const struct key_type *key, __u32 *turn)                \
 	{                                                                                                              \
 		int place = table##_find(key);                                                                         \
@@ -162,8 +163,11 @@ static __always_inline void opening_drop(void *table, const word *key, const str
 			return NULL;                                                                                   \
 		/* The verifier wants the sum after the question. */                                                   \
 		barrier_var(set);                                                                                      \
-		if (turn)                                                                                              \
+		if (turn) {                                                                                            \
 			*turn = *(volatile __u32 *)&set->head.turn[(__u32)place % OPENING_WAYS];                       \
+			/* Whoever sees the number sees what was written under it. */                                  \
+			order_reads(&set->head);                                                                       \
+		}                                                                                                      \
 		return (struct value_type *)&set->value[(__u32)place % OPENING_WAYS];                                  \
 	}                                                                                                              \
                                                                                                                        \

@@ -108,7 +108,7 @@ const volatile __u32 reorders_reads = 0;
 
 /*
  * What comes behind is read after the tags: whoever sees one sees what was written before it, and who finds none finds the entry where it has moved.
- * Of BPF's instructions those are barriers which fetch what they change (Documentation/bpf/standardization/instruction-set.rst, "Atomic operations").
+ * So it is with what an entry's number says, of which the writer has a barrier in front. Of BPF's instructions those are barriers which fetch what they change (Documentation/bpf/standardization/instruction-set.rst, "Atomic operations").
  */
 static __always_inline void order_reads(struct opening_head *head)
 {

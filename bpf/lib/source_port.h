@@ -213,6 +213,8 @@ static __always_inline long snat_try(__u32 round, struct snat_search *search, co
 		/* Another CPU may give it to somebody else meanwhile. */
 		if (reply_store(&key, &search->reply, OPENING_OVER(turn), STAGE_OPENING, v6))
 			return 0;
+		if (take_back_if_going(&key, v6))
+			return 0;
 	} else if (take_back_if_going(&key, v6)) {
 		return 0;
 	}

@@ -97,7 +97,7 @@ fn what_may_be_cut_by_routers_has_to_fit_the_device_segment_by_segment() {
     let Some(mut node) = Node::new("segments that are too big for a device") else { return };
     node.serve(web(), &[(3, 1)]);
     node.netns.ip("link set eth1 mtu 1300").unwrap();
-    for case in CASES.into_iter().filter(|case| case.family == Family::V4) {
+    for case in cases(Protocol::Tcp).filter(|case| case.family == Family::V4) {
         let (client, service) = (case.at(CLIENT, node.client_port()), case.at(EXTERNAL_IP, PORT));
         node.send(Hook::NicIn, Device::Eth0, &case.first(client, service)).is_for(TC_REDIRECT, abi::REASON_TO_REMOTE);
         let large = Packet { dont_fragment: false, ..enlarged(case.later(client, service), ENLARGED) };

@@ -8,6 +8,7 @@ mod harness;
 mod admin_socket;
 mod affinity;
 mod catalogue;
+mod dead_pods;
 mod endpoints;
 mod flood_metrics;
 mod headerless;
