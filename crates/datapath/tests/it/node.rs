@@ -368,7 +368,7 @@ impl Node {
         if outcome.reason == abi::REASON_FIRST_SYN { self.send(hook, device, first) } else { outcome }
     }
 
-    fn counters(&self, hook: Hook) -> Vec<abi::Counter> {
+    pub(crate) fn counters(&self, hook: Hook) -> Vec<abi::Counter> {
         let hook = match hook {
             Hook::Xdp => abi::HOOK_XDP,
             Hook::NicIn => abi::HOOK_NIC_INGRESS,
