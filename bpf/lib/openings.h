@@ -76,7 +76,9 @@ static __always_inline int opening_store(void *table, const word *key, const wor
 	to = opening_key(head, way, kind);
 	for (__u32 i = 0; i < kind.words; i++)
 		to[i] = key[i];
-	order_reads(head);
+	/* Nobody writes over a flow by what it was. */
+	if (!kind.is_flow)
+		order_reads(head);
 	opening_requeue(head, way, value[kind.last_seen]);
 	/* Whoever sees the tag sees the rest: an exchange is a barrier. */
 	__sync_lock_test_and_set(opening_tag_of(head, way), tag);
