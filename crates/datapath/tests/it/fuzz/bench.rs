@@ -320,7 +320,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The model's reasons for a frame and for what has come again with it, by the hook of the device that it came by.
+/// The model's reasons for a frame and for what has come again with it, by the hook of the device that it came by: those that this hook counts, as the kernel
+/// was asked for no others.
 fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>, pod: u32) -> Reasons {
     let mut reasons = Reasons::from([(outcome.reason, 1)]);
     let mut again = VecDeque::from(outcome.again.clone());
@@ -334,7 +335,9 @@ fn reasons_of(model: &mut Model, outcome: &Outcome, place: &Place<'_>, pod: u32)
             (true, true) => Hook::PodOut,
         };
         let next = model.run_again(&frame, &Place { hook, device, ..*place });
-        *reasons.entry(next.reason).or_default() += 1;
+        if hook == place.hook {
+            *reasons.entry(next.reason).or_default() += 1;
+        }
         again.extend(next.again);
     }
     kernel::without_reports(reasons)

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use etherparse::TcpHeader;
 use weir_core::model::Family;
 use weir_model::{End, Key};
-use weir_testbed::packet::{Extension, Fragment, Packet, Transport};
+use weir_testbed::packet::{AUTHENTICATION, Extension, Fragment, Packet, Transport};
 
 use super::odd::Odd;
 use super::step::{Segment, Shape};
@@ -108,7 +108,7 @@ fn bend(mut packet: Packet, shape: &Shape) -> Vec<u8> {
             let length = |n: usize| if shape.extra == 8 { 6 + 448 } else { 6 + 8 * (n % 2) };
             let header = |n: usize| Extension { kind: kinds[n % kinds.len()], data: vec![0; length(n)] };
             // Its length is in words, less two: here as long as the others, of sixteen bytes.
-            let authentication = shape.is_authenticated.then(|| Extension { kind: 51, data: vec![0; 14] });
+            let authentication = shape.is_authenticated.then(|| Extension { kind: AUTHENTICATION, data: vec![0; 14] });
             let others = (0..if shape.extra == 8 { 1 } else { shape.extra }).map(header);
             packet.extensions = authentication.into_iter().chain(others).collect();
         }

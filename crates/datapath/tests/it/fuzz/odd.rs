@@ -9,7 +9,7 @@ pub(super) struct Odd(u8);
 /// Distances of TCP's numbers: near, by what programs note of one (`HEARD_SHIFT`) more or less, as far as an end is believed and further, and around.
 const NUMBERS: [u32; 12] =
     [0, 0, 0, 1, 1 << 17, 2 << 17, 256 << 17, 257 << 17, 258 << 17, 0x7fff << 17, u32::MAX, u32::MAX << 17];
-/// FIN with SYN, RST with either, nothing at all.
+/// Flags that are turned over: a SYN with FIN or RST, an end that is none, data without an acknowledgement.
 const FLAGS: [u8; 5] = [Odd::FIN, Odd::SYN, Odd::RST, Odd::FIN | Odd::SYN, Odd::ACK];
 /// Codes of errors: unreachable nets, hosts, ports and protocols, fragmentation needed, and what filters say.
 const CODES: [u8; 8] = [0, 0, 1, 2, 3, 4, 10, 13];
