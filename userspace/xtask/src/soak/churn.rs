@@ -72,13 +72,10 @@ impl Action {
             Self::KillPod => "pods killed without a FIN",
             Self::TerminateAgent => "agents restarted by SIGTERM",
             Self::KillAgent => "agents killed and started",
-            Self::Flood => FLOODS,
+            Self::Flood => "floods",
         }
     }
 }
-
-/// How floods are called among what happens.
-pub(super) const FLOODS: &str = "floods";
 
 /// A pod that is gone.
 #[derive(Clone, Debug, Serialize)]

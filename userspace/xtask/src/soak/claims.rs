@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::census::{Census, Held};
-use super::churn::{FLOODS, Gone, Happened};
-use super::traffic::{Asked, Endpoint, Failure};
+use super::churn::Gone;
+use super::traffic::{Asked, Endpoint, Failure, Missed};
 use crate::claim::{Bound, Claim};
 
 /// Seconds after which an agent knows what the API server was told, on a busy machine.
@@ -47,26 +47,20 @@ pub(super) struct Judged {
 pub(super) struct Lost {
     /// Sent to a pod that was killed, until the agents knew.
     pub(super) at_killed: usize,
-    /// Beside a flood, in which queues of the kernel are full.
-    pub(super) beside_flood: usize,
+    /// While packets were dropped for which a CPU's queue had no room: beside a flood, and when those whom it has asked repeat their answers to it.
+    pub(super) at_full_queues: usize,
     /// All others.
-    pub(super) unexplained: Vec<Failure>,
+    pub(super) unexplained: Vec<Missed>,
 }
 
-/// Seconds in which queues empty that a flood has filled, and a busy machine gets to what waits in them.
-const AFTER_FLOOD: f64 = 1.0;
-
 /// What each datagram without an answer comes from.
-pub(super) fn judge_lost(lost: Vec<Failure>, gone: &[Gone], happened: &[Happened]) -> Lost {
-    let floods: Vec<_> = happened.iter().filter(|one| one.what == FLOODS).collect();
-    let is_beside =
-        |one: &Failure| floods.iter().any(|flood| one.from <= flood.until + AFTER_FLOOD && one.until >= flood.from);
+pub(super) fn judge_lost(lost: Vec<Missed>, gone: &[Gone]) -> Lost {
     let mut judged = Lost::default();
     for one in lost {
-        if gone.iter().any(|pod| is_due_to(&one, pod)) {
+        if gone.iter().any(|pod| is_due_to(&one.failure, pod)) {
             judged.at_killed += 1;
-        } else if is_beside(&one) {
-            judged.beside_flood += 1;
+        } else if one.queues_dropped > 0 {
+            judged.at_full_queues += 1;
         } else {
             judged.unexplained.push(one);
         }
@@ -104,7 +98,7 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
     let none = |text: &str, seen: usize| Claim { text: text.into(), seen: seen as f64, bound: Bound::AtMost(0.0) };
     let mut claims = vec![
         none("requests that failed, but at a killed pod", unexplained),
-        none("datagrams lost, but at a killed pod or beside a flood", lost.unexplained.len()),
+        none("datagrams lost, but at a killed pod or in a queue that was full", lost.unexplained.len()),
         none("new services that did not answer within 10 s", *late),
         none("panics of agents", *panics),
         Claim {
@@ -196,19 +190,17 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_may_be_lost_at_a_killed_pod_or_beside_a_flood() {
-        let flood = Happened { what: FLOODS, from: 200.0, until: 201.0 };
-        let other = Happened { what: "services made", from: 300.0, until: 301.0 };
+    fn a_datagram_may_be_lost_at_a_killed_pod_or_in_a_full_queue() {
+        let missed =
+            |from, until, endpoint, queues_dropped| Missed { failure: failure(from, until, endpoint), queues_dropped };
         let lost = [
-            failure(99.9, 101.9, Endpoint::At("10.244.1.12".parse().unwrap())),
-            failure(198.5, 200.5, Endpoint::Unknown),
-            failure(201.9, 203.9, Endpoint::Unknown),
-            failure(202.1, 204.1, Endpoint::Unknown),
-            failure(300.0, 302.0, Endpoint::Unknown),
+            missed(99.9, 101.9, Endpoint::At("10.244.1.12".parse().unwrap()), 0),
+            missed(198.5, 200.5, Endpoint::Unknown, 1),
+            missed(201.9, 203.9, Endpoint::Unknown, 0),
         ];
-        let Lost { at_killed, beside_flood, unexplained } = judge_lost(lost.to_vec(), &[gone(true)], &[flood, other]);
-        assert_eq!((at_killed, beside_flood), (1, 2));
-        assert_eq!(unexplained.iter().map(|one| one.from).collect::<Vec<_>>(), [202.1, 300.0]);
+        let Lost { at_killed, at_full_queues, unexplained } = judge_lost(lost.to_vec(), &[gone(true)]);
+        assert_eq!((at_killed, at_full_queues), (1, 1));
+        assert_eq!(unexplained.iter().map(|one| one.failure.from).collect::<Vec<_>>(), [201.9]);
     }
 
     #[test]

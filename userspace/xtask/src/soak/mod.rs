@@ -6,6 +6,7 @@ mod census;
 mod churn;
 mod claims;
 mod cluster;
+mod queues;
 mod report;
 mod request;
 mod traffic;
@@ -138,7 +139,7 @@ fn soak(options: &Options, programs: &Programs, directory: &Path, stop: &Stop) -
     }
     let Churn { gone, happened, late, .. } = churn;
     let failures = claims::judge(failures, &gone);
-    let lost = claims::judge_lost(lost, &gone, &happened);
+    let lost = claims::judge_lost(lost, &gone);
     let nodes: Vec<[Census; 2]> = first.into_iter().zip(last).map(|(first, last)| [first, last]).collect();
     let seen =
         Seen { seconds, asked, failures: &failures, lost: &lost, late: late.len(), nodes: &nodes, held: &held, panics };

@@ -37,9 +37,9 @@ impl Section for Figures {
         tally(happened).iter().try_for_each(|(name, count)| writeln!(text, "| {name} | {count} |"))?;
         let at_killed = failures.iter().filter(|judged| judged.pod.is_some()).count();
         writeln!(text, "| requests and connections that were at a pod when it went | {at_killed} |")?;
-        let Lost { at_killed, beside_flood, unexplained } = lost;
+        let Lost { at_killed, at_full_queues, unexplained } = lost;
         writeln!(text, "| datagrams without an answer, which were sent again: at a killed pod | {at_killed} |")?;
-        writeln!(text, "| beside a flood | {beside_flood} |")?;
+        writeln!(text, "| while CPUs' queues dropped packets | {at_full_queues} |")?;
         writeln!(text, "| others | {} |", unexplained.len())?;
         writeln!(text, "\n| | node | at first | in the end |\n| --- | --- | --- | --- |")?;
         nodes.iter().try_for_each(|counts| node(text, counts))?;
@@ -53,7 +53,7 @@ impl Section for Figures {
         }
         let unexcused = failures.iter().filter(|judged| judged.pod.is_none());
         unexcused.take(QUOTED).try_for_each(|judged| failure(text, &judged.failure))?;
-        unexplained.iter().take(QUOTED).try_for_each(|one| failure(text, one))?;
+        unexplained.iter().take(QUOTED).try_for_each(|one| failure(text, &one.failure))?;
         late.iter().take(QUOTED).try_for_each(|late| writeln!(text, "\n* {late}"))
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::super::census::Process;
     use super::super::churn::Happened;
     use super::super::claims::Judged;
-    use super::super::traffic::Endpoint;
+    use super::super::traffic::{Endpoint, Missed};
     use super::*;
     use crate::claim::Bound;
     use crate::origin::Origin;
@@ -130,7 +130,11 @@ mod tests {
             asked: Asked { http: 5000, udp: 400, lines: 20 },
             happened: [1.0, 2.0].map(|from| Happened { what: "pods killed", from, until: from + 0.5 }).to_vec(),
             failures: vec![failed("the client", None), failed("a pod", Some("node1-pod2"))],
-            lost: Lost { at_killed: 7, beside_flood: 8, unexplained: vec![failed("a pod that asks", None).failure] },
+            lost: Lost {
+                at_killed: 7,
+                at_full_queues: 8,
+                unexplained: vec![Missed { failure: failed("a pod that asks", None).failure, queues_dropped: 0 }],
+            },
             late: vec!["10.96.0.11 did not answer".into()],
             gone: Vec::new(),
             nodes: vec![[census(10_000, 3), census(12_000, 4)]],
@@ -144,7 +148,7 @@ mod tests {
             "| failures | at most 0.00 | 1.00 | **does not hold** |",
             "| pods killed | 2 |",
             "| datagrams without an answer, which were sent again: at a killed pod | 7 |",
-            "| beside a flood | 8 |",
+            "| while CPUs' queues dropped packets | 8 |",
             "| others | 1 |",
             "* 12.0 to 12.5 s, http of a pod that asks at 10.96.0.10:80: timed out (Unknown)",
             "| requests and connections that were at a pod when it went | 1 |",

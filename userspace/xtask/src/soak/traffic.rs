@@ -55,6 +55,15 @@ pub(super) struct Failure {
     pub(super) endpoint: Endpoint,
 }
 
+/// A datagram without an answer, which was sent again.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Missed {
+    #[serde(flatten)]
+    pub(super) failure: Failure,
+    /// Packets that the CPUs' queues had no room for until its answer was due.
+    pub(super) queues_dropped: u64,
+}
+
 /// Whom a request was sent to.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,7 +91,7 @@ struct Shared {
     http: AtomicU64,
     udp: AtomicU64,
     failures: Mutex<Vec<Failure>>,
-    lost: Mutex<Vec<Failure>>,
+    lost: Mutex<Vec<Missed>>,
 }
 
 /// A connection that stays, and is made anew when it breaks.
@@ -107,7 +116,7 @@ pub(super) struct Outcome {
     pub(super) asked: Asked,
     pub(super) failures: Vec<Failure>,
     /// Datagrams that were not answered, and sent again.
-    pub(super) lost: Vec<Failure>,
+    pub(super) lost: Vec<Missed>,
 }
 
 impl Traffic {
@@ -158,8 +167,8 @@ impl Traffic {
         for thread in std::mem::take(&mut self.threads) {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
-        let of = |all: &Mutex<Vec<Failure>>| locked(all).clone();
-        Outcome { asked: self.asked(), failures: of(&self.shared.failures), lost: of(&self.shared.lost) }
+        let (failures, lost) = (locked(&self.shared.failures).clone(), locked(&self.shared.lost).clone());
+        Outcome { asked: self.asked(), failures, lost }
     }
 }
 
@@ -175,9 +184,9 @@ impl Shared {
         let gap = if place.talk == Talk::Udp { UDP_GAP } else { HTTP_GAP };
         while !self.stopped.load(Ordering::Relaxed) {
             let from = Instant::now();
-            let lost = |at, why: &Unanswered| {
+            let lost = |at, why: &Unanswered, queues_dropped| {
                 let failure = self.failure(place, at, why.error.to_string(), place.endpoint_of(why.port));
-                locked(&self.lost).push(failure);
+                locked(&self.lost).push(Missed { failure, queues_dropped });
             };
             let (result, count) = match place.talk {
                 Talk::Udp => (request::udp(place.target, lost), &self.udp),
@@ -204,7 +213,7 @@ impl Shared {
     }
 }
 
-fn locked(all: &Mutex<Vec<Failure>>) -> MutexGuard<'_, Vec<Failure>> {
+fn locked<T>(all: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
