@@ -34,6 +34,7 @@ pub mod prog_run;
 pub mod role;
 pub mod serve;
 mod tap;
+pub mod told;
 mod transmit;
 mod udp;
 mod verdict;

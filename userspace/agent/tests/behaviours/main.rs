@@ -14,6 +14,7 @@ mod flood_metrics;
 mod headerless;
 mod health;
 mod host_bypass;
+mod icmp_errors;
 mod masquerade;
 mod metrics;
 mod metrics_server;

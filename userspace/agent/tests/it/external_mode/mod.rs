@@ -1,6 +1,8 @@
 //! `--external-mode dsr`: clients outside are answered by the endpoint's own node, with the address that they asked. Where it
 //! does not take part, by the node that they asked.
 
+mod datagrams;
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,6 +14,7 @@ use std::time::Duration;
 use weir_abi as abi;
 use weir_testbed::address::CLIENT;
 use weir_testbed::delay::DelayLink;
+use weir_testbed::serve::{self, Server};
 use weir_testbed::{Cgroup, Pod, World, bpffs, wait};
 
 use crate::harness::standalone::can_run;
@@ -20,6 +23,11 @@ use crate::harness::{Agent, SOON};
 /// Of the pods' server here, and of the service.
 const PORT: u16 = 9555;
 const NODE_PORT: u16 = 30_955;
+/// The same of datagrams.
+const UDP_PORT: u16 = 9556;
+const UDP_NODE_PORT: u16 = 30_956;
+/// Ports of the service, in both families.
+const BACKENDS: usize = 4;
 /// An external address in each family, which the router sends to node 1.
 const EXTERNAL: [&str; 2] = ["203.0.113.55", "2001:db8:203::55"];
 /// Many full segments.
@@ -33,6 +41,7 @@ struct Bed {
     // Agents go before the namespaces that they live in.
     agents: Vec<Agent>,
     files: Vec<PathBuf>,
+    _server: Server,
     world: World,
     _turn: MutexGuard<'static, ()>,
 }
@@ -48,7 +57,9 @@ impl Bed {
         Cgroup::sweep().unwrap();
         bpffs::ensure_mounted().unwrap();
         let world = World::builder().nodes(2).pods_per_node(1).build().unwrap();
-        serve(&world.node(2).pod(1));
+        let pod = world.node(2).pod(1);
+        serve(&pod);
+        let _server = serve::udp_echo(pod.netns(), &pod.name(), UDP_PORT).unwrap();
         let file = |suffix: &str, text: &str| {
             let file = std::env::temp_dir().join(format!("{}{suffix}", world.prefix()));
             fs::write(&file, text).unwrap();
@@ -64,7 +75,7 @@ impl Bed {
             agents.push(agent);
         }
         agents.iter().for_each(|agent| agent.await_ready(&world));
-        Self { agents, files: vec![source, key], world, _turn: turn }
+        Self { agents, files: vec![source, key], _server, world, _turn: turn }
     }
 
     /// Waits until node 1 sends to node 2's endpoint as it is, or as usual.
@@ -73,7 +84,7 @@ impl Bed {
         let look = || {
             let flags: Vec<u8> = view.dump().unwrap().backends.iter().map(|(_, backend)| backend.flags).collect();
             let as_wanted = |flags: &u8| (flags & abi::BACKEND_DIRECT != 0) == direct;
-            if flags.len() == 2 && flags.iter().all(as_wanted) { Ok(()) } else { Err(format!("{flags:?}")) }
+            if flags.len() == BACKENDS && flags.iter().all(as_wanted) { Ok(()) } else { Err(format!("{flags:?}")) }
         };
         let logs = || [0, 1].map(|node: usize| self.agents[node].log()).join("\n----\n");
         wait::until_some("the way to node 2", 2 * SOON, look).unwrap_or_else(|e| panic!("{e}\n{}", logs()));
@@ -81,8 +92,12 @@ impl Bed {
 
     /// What clients connect to.
     fn targets(&self) -> [SocketAddr; 4] {
-        let [v4, v6] = self.world.node(1).address().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
-        let [external4, external6] = EXTERNAL.map(|ip| SocketAddr::new(ip.parse().unwrap(), PORT));
+        self.sockets(NODE_PORT, PORT)
+    }
+
+    fn sockets(&self, node_port: u16, port: u16) -> [SocketAddr; 4] {
+        let [v4, v6] = self.world.node(1).address().both().map(|ip| SocketAddr::new(ip, node_port));
+        let [external4, external6] = EXTERNAL.map(|ip| SocketAddr::new(ip.parse().unwrap(), port));
         [v4, v6, external4, external6]
     }
 
@@ -125,7 +140,9 @@ fn yaml(world: &World) -> String {
     }
     let [v4, v6] = EXTERNAL;
     text += &format!("services:\n  - name: web\n    loadBalancerIPs: [{v4}, \"{v6}\"]\n");
-    text += &format!("    ports: [{{port: {PORT}, targetPort: {PORT}, nodePort: {NODE_PORT}}}]\n    endpoints:\n");
+    text += &format!("    ports:\n      - {{name: tcp, port: {PORT}, targetPort: {PORT}, nodePort: {NODE_PORT}}}\n");
+    text += "      - {name: udp, protocol: UDP, ";
+    text += &format!("port: {UDP_PORT}, targetPort: {UDP_PORT}, nodePort: {UDP_NODE_PORT}}}\n    endpoints:\n");
     for ip in world.node(2).pod(1).address().both() {
         text += &format!("      - {{address: \"{ip}\", node: node2}}\n");
     }
