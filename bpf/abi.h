@@ -11,10 +11,11 @@
 #ifndef WEIR_ABI_H
 #define WEIR_ABI_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 enum abi {
-	ABI_VERSION = 12,
+	ABI_VERSION = 13,
 
 	/* Entries of one line. 16 cumulative weights of 4 bytes fill one cache line. */
 	LINE_ENTRIES = 16,
@@ -50,6 +51,9 @@ enum abi {
 	SETTLED_BYTES = 4096,
 	/* ICMP errors that a node tells in a tick, and each CPU of what is too big: as many as Linux in a second (icmp_msgs_per_sec; RFC 4443, 2.4). */
 	ERRORS_TOLD = 1000,
+	/* Routes that each CPU remembers for a jiffy, as a power of two, and words of what the kernel is asked and answers (struct bpf_fib_lookup). */
+	ROUTE_BITS = 9,
+	ROUTE_WORDS = 16,
 	/* Delays count units of 2^DELAY_SHIFT nanoseconds: microseconds, nearly, without a division. */
 	DELAY_SHIFT = 10,
 	/* Bits of the frontend filter, as a power of two, and of its words. */

@@ -201,6 +201,14 @@ struct pace {
 	__u64 adopted; /* HOST, connections that were met in their middle: an endpoint by hash or by displaced */
 };
 
+/* A question to the kernel's routes and the answer: the way of a packet with these ends. It counts for the jiffy in which it was asked. */
+struct route {
+	__u64 jiffy; /* HOST; 0: there is none */
+	__u64 pad;
+	struct bpf_fib_lookup asked; /* with no length */
+	struct bpf_fib_lookup answer;
+};
+
 /*
  * A datagram in pieces: only the first one has ports. Keyed by what all pieces have in common, for as long as they may
  * still be under way.

@@ -7,6 +7,7 @@
 #define WEIR_FORWARD_H
 
 #include "flow.h"
+#include "route.h"
 
 /* Of struct tcphdr: the upper half is the header's length in words. */
 #define TCP_WORDS_AT 12
@@ -35,7 +36,7 @@ static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const 
 		fib->ipv4_src = to->src.word[3];
 		fib->ipv4_dst = to->dst.word[3];
 	}
-	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+	return length ? route_now(ctx, fib) : bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
 /* The interface by which packets of the node itself, of so many bytes, get to an address; 0: by none. */

@@ -108,6 +108,7 @@ MMAPABLE_ARRAY(first_syns, first_syns, 65536 / OPENING_WAYS);
 MMAPABLE_ARRAY(snat_kept, snat_kept, 65536 / OPENING_WAYS);
 /* Where connections go that a flood has left nothing else of, and which answers have lost their entry. */
 MMAPABLE_ARRAY(displaced, displaced, 65536 / OPENING_WAYS);
+MAP(routes, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct route, (1 << ROUTE_BITS));
 MAP(paces, BPF_MAP_TYPE_PERCPU_ARRAY, 0, __u32, struct pace, 1);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, 0, struct affinity_key, struct affinity, 65536);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, 0, struct fragment_key, struct fragment, 8192);

@@ -2,7 +2,7 @@
 
 // enum abi
 /// `ABI_VERSION` of `enum abi`.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 /// `LINE_ENTRIES` of `enum abi`.
 pub const LINE_ENTRIES: usize = 16;
 /// `LINE_DEPTH` of `enum abi`.
@@ -29,6 +29,10 @@ pub const IDLE_TAKEN_OUT: u32 = 352;
 pub const SETTLED_BYTES: u32 = 4096;
 /// ICMP errors that a node's CPUs together tell in a tick, at most, and each CPU of what is too big.
 pub const ERRORS_TOLD: u32 = 1000;
+/// Routes that each CPU remembers for a jiffy, as a power of two.
+pub const ROUTE_BITS: u32 = 9;
+/// Words of what the kernel is asked about a route, and answers.
+pub const ROUTE_WORDS: usize = 16;
 /// Delays count units of two to the power of this in nanoseconds; see [`crate::ticks::delay`].
 pub const DELAY_SHIFT: u32 = 10;
 /// Bits of the frontend filter, as a power of two.

@@ -1,6 +1,6 @@
 //! What the programs write: flows, the pieces of their packets, and sockets; and whose sockets are translated.
 
-use crate::enums::{DISPLACED_WAYS, FIRST_SYNS, FLOW_OPENING, FLOW_SETTLED, HELD_BYTES, OPENING_WAYS};
+use crate::enums::{DISPLACED_WAYS, FIRST_SYNS, FLOW_OPENING, FLOW_SETTLED, HELD_BYTES, OPENING_WAYS, ROUTE_WORDS};
 use crate::{Addr, Be16, Be32};
 
 /// See `struct flow_key4` in `bpf/abi.h`.
@@ -238,6 +238,20 @@ pub struct Displaced {
     pub entry: [u64; DISPLACED_WAYS],
     /// Of each entry for answers a part of its hash, and when; 0: none.
     pub answers: [u32; DISPLACED_WAYS],
+}
+
+/// A question to the kernel's routes and the answer, in words of `struct bpf_fib_lookup`: the way of a packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Route {
+    /// In which it was asked, and counts; 0: there is none.
+    pub jiffy: u64,
+    /// Zero.
+    pub pad: u64,
+    /// With no length.
+    pub asked: [u32; ROUTE_WORDS],
+    /// The same with what the kernel has found.
+    pub answer: [u32; ROUTE_WORDS],
 }
 
 /// How many flows have begun on a CPU, how many errors it has told, and what it saw missing of those that go on.

@@ -81,6 +81,7 @@ fn rust_structs() -> BTreeMap<&'static str, Struct> {
         OpeningSet6 = "opening_set6" { head, key, value }
         AwaitedSet4 = "awaited_set4" { head, key, value }
         AwaitedSet6 = "awaited_set6" { head, key, value }
+        Route = "route" { jiffy, pad, asked, answer }
         Pace = "pace" { tick, flows, told, moved, flooded, too_big, lost, adopted }
         FragmentKey = "fragment_key" { src, dst, id, proto, out, pad }
         Fragment = "fragment" { sport, dport, last_seen, state }
@@ -125,6 +126,8 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         IDLE_TAKEN_OUT,
         SETTLED_BYTES,
         ERRORS_TOLD,
+        ROUTE_BITS,
+        ROUTE_WORDS,
         DELAY_SHIFT,
         SNAT_COUNTERS,
         FIRST_SYNS,

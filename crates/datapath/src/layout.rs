@@ -84,7 +84,7 @@ const SERVICES: (fn(&Capacity) -> u32, &str) = (|c| c.services, "--max-services"
 const BACKENDS: (fn(&Capacity) -> u32, &str) = (|c| c.backends, "--max-backends");
 
 /// All maps.
-pub(crate) const MAPS: [MapSpec; 42] = [
+pub(crate) const MAPS: [MapSpec; 43] = [
     array::<abi::Config>("config", None, ""),
     array::<abi::FilterWord>("frontend_filter", None, ""),
     array::<abi::GoingFilter>("going_filter", None, ""),
@@ -127,6 +127,7 @@ pub(crate) const MAPS: [MapSpec; 42] = [
     fixed::<u32, u32>("nics", bpf_map_type::BPF_MAP_TYPE_HASH, NO_PREALLOC),
     lru::<u64, u32>("pod_macs", None, ""),
     per_cpu::<abi::Counter>("counters"),
+    per_cpu::<abi::Route>("routes"),
     per_cpu::<abi::Pace>("paces"),
     // The kernel adds BPF_F_RDONLY_PROG to every device map.
     fixed::<u32, abi::Device>("devices", bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH, 1 << 7),

@@ -197,7 +197,7 @@ mod tests {
         link      nic_in        eth2        /sys/fs/bpf/weir/links/nic_in-2                          would detach
         link      connect4      <none>      /sys/fs/bpf/weir/links/connect4                          would detach
         program   weir_nic_in   <none>      /sys/fs/bpf/weir/programs-0123456789abcdef/weir_nic_in   would remove
-        map       services      <none>      /sys/fs/bpf/weir/maps-v12/services                       would remove
+        map       services      <none>      /sys/fs/bpf/weir/maps-v13/services                       would remove
         ");
     }
 

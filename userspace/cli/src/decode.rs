@@ -3,6 +3,7 @@
 mod direct;
 mod flows;
 mod ports;
+mod routes;
 
 use std::fmt;
 use std::mem::offset_of;
@@ -21,6 +22,7 @@ use direct::tunnel;
 pub(crate) use direct::{local_endpoint, nic, other_node};
 pub(crate) use flows::{affinity, flow, fragment, held_piece, hooked_pod, reply, reply_key, socket};
 pub(crate) use ports::{displaced, first_syns, snat_counter, snat_kept, snat_next, snat_ports};
+pub(crate) use routes::route;
 
 /// A decoded key or value, or a part of one.
 #[derive(Clone, Debug, Eq, PartialEq)]

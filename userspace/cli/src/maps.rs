@@ -167,6 +167,12 @@ fn entries(view: &View, dump: &Dump, name: &str) -> Result<Option<Vec<EntryRow>>
         }
         "first_pieces" => of_each_cpu::<abi::HeldPiece>(view, name, &[("bytes", offset_of!(abi::HeldPiece, length))])?,
         "counters" => counters(view)?,
+        "routes" => {
+            let size = size_of::<abi::Route>();
+            let cpus =
+                |values: &[u8]| values.chunks_exact(size).enumerate().filter_map(decode::route).collect::<Vec<_>>();
+            used_raw(view, name)?.unwrap_or_default().iter().flat_map(|(_, values)| cpus(values)).map(entry).collect()
+        }
         "paces" => {
             let fields = [("tick", offset_of!(abi::Pace, tick)), ("flows", offset_of!(abi::Pace, flows))];
             of_each_cpu::<abi::Pace>(view, name, &fields)?

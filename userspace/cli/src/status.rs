@@ -297,7 +297,7 @@ mod tests {
         let subsystems = subsystems(&facts(Agent::Silent("127.0.0.1:10256: connection refused".to_owned())));
         insta::assert_snapshot!(anstream::adapter::strip_str(&plain(Format::Table).list(&subsystems).unwrap()), @r"
         SUBSYSTEM   STATE      DETAIL
-        maps        ok         6 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 12
+        maps        ok         6 pinned in /sys/fs/bpf/weir/maps-v3, ABI version 13
         links       degraded   nic_in: eth2; nic_out: eth2; socket: 2 of 8 programs
         services    degraded   3 of 100 services, 5 of 5 frontends4, 1 of 100 frontends6, 2 of 100 source ranges; over 85 % full, give the agent larger maps
         backends    ok         5 of 100 backends, 1 of 100 lines

@@ -20,7 +20,7 @@ use crate::pins::{PinDir, READ_ONLY};
 use crate::variables::ConfigNow;
 
 /// What programs write. `maps.h` says the same, and a test that no other map changes.
-const WRITTEN: [&str; 21] = [
+const WRITTEN: [&str; 22] = [
     "going_filter",
     "flows4",
     "flows6",
@@ -38,6 +38,7 @@ const WRITTEN: [&str; 21] = [
     "socket_peers",
     "pod_macs",
     "counters",
+    "routes",
     "paces",
     "snat_counters",
     "snat_kept",

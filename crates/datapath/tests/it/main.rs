@@ -52,6 +52,7 @@ mod pods;
 mod refusals;
 mod rehearsal;
 mod resized;
+mod routes;
 mod sctp;
 mod selectors;
 mod service_networks;
