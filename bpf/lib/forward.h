@@ -12,6 +12,9 @@
 /* Of struct tcphdr: the upper half is the header's length in words. */
 #define TCP_WORDS_AT 12
 
+/* Of a TOS what routes may differ by: the rest says whether there is a jam (RFC 3168). */
+#define TOS_DSCP 0xfc
+
 /*
  * Bytes of the header that IPv6 packets of segments above 64 KiB have, whose payload's length is 0: hop-by-hop options with that of the jumbogram (RFC 2675;
  * net.core gro_max_size, Linux 5.19 to 6.18).
@@ -32,7 +35,7 @@ static __always_inline long route_ask(ctx_t *ctx, const struct packet *p, const 
 		__builtin_memcpy(fib->ipv6_src, &to->src, sizeof(to->src));
 		__builtin_memcpy(fib->ipv6_dst, &to->dst, sizeof(to->dst));
 	} else {
-		fib->tos = p->tos;
+		fib->tos = p->tos & TOS_DSCP;
 		fib->ipv4_src = to->src.word[3];
 		fib->ipv4_dst = to->dst.word[3];
 	}

@@ -15,8 +15,11 @@ pub(crate) struct Constants {
     room_beside_tcp: u32,
     errors_told: u32,
     tick_shift: u32,
+    remembers_routes: u32,
 }
 
+/// There, and 1, where the kernel is one that interrupts nearly everything (PREEMPT_RT).
+const REALTIME: &str = "/sys/kernel/realtime";
 /// A CPU tells so many refusals in a tick in any case: a few clients' worth.
 const LEAST_ERRORS_TOLD: u32 = 16;
 
@@ -34,19 +37,43 @@ impl Constants {
         let (opening_step, tick_shift) = (abi::opening_step(opening_sets), tick_clock()?.shift());
         // A processor of this kind reads memory in the order that a program says.
         let reorders_reads = (!cfg!(any(target_arch = "x86", target_arch = "x86_64"))).into();
-        Ok(Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, errors_told, tick_shift })
+        // Since Linux 6.18 such a kernel may let a program interrupt another one of its CPU (PREEMPT_RT_NEEDS_BH_LOCK).
+        let remembers_routes = (!is_realtime(std::fs::read_to_string(REALTIME).ok().as_deref())).into();
+        Ok(Self {
+            opening_sets,
+            opening_step,
+            reorders_reads,
+            room_beside_tcp,
+            errors_told,
+            tick_shift,
+            remembers_routes,
+        })
     }
 
     /// Has all objects of a loader have them. One that does not use a constant lacks it.
     pub(crate) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
-        let Self { opening_sets, opening_step, reorders_reads, room_beside_tcp, errors_told, tick_shift } = self;
+        let Self {
+            opening_sets,
+            opening_step,
+            reorders_reads,
+            room_beside_tcp,
+            errors_told,
+            tick_shift,
+            remembers_routes,
+        } = self;
         loader.override_global("opening_sets", opening_sets, false);
         loader.override_global("opening_step", opening_step, false);
         loader.override_global("reorders_reads", reorders_reads, false);
         loader.override_global("room_beside_tcp", room_beside_tcp, false);
         loader.override_global("errors_told", errors_told, false);
         loader.override_global("tick_shift", tick_shift, false);
+        loader.override_global("remembers_routes", remembers_routes, false);
     }
+}
+
+/// By what [`REALTIME`] says, which is not there on other kernels.
+fn is_realtime(says: Option<&str>) -> bool {
+    says.is_some_and(|says| says.trim() == "1")
 }
 
 /// Refusals that each of so many CPUs tells in a tick.
@@ -74,13 +101,23 @@ mod tests {
     use crate::objects::{self, TC, XDP};
 
     #[test]
+    fn a_kernel_is_one_for_real_time_if_it_says_so() {
+        assert!(is_realtime(Some("1\n")));
+        assert!(!is_realtime(Some("0\n")) && !is_realtime(None));
+    }
+
+    #[test]
     fn the_kernel_takes_programs_for_processors_that_reorder_reads() {
         if !require_root("programs for other processors") {
             return;
         }
         let small =
             Capacity { services: 64, backends: 64, frontends: 64, flows: 1024, openings: 1024, ..Capacity::DEFAULT };
-        let constants = Constants { reorders_reads: 1, ..Constants::new(small.openings, small.flows).unwrap() };
+        let constants = Constants {
+            reorders_reads: 1,
+            remembers_routes: 0,
+            ..Constants::new(small.openings, small.flows).unwrap()
+        };
         let mut loader = objects::loader();
         constants.set(&mut loader);
         // These have sets: an object that has no such constant is an error.

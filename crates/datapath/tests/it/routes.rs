@@ -53,10 +53,11 @@ fn place(case: Case, seen: &Packet) -> u64 {
     let mut ends = (first ^ half(seen.destination_socket().port())) << 32;
     let words = [address(seen.source), address(seen.destination)].concat();
     for (at, pair) in (4_u64..).step_by(2).zip(words.chunks_exact(2)) {
-        let mixed = pair[0] ^ (pair[1] << 7 & u64::from(u32::MAX));
-        ends = ends.wrapping_add(mixed.wrapping_mul(2 * at + 1));
+        ends = ends.wrapping_add((pair[0] ^ pair[1] << 7).wrapping_mul(2 * at + 1));
     }
-    ends.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - abi::ROUTE_BITS)
+    let golden = 0x9e37_79b9_7f4a_7c15;
+    ends = ends.wrapping_mul(golden);
+    (ends ^ ends >> 32).wrapping_mul(golden) >> (64 - abi::ROUTE_BITS)
 }
 
 #[test]

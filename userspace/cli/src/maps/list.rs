@@ -112,7 +112,7 @@ fn used(view: &View, dump: &Dump, name: &str) -> Result<usize> {
         "socket_peers" => view.sockets()?.len(),
         "affinities" => view.affinities()?.len(),
         "fragments" => view.fragments()?.len(),
-        "first_syns" | "snat_counters" | "snat_kept" | "displaced" | "routes" => {
+        "first_syns" | "snat_counters" | "snat_kept" | "displaced" => {
             unsorted_raw(view, name)?.map_or(0, |entries| entries.len())
         }
         // There are few in the rest.
