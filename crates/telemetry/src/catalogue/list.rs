@@ -10,7 +10,7 @@ const HOOKS: u32 = 6;
 const REASONS: u32 = 40;
 const DROP_REASONS: u32 = 16;
 /// Maps, and those that the agent fills.
-const MAPS: u32 = 41;
+const MAPS: u32 = 42;
 const FILLED: u32 = 7;
 /// Pairs of a map and what is done to it.
 const OPS: u32 = 18;
