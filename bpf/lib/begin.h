@@ -220,8 +220,8 @@ static __always_inline int flow_start(const struct packet *p, struct flow *flow,
 
 	if (is_loopback(&p->dst, v6))
 		return -REASON_NO_FRONTEND;
-	/* Martians, which the host drops, and others that it sends on to nobody: what leaves in the node's name never gets there. */
-	if (!is_one_host(&p->src, v6) || is_link_local(&p->src, v6) || is_own(&p->src, config, v6))
+	/* Martians, which the host drops: what leaves in the node's name never gets there. */
+	if (!is_one_host(&p->src, v6) || is_own(&p->src, config, v6))
 		return -REASON_NO_FRONTEND;
 	frontend = frontend_lookup(&p->dst, p->dport, p->proto, v6);
 	if (!frontend && !is_unwrapped(p) && !is_cluster_ip(&p->dst, v6)) {

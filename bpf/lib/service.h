@@ -106,12 +106,6 @@ static __always_inline bool is_one_host(const struct addr *addr, const bool v6)
 	return v6 || ~first;
 }
 
-/* Whether an address is one of IPv6 that leaves no link: what comes from there the host sends on to nobody (ip6_forward() in net/ipv6/ip6_output.c). */
-static __always_inline bool is_link_local(const struct addr *addr, const bool v6)
-{
-	return v6 && (addr->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
-}
-
 /* kube-proxy's short circuit: who is inside the cluster may use every endpoint, whatever the external policy says. */
 static __always_inline enum traffic_class traffic_class_of(const struct frontend *frontend, bool from_outside)
 {

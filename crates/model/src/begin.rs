@@ -5,7 +5,7 @@ use weir_abi as abi;
 use crate::choose::Request;
 use crate::control::{is_here, is_local};
 use crate::over::Claim;
-use crate::packet::{Packet, SCTP, TCP, UDP, is_link_local, is_loopback, is_one_host, is_set};
+use crate::packet::{Packet, SCTP, TCP, UDP, is_loopback, is_one_host, is_set};
 use crate::place::{Stored, is_answered_already, reply_key};
 use crate::tables::{Flow, Reply, Stage};
 use crate::{Model, Place, Reason};
@@ -180,11 +180,10 @@ impl Model {
         from_outside: bool,
         place: &Place<'_>,
     ) -> Result<Started, Reason> {
-        // Martians, which the host drops, and others that it sends on to nobody.
-        let is_one_host = is_one_host(p.family, p.src) && !is_link_local(p.family, p.src);
+        // Martians, which the host drops.
         let tunnel = self.tunnel(p.family);
         let is_own = p.src == self.node(p.family) || (tunnel.ifindex != 0 && p.src == tunnel.addr);
-        if is_loopback(p.family, p.dst) || !is_one_host || is_own {
+        if is_loopback(p.family, p.dst) || !is_one_host(p.family, p.src) || is_own {
             return Err(abi::REASON_NO_FRONTEND);
         }
         let frontend = self.control.frontend(p);

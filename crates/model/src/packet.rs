@@ -219,11 +219,6 @@ pub(crate) fn is_one_host(family: Family, addr: Addr) -> bool {
     is_set(addr) && !is_loopback(family, addr) && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST && !is_mapped
 }
 
-/// Whether an address is one of IPv6 that leaves no link.
-pub(crate) fn is_link_local(family: Family, addr: Addr) -> bool {
-    matches!(ip_of(family, addr), IpAddr::V6(ip) if ip.is_unicast_link_local())
-}
-
 /// Reads forward, and never beyond the end.
 struct Cursor<'a> {
     frame: &'a [u8],

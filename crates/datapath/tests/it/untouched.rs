@@ -214,10 +214,8 @@ fn martians_start_no_flow() {
     let all = Pair { v4: Ipv4Addr::BROADCAST, v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) };
     // IPv6's way to write an address of IPv4.
     let mapped = Pair { v6: CLIENT.v4.to_ipv6_mapped(), ..all };
-    // Of one link, which the host never lets leave it.
-    let neighbour = Pair { v6: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7), ..all };
     for case in CASES {
-        for source in [loopback, nobody, many, all, mapped, neighbour] {
+        for source in [loopback, nobody, many, all, mapped] {
             let packet = case.first(case.at(source, node.client_port()), case.at(CLUSTER_IP, PORT));
             for (hook, device, verdict) in INWARD {
                 let frame = packet.to_bytes();
