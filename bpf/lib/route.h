@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * The kernel's answers about routes, which a CPU remembers for the jiffy in which they came: packets of a flow come in bursts, and to ask costs as much
- * as all else that is done with one of them. docs/adr/0067-routes-of-this-jiffy.md
+ * The kernel's answers about routes, which a CPU remembers for the jiffy in which they came: packets of a flow come in bursts, and to ask costs a third
+ * of what is done with one of IPv4, and half with IPv6. docs/adr/0067-routes-of-this-jiffy.md
  */
 #ifndef WEIR_ROUTE_H
 #define WEIR_ROUTE_H

@@ -1,5 +1,7 @@
 //! What programs have as constants, and only the loader knows.
 
+use std::fs;
+
 use aya::EbpfLoader;
 use weir_abi as abi;
 
@@ -18,8 +20,10 @@ pub(crate) struct Constants {
     remembers_routes: u32,
 }
 
-/// There, and 1, where the kernel is one that interrupts nearly everything (PREEMPT_RT).
-const REALTIME: &str = "/sys/kernel/realtime";
+/// What `uname -v` says: how the kernel was built, in words.
+const VERSION: &str = "/proc/sys/kernel/version";
+/// That it interrupts nearly everything.
+const REALTIME: &str = "PREEMPT_RT";
 /// A CPU tells so many refusals in a tick in any case: a few clients' worth.
 const LEAST_ERRORS_TOLD: u32 = 16;
 
@@ -38,7 +42,8 @@ impl Constants {
         // A processor of this kind reads memory in the order that a program says.
         let reorders_reads = (!cfg!(any(target_arch = "x86", target_arch = "x86_64"))).into();
         // Since Linux 6.18 such a kernel may let a program interrupt another one of its CPU (PREEMPT_RT_NEEDS_BH_LOCK).
-        let remembers_routes = (!is_realtime(std::fs::read_to_string(REALTIME).ok().as_deref())).into();
+        let version = fs::read_to_string(VERSION).map_err(|e| Error::io(format!("cannot read {VERSION}"), e))?;
+        let remembers_routes = (!is_realtime(&version)).into();
         Ok(Self {
             opening_sets,
             opening_step,
@@ -71,9 +76,9 @@ impl Constants {
     }
 }
 
-/// By what [`REALTIME`] says, which is not there on other kernels.
-fn is_realtime(says: Option<&str>) -> bool {
-    says.is_some_and(|says| says.trim() == "1")
+/// By what [`VERSION`] says.
+fn is_realtime(version: &str) -> bool {
+    version.split_whitespace().any(|word| word == REALTIME)
 }
 
 /// Refusals that each of so many CPUs tells in a tick.
@@ -102,8 +107,8 @@ mod tests {
 
     #[test]
     fn a_kernel_is_one_for_real_time_if_it_says_so() {
-        assert!(is_realtime(Some("1\n")));
-        assert!(!is_realtime(Some("0\n")) && !is_realtime(None));
+        assert!(is_realtime("#1 SMP PREEMPT_RT Debian 6.12.43-1 (2025-08-27)\n"));
+        assert!(!is_realtime("#1 SMP PREEMPT_DYNAMIC Debian 6.12.43-1 (2025-08-27)\n"));
     }
 
     #[test]

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::thread;
 
+use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues};
 use nix::sys::socket::AddressFamily;
 use nix::time::{ClockId, clock_gettime};
 use weir_abi as abi;
 use weir_core::model::{Family, Protocol};
 use weir_datapath::Hook;
 use weir_testbed::address::{self, CLIENT};
-use weir_testbed::packet::Packet;
+use weir_testbed::packet::{Mac, Packet};
 
 use crate::case::{CASES, CLUSTER_IP, Case, PORT, cases};
 use crate::network::nic;
-use crate::node::{Device, Node, TC_REDIRECT, XDP_PASS, XDP_REDIRECT, XDP_TX, web};
+use crate::node::{Device, NODE2_MAC, Node, TC_REDIRECT, XDP_PASS, XDP_REDIRECT, XDP_TX, web};
 use crate::openings::stay_on_one_cpu;
 use crate::too_big::enlarged;
 
@@ -58,6 +59,44 @@ fn place(case: Case, seen: &Packet) -> u64 {
     let golden = 0x9e37_79b9_7f4a_7c15;
     ends = ends.wrapping_mul(golden);
     (ends ^ ends >> 32).wrapping_mul(golden) >> (64 - abi::ROUTE_BITS)
+}
+
+const ROUTE: usize = size_of::<abi::Route>() / size_of::<u64>();
+
+/// Changes what all CPUs remember in a place.
+fn change_place(node: &Node, place: u64, change: impl Fn(&mut [u64; ROUTE])) {
+    let pinned = MapData::from_pin(node.pin("routes")).unwrap();
+    let mut routes: PerCpuArray<_, [u64; ROUTE]> = Map::from_map_data(pinned).unwrap().try_into().unwrap();
+    let place = u32::try_from(place).unwrap();
+    let mut values = routes.get(&place, 0).unwrap().to_vec();
+    values.iter_mut().for_each(change);
+    routes.set(place, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
+}
+
+#[test]
+fn what_was_found_for_a_packet_counts_for_the_next_one_in_its_jiffy_and_for_none_in_another() {
+    /// The last bytes of an answer: the neighbour's address.
+    const OTHER: Mac = Mac([2, 0, 0, 0, 7, 7]);
+    let Some(mut node) = Node::new("routes that are remembered") else { return };
+    stay_on_one_cpu();
+    node.serve(web(), &[(2, 1)]);
+    for case in cases(Protocol::Tcp) {
+        let (first, later) = begin(&node, case);
+        let place = place(case, &node.insist(Hook::Xdp, Device::Eth0, &first).packet());
+        let to = || node.send(Hook::Xdp, Device::Eth0, &later).packet().destination_mac;
+        let remembered = (0..TRIES).filter(|_| {
+            assert_eq!(to(), NODE2_MAC);
+            change_place(&node, place, |route| {
+                let bytes = &mut route[ROUTE - 1].to_ne_bytes();
+                bytes[2..].copy_from_slice(&OTHER.0);
+                route[ROUTE - 1] = u64::from_ne_bytes(*bytes);
+            });
+            let seen = to();
+            await_jiffy();
+            seen == OTHER
+        });
+        assert!(remembered.count() > 0, "{case:?}: the kernel was asked each time");
+    }
 }
 
 #[test]

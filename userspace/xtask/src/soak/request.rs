@@ -67,7 +67,12 @@ pub(super) fn udp(target: SocketAddr, mut lost: impl FnMut([Instant; 2], &Unansw
             }
             dropped = queues::dropped()?.saturating_sub(before);
             socket.set_read_timeout(Some(DATAGRAM_PATIENCE - DATAGRAM_DUE))?;
-            socket.read(&mut [0; ANSWER_BYTES])
+            let answer = socket.read(&mut [0; ANSWER_BYTES]);
+            // Who was refused was not lost in a queue.
+            if !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                dropped = 0;
+            }
+            answer
         };
         match exchange() {
             Ok(_) => return Ok(()),
