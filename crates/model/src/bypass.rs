@@ -3,7 +3,7 @@
 use weir_abi as abi;
 
 use crate::edit::Edit;
-use crate::packet::{Packet, Piece};
+use crate::packet::{Packet, Piece, is_of_link};
 use crate::path::Translated;
 use crate::{Hook, Model, Outcome, Place, Route, Verdict};
 
@@ -20,6 +20,9 @@ impl Model {
 
     /// The way to an address, if it leads past the host. Whatever is in the way of that is left to the host.
     fn shortcut(&self, p: &mut Packet, to: abi::Addr, place: &Place<'_>) -> Option<Route> {
+        if is_of_link(p.family, p.src) {
+            return None;
+        }
         place.route(p, to).ok().filter(|route| self.shortcuts.contains_key(&route.device))
     }
 

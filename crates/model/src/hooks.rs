@@ -8,7 +8,7 @@ use weir_core::model::Family;
 use crate::answer::{self, Cause};
 use crate::cut;
 use crate::edit::Edit;
-use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_one_host, parse};
+use crate::packet::{Packet, Piece, TCP, UDP, ip_of, is_of_link, is_one_host, parse};
 use crate::path::{Left, Translated};
 use crate::{Again, HandOver, Hook, Model, Outcome, Place, Reason, Verdict};
 
@@ -214,6 +214,7 @@ impl Model {
             && asks
             && frame.len() >= p.l4 + 8
             && is_one_host(p.family, p.src)
+            && !is_of_link(p.family, p.src)
             && self.control.rest_of(p.family, p.dst).is_some()
             && !self.other_nodes.contains(&p.dst)
             && place.network.route(ip_of(p.family, p.dst)).is_some()

@@ -212,6 +212,11 @@ pub(crate) fn is_loopback(family: Family, addr: Addr) -> bool {
     }
 }
 
+/// Whether an address is of the link alone: from there the kernel names no way that forwards (bpf_ipv6_fib_lookup() in net/core/filter.c).
+pub(crate) fn is_of_link(family: Family, addr: Addr) -> bool {
+    matches!(ip_of(family, addr), IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
 /// Whether an address is that of one host, as a sender's has to be.
 pub(crate) fn is_one_host(family: Family, addr: Addr) -> bool {
     let ip = ip_of(family, addr);

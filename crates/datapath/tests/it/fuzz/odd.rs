@@ -1,5 +1,6 @@
 //! What scenarios vary beside what the first entries of the corpus had bytes for: these have none of it, as the byte that asks for it is zero there.
 
+use super::places::{ODD_CLIENT, ODD_CLIENTS};
 use super::step::{Piece, STEP_BYTES, Shape, Step, WORLD_BYTES};
 
 /// What is odd in a scenario's world.
@@ -46,9 +47,19 @@ impl Odd {
         self.0 & 16 != 0
     }
 
+    const fn has_clients(self) -> bool {
+        self.0 & 32 != 0
+    }
+
     /// A step, with what its last bytes vary.
     pub(super) fn vary(self, mut step: Step, bytes: &[u8]) -> Step {
         let last = |from_end: usize| bytes.get(STEP_BYTES - from_end).copied().unwrap_or_default();
+        if let Step::Client { client, .. } | Step::Echo { client, .. } = &mut step
+            && self.has_clients()
+            && last(5) < 64
+        {
+            *client = ODD_CLIENT + usize::from(last(5)) % ODD_CLIENTS;
+        }
         match &mut step {
             Step::Client { shape, .. } | Step::Again { shape, .. } | Step::Answer { shape, .. } => {
                 self.shape(shape, [last(4), last(3), last(2), last(1)]);

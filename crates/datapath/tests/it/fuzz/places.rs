@@ -44,6 +44,10 @@ pub(super) fn wrapper(family: Family, from: usize, to: usize) -> (IpAddr, IpAddr
     (of(family, from), of(family, to))
 }
 
+/// Number of the first client whose address is no single host's, and how many of them there are.
+pub(super) const ODD_CLIENT: usize = 8;
+pub(super) const ODD_CLIENTS: usize = 3;
+
 /// Number of the client that is another node.
 const OTHER_NODE: usize = 5;
 
@@ -52,7 +56,14 @@ pub(super) fn client_port(number: usize, port: u16) -> u16 {
     if number == OTHER_NODE && port != 0 { port + 10_000 } else { port }
 }
 
-/// Who sends: two clients outside, two pods (of which the first one is an endpoint), two nodes, and addresses that nobody has.
+/// Clients that are no single host of the network's: of the link alone, of many, and an IPv4 address as programs have it in IPv6.
+const LINK_LOCAL: Pair = Pair { v4: Ipv4Addr::new(169, 254, 7, 3), v6: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x100, 3) };
+const ALL_ROUTERS: Pair = Pair { v4: Ipv4Addr::new(224, 0, 0, 2), v6: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2) };
+const BROADCAST_OR_MAPPED: Pair =
+    Pair { v4: Ipv4Addr::BROADCAST, v6: Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0xc633, 0x6403) };
+
+/// Who sends: two clients outside, two pods (of which the first one is an endpoint), two nodes, and addresses that nobody has, or that are no single
+/// host's (from `ODD_CLIENT` on).
 pub(super) fn client(family: Family, number: usize) -> IpAddr {
     let unspecified = Pair { v4: Ipv4Addr::UNSPECIFIED, v6: Ipv6Addr::UNSPECIFIED };
     let pairs = [
@@ -64,6 +75,9 @@ pub(super) fn client(family: Family, number: usize) -> IpAddr {
         address::node(2),
         LOCALHOST,
         unspecified,
+        LINK_LOCAL,
+        ALL_ROUTERS,
+        BROADCAST_OR_MAPPED,
     ];
     of(family, pairs[number % pairs.len()])
 }

@@ -71,7 +71,9 @@ impl Network for Devices {
     fn route(&self, to: IpAddr) -> Option<weir_model::Route> {
         let is = |pair: address::Pair| pair.like(to) == to;
         let in_node = |node: u8| address::pod_cidrs(node).iter().any(|net| net.contains(&to));
-        if to.is_loopback() || to.is_multicast() || to.is_unspecified() {
+        // The node's links have no addresses of the link alone.
+        let is_of_link = matches!(to, IpAddr::V6(to) if to.is_unicast_link_local());
+        if to.is_loopback() || to.is_multicast() || to.is_unspecified() || is_of_link {
             return None;
         }
         if let Some(card) = on_link(to) {
