@@ -17,6 +17,10 @@ const THREADS: f64 = 4.0;
 /// Requests in each second without which nothing is proven.
 const RATE: f64 = 50.0;
 
+/// Of a hundred datagrams so many may be lost in queues that are full: floods and what they leave behind take a few seconds of each minute, in which
+/// most others get through. More are lost for another reason.
+const AT_FULL_QUEUES: f64 = 3.0;
+
 /// All that the claims are about.
 pub(super) struct Seen<'a> {
     pub(super) seconds: f64,
@@ -99,6 +103,11 @@ pub(super) fn of(seen: &Seen<'_>) -> Vec<Claim> {
     let mut claims = vec![
         none("requests that failed, but at a killed pod", unexplained),
         none("datagrams lost, but at a killed pod or in a queue that was full", lost.unexplained.len()),
+        Claim {
+            text: "datagrams of a hundred lost in a queue that was full".into(),
+            seen: 100.0 * lost.at_full_queues as f64 / (*udp).max(1) as f64,
+            bound: Bound::AtMost(AT_FULL_QUEUES),
+        },
         none("new services that did not answer within 10 s", *late),
         none("panics of agents", *panics),
         Claim {
@@ -201,6 +210,18 @@ mod tests {
         let Lost { at_killed, at_full_queues, unexplained } = judge_lost(lost.to_vec(), &[gone(true)]);
         assert_eq!((at_killed, at_full_queues), (1, 1));
         assert_eq!(unexplained.iter().map(|one| one.failure.from).collect::<Vec<_>>(), [201.9]);
+    }
+
+    #[test]
+    fn full_queues_excuse_few_datagrams() {
+        let holds = |at_full_queues| {
+            let asked = Asked { http: 5000, udp: 1000, lines: 0 };
+            let lost = Lost { at_full_queues, ..Lost::default() };
+            let (failures, nodes, held) = (&[], &[], &[]);
+            let claims = of(&Seen { seconds: 60.0, asked, failures, lost: &lost, late: 0, nodes, held, panics: 0 });
+            claims.iter().all(Claim::holds)
+        };
+        assert!(holds(30) && !holds(31));
     }
 
     #[test]

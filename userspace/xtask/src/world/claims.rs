@@ -24,7 +24,7 @@ pub(super) fn of(results: &Results) -> Vec<Claim> {
     let about_backend = |backend| {
         let direct = |figure, least| beside_direct(results, Proxy::Weir, figure, backend, least);
         [
-            added(results, backend),
+            added(results, Proxy::Weir, backend),
             direct(Figure::Sustained, if backend == Backend::Local { 0.97 } else { 0.9 }),
             direct(Figure::Keepalive, 0.97),
             direct(Figure::Bulk, 0.97),
@@ -34,16 +34,18 @@ pub(super) fn of(results: &Results) -> Vec<Claim> {
     };
     let bypass = [Figure::Burst, Figure::Keepalive]
         .map(|figure| beside_direct(results, Proxy::Bypass, figure, Backend::Local, 1.1));
-    let all = Backend::ALL.into_iter().flat_map(about_backend).chain(bypass);
+    // Without the first node on the way back this is what the way there costs.
+    let dsr = added(results, Proxy::Dsr, Backend::Remote);
+    let all = Backend::ALL.into_iter().flat_map(about_backend).chain(bypass).chain([dsr]);
     all.chain(Figure::ALL.map(|figure| scale(results, figure))).flatten().collect()
 }
 
-/// CPU time that Weir adds to a connection without a service, in parts of what that mode of kube-proxy adds that adds less.
-fn added(results: &Results, backend: Backend) -> Option<Claim> {
+/// CPU time that Weir, as this proxy runs it, adds to a connection without a service, in parts of what that mode of kube-proxy adds that adds less.
+fn added(results: &Results, proxy: Proxy, backend: Backend) -> Option<Claim> {
     let seen = |place: Place| {
         let added = |proxy| Some(to_direct(results, Figure::Cpu, proxy, place)? - 1.0);
         let least = added(Proxy::Iptables)?.min(added(Proxy::Nftables)?);
-        let own = added(Proxy::Weir)?;
+        let own = added(proxy)?;
         // Nothing added is less than half of anything; something is not less than half of nothing.
         Some(if own <= 0.0 {
             0.0
@@ -53,15 +55,20 @@ fn added(results: &Results, backend: Backend) -> Option<Claim> {
             own / least
         })
     };
-    about(results, "CPU added per connection / kube-proxy's better mode", Bound::AtMost(0.5), backend, seen)
+    let text = format!("{}CPU added per connection / kube-proxy's better mode", by(proxy));
+    about(results, &text, Bound::AtMost(0.5), backend, seen)
 }
 
 /// A rate through a proxy, in parts of that without a service.
 fn beside_direct(results: &Results, proxy: Proxy, figure: Figure, backend: Backend, least: f64) -> Option<Claim> {
     let seen = |place: Place| to_direct(results, figure, proxy, place);
-    let by = if proxy == Proxy::Weir { String::new() } else { format!("{proxy}: ") };
-    let text = format!("{by}{}, {} / without a service", figure.title(), figure.unit());
+    let text = format!("{}{}, {} / without a service", by(proxy), figure.title(), figure.unit());
     about(results, &text, Bound::AtLeast(least), backend, seen)
+}
+
+/// Which Weir a claim is about, where it is not the one of the defaults.
+fn by(proxy: Proxy) -> String {
+    if proxy == Proxy::Weir { String::new() } else { format!("{proxy}: ") }
 }
 
 /// A time through Weir, in parts of that of kube-proxy's better mode.
@@ -162,6 +169,16 @@ mod tests {
     fn where_kube_proxy_adds_nothing_only_nothing_will_do() {
         assert!(!cpu([101.0, 140.0, 99.0])[0].holds());
         assert!(cpu([99.0, 140.0, 98.0])[0].holds());
+    }
+
+    #[test]
+    fn what_answers_clients_directly_is_held_against_kube_proxy_too() {
+        let proxied = [(Proxy::Dsr, 114.0), (Proxy::Iptables, 140.0), (Proxy::Nftables, 130.0)];
+        let records = proxied.map(|(proxy, value)| record(Figure::Cpu, node_port(proxy, 10), Backend::Remote, value));
+        let claims = of(&results(records.into()));
+        let [claim] = &claims[..] else { panic!("{claims:?}") };
+        assert!((claim.seen - 14.0 / 30.0).abs() < 1e-9 && claim.holds(), "{claim:?}");
+        assert!(claim.text.starts_with("weir dsr: CPU added"), "{claim:?}");
     }
 
     #[test]
