@@ -13,8 +13,21 @@ use crate::plan::has_family;
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`, at the addresses that answer at node ports.
     pub port: u16,
-    /// Endpoints of this node that are ready; 0 keeps load balancers away.
-    pub local_endpoints: u32,
+    /// Endpoints of this node that are ready, IPv4 and IPv6: 0 keeps load balancers away from its addresses of that family. None: the service has
+    /// none of the family, and nothing answers there.
+    pub local_endpoints: [Option<u32>; 2],
+}
+
+impl HealthCheck {
+    /// What is answered at addresses of a family, if anything is.
+    #[must_use]
+    pub const fn at(&self, family: Family) -> Option<u32> {
+        let [v4, v6] = self.local_endpoints;
+        match family {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
+    }
 }
 
 /// The health checks that a node serves, by service.
@@ -28,12 +41,11 @@ pub fn health_checks(cluster: &Cluster, node: &str) -> BTreeMap<ObjectName, Heal
     cluster.services().filter_map(check).collect()
 }
 
-/// As kube-proxy's `LocalReadyEndpoints`: every address counts once, however many ports it has, and whatever drains
-/// does not count although it may still get traffic. kube-proxy counts by family, for the listeners of that family
-/// alone; one number for both is the larger one, so that a dual-stack endpoint is not two.
-fn local_endpoints(cluster: &Cluster, service: &Service, node: &str) -> u32 {
-    let families = [Family::V4, Family::V6].into_iter().filter(|family| has_family(service, *family));
-    families.map(|family| local_endpoints_of(cluster, service, family, node)).max().unwrap_or(0)
+/// As kube-proxy's `LocalReadyEndpoints`, by family, for the listeners of that family alone: a node may have endpoints of one that it has not of the
+/// other. Every address counts once, however many ports it has, and whatever drains does not count although it may still get traffic.
+fn local_endpoints(cluster: &Cluster, service: &Service, node: &str) -> [Option<u32>; 2] {
+    let count = |family| has_family(service, family).then(|| local_endpoints_of(cluster, service, family, node));
+    [Family::V4, Family::V6].map(count)
 }
 
 fn local_endpoints_of(cluster: &Cluster, service: &Service, family: Family, node: &str) -> u32 {

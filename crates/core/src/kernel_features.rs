@@ -10,9 +10,9 @@ pub struct KernelFacts {
     pub tcx_refused: bool,
     /// A directory of a cgroup v2 hierarchy is there for the socket hooks, or they are not wanted.
     pub cgroup2: bool,
-    /// `net.ipv4.ip_forward`; None where it cannot be read.
+    /// `net.ipv4.ip_forward`; None where it cannot be read, or the node has none of the family.
     pub forwards4: Option<bool>,
-    /// `net.ipv6.conf.all.forwarding`; None where it cannot be read.
+    /// `net.ipv6.conf.all.forwarding`; the same.
     pub forwards6: Option<bool>,
     /// `net.core.bpf_jit_enable`; None where it cannot be read, as where the compiler is always on.
     pub compiles: Option<bool>,

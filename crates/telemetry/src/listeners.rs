@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 /// Connections that wait to be accepted.
 pub(crate) const BACKLOG: i32 = 128;
@@ -130,6 +130,24 @@ pub struct BindError {
     pub cause: io::Error,
 }
 
+impl BindError {
+    /// Whether it is about `::1` on a machine without IPv6, as many are: that one of IPv4 is enough there.
+    #[must_use]
+    pub fn is_loopback_without_ipv6(&self) -> bool {
+        self.address.ip() == Ipv6Addr::LOCALHOST && lacks_family(&self.cause)
+    }
+
+    /// The same about `::`, all addresses of IPv6, of which such a machine has none.
+    fn is_wildcard_without_ipv6(&self) -> bool {
+        self.address.ip() == Ipv6Addr::UNSPECIFIED && lacks_family(&self.cause)
+    }
+}
+
+/// Whether the kernel knows nothing of an address's family, or no address of it.
+fn lacks_family(cause: &io::Error) -> bool {
+    cause.kind() == ErrorKind::AddrNotAvailable || cause.raw_os_error() == Some(libc::EAFNOSUPPORT)
+}
+
 /// Sockets that listen; connections queue until they are [served](Self::serve).
 #[derive(Debug)]
 pub struct Listeners {
@@ -138,8 +156,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on every address, or on none. `[::]` means IPv6 alone, so that it can stand beside `0.0.0.0`. `what` is
-    /// for the error's text, such as `health checks`.
+    /// Listens on every address, or on none. `[::]` means IPv6 alone, so that it can stand beside `0.0.0.0`; beside others it is left out on a machine
+    /// without IPv6. `what` is for the error's text, such as `health checks`.
     ///
     /// # Errors
     /// If an address is used by somebody else or is not this machine's.
@@ -147,9 +165,15 @@ impl Listeners {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn bind(what: &'static str, addresses: &[SocketAddr]) -> Result<Self, BindError> {
-        let bound =
-            addresses.iter().map(|&address| listen(address).map_err(|cause| BindError { what, address, cause }));
-        Ok(Self { sockets: bound.collect::<Result<_, _>>()?, room: Room::new(Limits::DEFAULT) })
+        let mut sockets = Vec::new();
+        for &address in addresses {
+            match listen(address).map_err(|cause| BindError { what, address, cause }) {
+                Ok(socket) => sockets.push(socket),
+                Err(error) if error.is_wildcard_without_ipv6() && addresses.len() > 1 => debug!("{error}: IPv6 is off"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { sockets, room: Room::new(Limits::DEFAULT) })
     }
 
     /// The same in a room that others may share, instead of one of their own with [`Limits::DEFAULT`].
@@ -320,4 +344,26 @@ async fn close(mut stream: impl AsyncWrite + Unpin, slow: bool) {
     };
     // A client that is gone by now is told nothing.
     let _ = tokio::time::timeout(DRAIN, end).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(address: &str, errno: i32) -> BindError {
+        BindError { what: "tests", address: address.parse().unwrap(), cause: io::Error::from_raw_os_error(errno) }
+    }
+
+    /// A kernel that was told `ipv6.disable=1` when it started makes no such socket; one that was later has no such address.
+    #[test]
+    fn a_machine_without_ipv6_is_told_from_an_address_that_somebody_else_has() {
+        for errno in [libc::EAFNOSUPPORT, libc::EADDRNOTAVAIL] {
+            assert!(error("[::]:1", errno).is_wildcard_without_ipv6());
+            assert!(error("[::1]:1", errno).is_loopback_without_ipv6());
+            assert!(!error("127.0.0.2:1", errno).is_loopback_without_ipv6(), "it is IPv4 that is lacking");
+            assert!(!error("[2001:db8::1]:1", errno).is_wildcard_without_ipv6(), "whoever names it wants it");
+        }
+        assert!(!error("[::]:1", libc::EADDRINUSE).is_wildcard_without_ipv6());
+        assert!(!error("[::1]:1", libc::EADDRINUSE).is_loopback_without_ipv6());
+    }
 }

@@ -4,7 +4,7 @@
 //! `/livez` whether to restart us and `/readyz` whether we do our work; Prometheus asks `/metrics` on port 10249.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::sync::Arc;
 
 use axum::Router;
@@ -20,8 +20,12 @@ use serde::Serialize;
 use crate::catalogue;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
-/// Where kube-proxy answers health checks.
-pub const HEALTH_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 10256));
+/// Where kube-proxy answers health checks: at all addresses of both families, although it calls them 0.0.0.0 (`favoriteAddrFamily()` in Go's net package).
+pub const HEALTH_ADDRESSES: [SocketAddr; 2] = [
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, HEALTH_PORT)),
+    SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, HEALTH_PORT, 0, 0)),
+];
+const HEALTH_PORT: u16 = 10256;
 /// Where kube-proxy answers scrapers.
 pub const METRICS_ADDRESS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10249));
 

@@ -336,7 +336,7 @@ fn the_tables_of_the_default_size_take_less_than_half_of_the_memory_that_an_agen
 fn metrics_stay_on_the_node_unless_prometheus_is_to_read_them() {
     let Some(helm) = helm("the address of metrics") else { return };
     for (values, address) in
-        [("", "127.0.0.1:10249"), ("monitoring: {serviceMonitor: {enabled: true}}", "0.0.0.0:10249")]
+        [("", "127.0.0.1:10249"), ("monitoring: {serviceMonitor: {enabled: true}}", "0.0.0.0:10249,[::]:10249")]
     {
         let pods = pods(&helm.render(&format!("{IN_PLACE}\n{values}")).unwrap());
         let options = &pods["spec"]["containers"][0]["args"];

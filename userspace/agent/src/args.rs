@@ -12,7 +12,7 @@ use weir_core::plan::Spread;
 use weir_core::source_ports::UNPRIVILEGED;
 use weir_datapath::DEFAULT_PIN_DIR;
 use weir_telemetry::logging::LogFormat;
-use weir_telemetry::server::{HEALTH_ADDRESS, METRICS_ADDRESS};
+use weir_telemetry::server::{HEALTH_ADDRESSES, METRICS_ADDRESS};
 
 use crate::admin::AdminOptions;
 use crate::man::ManOptions;
@@ -278,7 +278,7 @@ fn parse_ports(text: &str) -> Result<(u16, u16), String> {
 #[command(next_help_heading = "Process")]
 pub(crate) struct ProcessOptions {
     /// Addresses for /healthz, /livez and /readyz
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [HEALTH_ADDRESS])]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = HEALTH_ADDRESSES)]
     pub(crate) health_address: Vec<SocketAddr>,
     /// Addresses for /metrics and /proxyMode
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', default_values_t = [METRICS_ADDRESS])]

@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{debug, error, info};
 use weir_core::health::HealthCheck;
-use weir_core::model::ObjectName;
+use weir_core::model::{Family, ObjectName};
 use weir_kube_watch::events::{Events, Regarding};
 use weir_telemetry::listeners::{Limits, Listeners, Room};
 use weir_telemetry::server::Probes;
@@ -38,7 +38,7 @@ impl HealthChecks {
     /// Keeps load balancers away from a service that the datapath does not serve: no endpoint here can be reached.
     pub(crate) fn withhold(&mut self, unserved: &ObjectName) {
         if let Some(check) = self.services.get_mut(unserved) {
-            check.local_endpoints = 0;
+            check.local_endpoints = check.local_endpoints.map(|here| here.map(|_| 0));
         }
     }
 }
@@ -90,34 +90,39 @@ impl HealthCheckServers {
     async fn update(&mut self, wanted: &HealthChecks) {
         let places_of = |(name, check): (&ObjectName, &HealthCheck)| {
             let (name, check) = (name.clone(), *check);
-            wanted.addresses.iter().map(move |ip| ((name.clone(), SocketAddr::new(*ip, check.port)), check))
+            wanted.addresses.iter().filter_map(move |ip| {
+                Some(((name.clone(), SocketAddr::new(*ip, check.port)), check.at(Family::of(*ip))?))
+            })
         };
-        let places: BTreeMap<Place, HealthCheck> = wanted.services.iter().flat_map(places_of).collect();
+        let places: BTreeMap<Place, u32> = wanted.services.iter().flat_map(places_of).collect();
         let closing = self.open.extract_if(.., |place, _| !places.contains_key(place)).collect();
         close(closing).await;
         self.failed.retain(|place, _| places.contains_key(place));
-        for (place, check) in places {
+        for (place, here) in places {
             match self.open.get(&place) {
-                Some(open) => open.endpoints.set(check.local_endpoints),
-                None => self.open(place, check),
+                Some(open) => open.endpoints.set(here),
+                None => self.open(place, here),
             }
         }
     }
 
-    fn open(&mut self, place: Place, check: HealthCheck) {
+    /// here: endpoints of this node that are ready.
+    fn open(&mut self, place: Place, here: u32) {
         let (name, address) = &place;
         match Listeners::bind("health checks of a Service", &[*address]) {
             Ok(listeners) => {
                 info!(service = %name, %address, "health check opened");
                 let ObjectName { namespace, name: service } = name.clone();
-                let endpoints = LocalEndpoints::new(namespace, service, check.local_endpoints);
+                let endpoints = LocalEndpoints::new(namespace, service, here);
                 let stop = CancellationToken::new();
                 let router = service_health_router(endpoints.clone(), Arc::clone(&self.probes));
                 let task = tokio::spawn(listeners.in_room(&self.room).serve(router, stop.clone()));
                 self.failed.remove(&place);
                 self.open.insert(place, Open { endpoints, stop, task });
             }
-            Err(cause) => self.tell(place, cause.to_string()),
+            // Nobody outside asks there.
+            Err(error) if error.is_loopback_without_ipv6() => debug!("{error}: IPv6 is off"),
+            Err(error) => self.tell(place, error.to_string()),
         }
     }
 
@@ -146,7 +151,7 @@ async fn close(servers: Vec<(Place, Open)>) {
 #[cfg(test)]
 mod tests {
     use std::io::ErrorKind;
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
@@ -173,14 +178,19 @@ mod tests {
 
     fn wanted(services: &[(&str, u16, u32)]) -> HealthChecks {
         let check = |(name, port, local_endpoints): &(&str, u16, u32)| {
-            (ObjectName::new("shop", *name), HealthCheck { port: *port, local_endpoints: *local_endpoints })
+            let local_endpoints = [Some(*local_endpoints), None];
+            (ObjectName::new("shop", *name), HealthCheck { port: *port, local_endpoints })
         };
         HealthChecks { addresses: vec![loopback::address().into()], services: services.iter().map(check).collect() }
     }
 
     /// The first line of an answer and its body, or why there is none.
     async fn ask(port: u16) -> Result<(String, String), ErrorKind> {
-        let mut stream = TcpStream::connect((loopback::address(), port)).await.map_err(|e| e.kind())?;
+        ask_at(SocketAddr::from((loopback::address(), port))).await
+    }
+
+    async fn ask_at(address: SocketAddr) -> Result<(String, String), ErrorKind> {
+        let mut stream = TcpStream::connect(address).await.map_err(|e| e.kind())?;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.map_err(|e| e.kind())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.map_err(|e| e.kind())?;
@@ -254,6 +264,23 @@ mod tests {
         assert_answers(port, 200, "cart").await;
         let told: Vec<_> = servers.failed.iter().map(|((_, address), cause)| (address.ip(), cause.as_str())).collect();
         assert!(matches!(told[..], [(ip, cause)] if ip == lacking && cause.contains("192.0.2.1")), "{told:?}");
+    }
+
+    /// As a family whose endpoints are all on other nodes, or which a service does not have.
+    #[tokio::test]
+    async fn each_family_tells_of_its_own_endpoints() {
+        let (mut servers, [both, one]) = (servers(), loopback::ports().unwrap());
+        let (v4, v6) = (IpAddr::from(loopback::address()), IpAddr::from(Ipv6Addr::LOCALHOST));
+        let mut wanted = wanted(&[("cart", both, 1), ("web", one, 1)]);
+        wanted.addresses.push(v6);
+        wanted.services.get_mut(&ObjectName::new("shop", "cart")).unwrap().local_endpoints[1] = Some(0);
+        servers.update(&wanted).await;
+        let code = |answer: Result<(String, String), ErrorKind>| answer.map(|(status, _)| status[9..12].to_owned());
+        assert_eq!(code(ask_at(SocketAddr::new(v4, both)).await), Ok("200".into()));
+        assert_eq!(code(ask_at(SocketAddr::new(v6, both)).await), Ok("503".into()));
+        assert_eq!(code(ask_at(SocketAddr::new(v4, one)).await), Ok("200".into()));
+        assert_eq!(code(ask_at(SocketAddr::new(v6, one)).await), Err(ErrorKind::ConnectionRefused));
+        assert_eq!(servers.failed, BTreeMap::new());
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! Facts of the host: its name, its network namespace, its cgroup hierarchy.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -14,6 +15,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::warn;
 use weir_core::kernel_features::KernelFacts;
+use weir_core::model::Family;
 
 /// The host's name in the form that the kubelet registers: lower case.
 pub(crate) fn name() -> Result<String> {
@@ -141,14 +143,15 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// What this node's kernel offers; what only attaching shows is the caller's to say.
-pub(crate) fn kernel_facts(tcx_refused: bool, cgroup2: bool) -> KernelFacts {
+/// What this node's kernel offers; what only attaching shows is the caller's to say, and in which families it need forward anything.
+pub(crate) fn kernel_facts(tcx_refused: bool, cgroup2: bool, families: &BTreeSet<Family>) -> KernelFacts {
     let is_on = |path: &str| fs::read_to_string(path).ok().map(|value| value.trim() != "0");
+    let forwards = |family, path| if families.contains(&family) { is_on(path) } else { None };
     KernelFacts {
         tcx_refused,
         cgroup2,
-        forwards4: is_on("/proc/sys/net/ipv4/ip_forward"),
-        forwards6: is_on("/proc/sys/net/ipv6/conf/all/forwarding"),
+        forwards4: forwards(Family::V4, "/proc/sys/net/ipv4/ip_forward"),
+        forwards6: forwards(Family::V6, "/proc/sys/net/ipv6/conf/all/forwarding"),
         compiles: is_on("/proc/sys/net/core/bpf_jit_enable"),
     }
 }

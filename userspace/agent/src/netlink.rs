@@ -1,14 +1,16 @@
-//! Interfaces, their addresses and default routes, followed by netlink. The only file that knows the crates of rtnetlink.
+//! Interfaces, their addresses and default routes, followed by netlink. Nobody else knows the crates of rtnetlink.
+
+mod addresses;
 
 use std::collections::BTreeMap;
 use std::future::ready;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{FutureExt, StreamExt};
 use netlink_packet_core::{DoneMessage, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
+use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -17,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use weir_core::interfaces::{Interface, LinkHeader};
 
+use self::addresses::carried;
 use crate::channel::publish;
 
 const GROUPS: [MulticastGroup; 5] = [
@@ -94,16 +97,16 @@ async fn list(handle: &Handle) -> Result<Option<Vec<Interface>>> {
         interfaces.insert(interface.index, interface);
     }
     let addresses = dump(handle, RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| match message {
-        RouteNetlinkMessage::NewAddress(message) => {
-            address(&message).map(|ip| (message.header.index, ip)).into_iter().collect()
-        }
+        RouteNetlinkMessage::NewAddress(message) => carried(&message).into_iter().collect(),
         _ => Vec::new(),
     });
-    let (addresses, is_whole) = addresses.await?;
+    let (mut addresses, is_whole) = addresses.await?;
     if !is_whole {
         return Ok(None);
     }
-    for (index, ip) in addresses {
+    // The kernel tells the newest ones first, of IPv6: what lasts comes before what does not.
+    addresses.sort_by_key(|(.., lasts)| !lasts);
+    for (index, ip, _) in addresses {
         if let Some(interface) = interfaces.get_mut(&index) {
             interface.addresses.push(ip);
         }
@@ -204,24 +207,6 @@ fn link_header(kind: LinkLayerType) -> LinkHeader {
         | LinkLayerType::Rawip => LinkHeader::None,
         _ => LinkHeader::Other,
     }
-}
-
-/// An address of global scope.
-fn address(message: &AddressMessage) -> Option<IpAddr> {
-    if message.header.scope != AddressScope::Universe {
-        return None;
-    }
-    let local = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Local(ip) => Some(*ip),
-        _ => None,
-    });
-    // IPv6 has no separate local address.
-    local.or_else(|| {
-        message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(ip) => Some(*ip),
-            _ => None,
-        })
-    })
 }
 
 /// Interfaces that a default route leaves through, and whether it does so by a gateway. The kernel keeps an unreachable one of its own

@@ -1,7 +1,6 @@
 //! The page: where it is served, and that it is served from a room of its own.
 
-use std::io::ErrorKind;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -78,10 +77,9 @@ fn listen(address: SocketAddr) -> Option<Listeners> {
         warn!(%address, "the page names all nodes, services and endpoints to whoever reaches this address");
     }
     let bound = Listeners::bind("the page", &[address]);
-    let complain = |error: &BindError| match error.cause.kind() {
-        // As many machines are: that one of IPv4 is enough then.
-        ErrorKind::AddrNotAvailable if address.ip() == Ipv6Addr::LOCALHOST => debug!("{error}: IPv6 is off"),
-        _ => warn!("{error}; see --page-address"),
+    let complain = |error: &BindError| match error.is_loopback_without_ipv6() {
+        true => debug!("{error}: IPv6 is off"),
+        false => warn!("{error}; see --page-address"),
     };
     bound.inspect_err(complain).ok()
 }

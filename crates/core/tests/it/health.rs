@@ -19,7 +19,9 @@ fn of(cluster: &Cluster) -> Option<HealthCheck> {
 }
 
 fn count(endpoints: Vec<Endpoint>) -> u32 {
-    of(&cluster(vec![checked(|_| {})], vec![slice("web-1", "web", endpoints)])).unwrap().local_endpoints
+    let [v4, v6] = of(&cluster(vec![checked(|_| {})], vec![slice("web-1", "web", endpoints)])).unwrap().local_endpoints;
+    assert_eq!(v6, None, "the service has no such address");
+    v4.unwrap()
 }
 
 #[test]
@@ -47,26 +49,26 @@ fn an_address_counts_once_over_all_ports_and_slices() {
     two_ports.ports.push(SlicePort { name: "https".into(), protocol: Protocol::Tcp, port: 8443 });
     let again = slice("b", "web", vec![endpoint("10.0.0.1", "here"), endpoint("10.0.0.2", "here")]);
     let cluster = cluster(vec![checked(|_| {})], vec![two_ports, again]);
-    assert_eq!(of(&cluster).unwrap(), HealthCheck { port: 32000, local_endpoints: 2 });
+    assert_eq!(of(&cluster).unwrap(), HealthCheck { port: 32000, local_endpoints: [Some(2), None] });
 }
 
 #[test]
-fn an_endpoint_with_an_address_of_each_family_counts_once() {
+fn endpoints_count_for_the_addresses_of_their_family() {
     let slices = vec![
         slice("a", "web", vec![endpoint("10.0.0.1", "here")]),
         slice("b", "web", vec![endpoint("fd00::9", "here")]),
     ];
     let dual = service("web", &["10.96.0.1", "fd00:96::1"]).cluster_ips;
     let mut cluster = cluster(vec![checked(|web| web.cluster_ips = dual)], slices);
-    assert_eq!(of(&cluster).unwrap().local_endpoints, 1);
+    assert_eq!(of(&cluster).unwrap().local_endpoints, [Some(1), Some(1)]);
     cluster.apply(Event::SliceGone(name("a")));
-    assert_eq!(of(&cluster).unwrap().local_endpoints, 1, "the other family still serves");
+    assert_eq!(of(&cluster).unwrap().local_endpoints, [Some(0), Some(1)], "what comes by IPv4 would be dropped");
 }
 
 #[test]
 fn endpoints_of_a_family_that_the_service_does_not_have_are_not_counted() {
     let slices = vec![slice("b", "web", vec![endpoint("fd00::9", "here")])];
-    assert_eq!(of(&cluster(vec![checked(|_| {})], slices)).unwrap().local_endpoints, 0);
+    assert_eq!(of(&cluster(vec![checked(|_| {})], slices)).unwrap().local_endpoints, [Some(0), None]);
 }
 
 #[test]

@@ -66,7 +66,7 @@ app.kubernetes.io/part-of: weir
 {{/* Probes ask at 127.0.0.1, whoever else may. An IPv6 address gets its brackets. */}}
 {{- define "weir.healthAddresses" -}}
 {{- $port := include "weir.healthPort" . }}
-{{- $host := .Values.health.host | default (ternary "127.0.0.1" "0.0.0.0" (ne .Values.serviceProxyName "")) }}
+{{- $host := .Values.health.host | default (ternary "127.0.0.1" "*" (ne .Values.serviceProxyName "")) }}
 {{- $own := include "weir.sockets" (list $host $port) }}
 {{- if has $host (list "*" "0.0.0.0" "127.0.0.1") }}
 {{- $own }}
@@ -76,7 +76,7 @@ app.kubernetes.io/part-of: weir
 {{- end }}
 
 {{- define "weir.metricsAddress" -}}
-{{- $host := .Values.metrics.host | default (ternary "0.0.0.0" "127.0.0.1" .Values.monitoring.serviceMonitor.enabled) }}
+{{- $host := .Values.metrics.host | default (ternary "*" "127.0.0.1" .Values.monitoring.serviceMonitor.enabled) }}
 {{- include "weir.sockets" (list $host (include "weir.metricsPort" .)) }}
 {{- end }}
 

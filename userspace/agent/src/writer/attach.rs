@@ -72,6 +72,7 @@ impl Writer {
         let facts = host::kernel_facts(
             self.datapath.lacks_tcx(),
             self.settings.cgroup.is_some() || host::cgroup_root().is_some(),
+            &self.families(),
         );
         self.complaints.lacking(&self.settings.plan.node, missing(&facts));
         self.publish();

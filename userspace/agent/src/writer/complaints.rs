@@ -32,6 +32,8 @@ pub(super) struct Complaints {
     last_resort: BTreeMap<ObjectName, usize>,
     /// What this node's kernel lacks.
     lacking: Vec<Missing>,
+    /// Whether node ports do not answer where other nodes would send what they wrap.
+    lacks_node_ports: bool,
 }
 
 /// What a refusal is about, without the numbers in it: the port's name, and the reason.
@@ -51,6 +53,7 @@ impl Complaints {
             refusals: BTreeMap::new(),
             last_resort: BTreeMap::new(),
             lacking: Vec::new(),
+            lacks_node_ports: false,
         }
     }
 
@@ -194,6 +197,17 @@ impl Complaints {
             self.events.warn(Regarding::node(node), missing.reason(), missing.to_string());
         }
         self.lacking = now;
+    }
+
+    /// Whether other nodes wrap nothing for this one now, although it would answer: it cannot tell whose it is.
+    pub(super) fn lacks_node_ports(&mut self, now: bool) {
+        if now && !self.lacks_node_ports {
+            warn!(
+                "--external-mode dsr: other nodes translate what they send here, as node ports do not answer at this node's first address \
+                 of each family; see --nodeport-addresses"
+            );
+        }
+        self.lacks_node_ports = now;
     }
 
     /// All addresses that two services claim now.

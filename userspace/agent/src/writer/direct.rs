@@ -38,14 +38,16 @@ impl Writer {
 
     /// Tells the others whether this node opens what they wrap: as soon as it can tell whose it is.
     pub(super) fn announce(&mut self) {
-        let node = self.node_addresses();
-        let mut own = firsts(&node).peekable();
+        let (node, families) = (self.node_addresses(), self.families());
+        let mut own = firsts(&node).filter(|ip| families.contains(&Family::of(*ip))).peekable();
         let knows_node_ports =
             own.peek().is_some() && own.all(|ip| self.settings.plan.node_port_addresses.contains(&ip));
         let has_nic = self.attached.values().any(|(_, kind)| *kind == Attachment::Nic);
         // Of Services that it has given up a node cannot tell whose a wrapped packet is.
         let serves = !self.settings.stage.is_beside();
-        let unwraps = self.settings.direct && self.synced && has_nic && knows_node_ports && serves;
+        let would = self.settings.direct && self.synced && has_nic && serves;
+        let unwraps = would && knows_node_ports;
+        self.complaints.lacks_node_ports(would && !knows_node_ports);
         if self.steered.announce(unwraps) {
             info!(unwraps, knows_node_ports, "told other nodes whether this one answers their clients itself");
         }

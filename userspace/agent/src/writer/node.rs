@@ -27,6 +27,17 @@ impl Writer {
         addresses
     }
 
+    /// Families in which pods and other nodes are reached: those that the cluster knows this node by, or else those that its interfaces carry. None
+    /// while nobody has told.
+    pub(super) fn families(&self) -> BTreeSet<Family> {
+        let of = |addresses: &[IpAddr]| addresses.iter().map(|address| Family::of(*address)).collect();
+        match self.cluster.node(&self.settings.plan.node) {
+            Some(node) if !node.addresses.is_empty() => of(&node.addresses),
+            _ if self.synced => of(&self.node_addresses()),
+            _ => BTreeSet::new(),
+        }
+    }
+
     /// Takes over the node's addresses where they changed, and other nodes where one of them may have.
     pub(super) fn node_changed(&mut self, others: bool) -> Result<()> {
         let node = self.node_addresses();
