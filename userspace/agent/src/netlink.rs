@@ -325,6 +325,34 @@ mod tests {
         }
     }
 
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    /// The interfaces of the namespace that the thread is in.
+    async fn first_listing() -> Vec<Interface> {
+        let (sink, mut seen) = watch::channel(Vec::new());
+        tokio::select! {
+            followed = follow(sink) => panic!("{followed:?}"),
+            changed = seen.changed() => changed.unwrap(),
+        }
+        seen.borrow().clone()
+    }
+
+    /// The kernel tells the one first that was added last.
+    #[test]
+    fn of_an_interfaces_addresses_those_that_last_come_first() {
+        if !require_root("addresses that pass") {
+            return;
+        }
+        let netns = Netns::create(&format!("w{}-passing", std::process::id())).unwrap();
+        let add = "addr add 2001:db8::1/64 dev eth0 nodad\naddr add 2001:db8::2/64 dev eth0 nodad preferred_lft 0\n";
+        netns.ip(&format!("link add eth0 type veth peer name eth1\nlink set eth0 up\n{add}")).unwrap();
+        let listed = netns.enter(|| block_on(first_listing()));
+        let addresses = listed.into_iter().find(|interface| interface.name == "eth0").map(|eth0| eth0.addresses);
+        assert_eq!(addresses, Some(["2001:db8::1", "2001:db8::2"].map(|ip| ip.parse().unwrap()).to_vec()));
+    }
+
     /// Ends what goes on, after a failure too.
     struct Stop(Arc<AtomicBool>);
 
@@ -352,19 +380,10 @@ mod tests {
             })
             .unwrap();
         let listed = netns.enter(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let first = || async {
-                let (sink, mut seen) = watch::channel(Vec::new());
-                tokio::select! {
-                    followed = follow(sink) => panic!("{followed:?}"),
-                    changed = seen.changed() => changed.unwrap(),
-                }
-                seen.borrow().len()
-            };
-            runtime.block_on(async {
+            block_on(async {
                 let mut listed = Vec::new();
                 for _ in 0..100 {
-                    listed.push(first().await);
+                    listed.push(first_listing().await.len());
                 }
                 listed
             })
